@@ -1,0 +1,135 @@
+"""Addresses: where an engine listens. `ipc:///path/of/socket`, or `tcp://host:port`.
+
+A socket file that outlived its engine is replaced, one with a live engine behind it never is: libzmq would unlink it
+unseen and leave that engine without an entrance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.protocol.errors import AddressError
+
+MAX_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
+"""Bytes of a UNIX socket's path, by `sun_path` less its closing zero."""
+
+_FOLDER_PREFIX = "quire-"
+_LOCK_SECONDS = 5.0
+
+
+def default_address() -> str:
+    """`ipc://` path of a socket in a fresh private (0700) folder; `remove_address` removes both."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) + 40 > MAX_SOCKET_PATH:
+        base = "/tmp"  # noqa: S108 - mkdtemp makes the folder private
+    return f"ipc://{tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base)}/engine.sock"
+
+
+def remove_address(address: str) -> None:
+    """Removes the socket file of an `ipc://` address, and its folder if `default_address` made it.
+
+    For an engine that stops, and for a launcher whose engine was killed; what is already gone is no error.
+    """
+    path = ipc_path(address)
+    if path is None:
+        return
+    path.unlink(missing_ok=True)
+    if path.parent.name.startswith(_FOLDER_PREFIX):
+        with contextlib.suppress(OSError):  # not empty, or gone: not ours to remove
+            path.parent.rmdir()
+
+
+def ipc_path(address: str) -> Path | None:
+    """The absolute socket path of an `ipc://` address, None for `tcp://`. Raises AddressError for anything else."""
+    scheme, separator, rest = address.partition("://")
+    if not separator or scheme not in ("ipc", "tcp"):
+        raise AddressError(f"address {address!r}: must start with ipc:// or tcp://, as in ipc:///run/quire/engine.sock")
+    if scheme == "tcp":
+        host, _, port = rest.rpartition(":")
+        if not host or not (port == "*" or (port.isdecimal() and int(port) < 65536)):  # libzmq would take 65537 for 1
+            raise AddressError(
+                f"address {address!r}: a tcp address has a host and a port of 0 to 65535, as in tcp://127.0.0.1:5555"
+            )
+        return None
+    if not rest or rest[0] in "@*":
+        raise AddressError(
+            f"address {address!r}: must name a socket file, whose permissions protect it; "
+            "leave the address out to get one in a private folder"
+        )
+    path = Path(rest).absolute()
+    if (length := len(os.fsencode(path))) > MAX_SOCKET_PATH:
+        raise AddressError(
+            f"address {address!r}: the socket path has {length} bytes, a UNIX socket allows {MAX_SOCKET_PATH}; "
+            "choose a shorter path, as in /tmp"
+        )
+    return path
+
+
+def in_use(address: str) -> AddressError:
+    """The error for an address that another process listens on."""
+    return AddressError(
+        f"address {address!r} is in use by another process; stop that engine, attach to it as a client, "
+        "or choose another address"
+    )
+
+
+@contextlib.contextmanager
+def claim_path(address: str, path: Path) -> Iterator[None]:
+    """Makes `path` free to bind, for the body of the `with`; removes a stale socket file. Raises AddressError.
+
+    The folder is locked meanwhile, lest two engines that start at once each take the other's fresh socket for stale.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise AddressError(f"address {address!r}: folder {path.parent}: {error.strerror}; create it first") from error
+    try:
+        _lock(folder, address)
+        _remove_stale(address, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, address: str) -> None:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise AddressError(
+                    f"address {address!r}: another process has held the lock of its folder for {_LOCK_SECONDS:g} s; "
+                    "choose a folder of its own"
+                ) from None
+            time.sleep(0.02)
+
+
+def _remove_stale(address: str, path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise AddressError(f"address {address!r}: {path} exists and is not a socket; remove it or choose another path")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:  # full backlog, no permission: somebody's, and not known to be dead
+            raise in_use(address) from error
+    raise in_use(address)

@@ -1,0 +1,114 @@
+"""Who may speak over tcp: CURVE keys (curve25519) in files, as ssh has them.
+
+A keys folder holds `engine.secret` and `engine.public`, `client.secret`, and `authorized_clients`: the public keys that
+the engine lets in, one a line; what follows a key, and a line that starts with `#`, is a comment. A client on
+another host needs `engine.public` and `client.secret`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from quire.protocol.errors import KeyFileError
+
+_KEY_CHARACTERS = 40  # 32 bytes in Z85
+
+
+@dataclass(frozen=True)
+class Security:
+    """How `tcp://` is protected. `ipc://` is protected by the permissions of its file, and by keys as well if given.
+
+    `keys`: folder made by `generate_keys`. `insecure_tcp`: allow tcp without keys, to whoever reaches the port.
+    """
+
+    keys: Path | None = None
+    insecure_tcp: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keys is not None and self.insecure_tcp:
+            raise KeyFileError(f"keys {self.keys} and insecure_tcp were both given; give one of them")
+
+
+NO_KEYS = Security()
+"""The default: ipc only."""
+
+
+def generate_keys(folder: Path) -> None:
+    """Writes key pairs for an engine and its clients into `folder` (made 0700 if absent, files 0600).
+
+    Raises KeyFileError if keys are there already: they may be in use.
+    """
+    engine_public, engine_secret = zmq.curve_keypair()
+    client_public, client_secret = zmq.curve_keypair()
+    contents = {
+        "engine.secret": engine_secret,
+        "engine.public": engine_public,
+        "client.secret": client_secret,
+        "authorized_clients": client_public,
+    }
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if present := [name for name in contents if (folder / name).exists()]:
+        raise KeyFileError(f"keys folder {folder} already holds {', '.join(present)}; choose another folder")
+    for name, key in contents.items():
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "wb") as out:
+            out.write(key + b"\n")
+
+
+def secure_engine(socket: zmq.Socket[bytes], folder: Path) -> None:
+    """Makes `socket` the CURVE server of `folder`; every client is put before the gate. Raises KeyFileError."""
+    socket.curve_secretkey = _read_secret(folder / "engine.secret")
+    socket.curve_server = True
+    socket.zap_domain = b"quire"
+    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no gate, no entry: libzmq would let every key in
+
+
+def secure_client(socket: zmq.Socket[bytes], folder: Path) -> None:
+    """Makes `socket` a CURVE client with the keys of `folder`. Raises KeyFileError."""
+    secret = _read_secret(folder / "client.secret")
+    socket.curve_serverkey = _read_key(folder / "engine.public")
+    socket.curve_secretkey = secret
+    socket.curve_publickey = zmq.curve_public(secret)
+
+
+def authorized_clients(folder: Path) -> frozenset[bytes]:
+    """The public keys that an engine with the keys of `folder` lets in. Raises KeyFileError."""
+    path = folder / "authorized_clients"
+    lines = (line.split() for line in _read(path).splitlines())
+    return frozenset(_check_key(path, words[0]) for words in lines if words and not words[0].startswith(b"#"))
+
+
+def _read_secret(path: Path) -> bytes:
+    key = _read_key(path)
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+        raise KeyFileError(f"key file {path} has mode {mode:04o}: others may read it; run: chmod 600 {path}")
+    return key
+
+
+def _read_key(path: Path) -> bytes:
+    return _check_key(path, _read(path).strip())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KeyFileError(
+            f"key file {path}: {error.strerror}; make a keys folder with quire.protocol.keys.generate_keys"
+        ) from error
+
+
+def _check_key(path: Path, key: bytes) -> bytes:
+    try:
+        if len(key) == _KEY_CHARACTERS and len(z85.decode(key)) == 32:
+            return key
+    except (KeyError, ValueError, struct.error):
+        pass
+    raise KeyFileError(f"key file {path}: no key; a key is {_KEY_CHARACTERS} characters of Z85, this has {len(key)}")

@@ -1,0 +1,223 @@
+"""Every message that crosses a process boundary, as msgspec Structs.
+
+All messages are msgpack arrays (`array_like`) without trailing defaults, and each direction is one tagged
+union (`ClientMessage`, `EngineMessage`), so a frame decodes into a declared type or not at all. Times are
+seconds of the engine's monotonic clock. Token ids are ints in `[0, vocab_size)`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; `str(reason)` is the word that users see."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class EventType(enum.IntEnum):
+    """What happened to a request inside the engine."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class SamplingParams(
+    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True, forbid_unknown_fields=True
+):
+    """How tokens of a request are drawn, and when it ends. Field names and meanings are vLLM's.
+
+    `stop`, `bad_words`, `detokenize`, `skip_special_tokens`, `spaces_between_special_tokens`,
+    `include_stop_str_in_output` and `n` concern text and are carried out by the frontend; the engine reads the rest.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+
+class EngineCoreEvent(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One event of a request, with the engine's monotonic time in seconds."""
+
+    type: EventType
+    timestamp: float
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Log probabilities at one position: the chosen token first, then the top-N in falling order.
+
+    `token_ids` and `logprobs` have 1 + N entries; `rank` is the chosen token's rank in the vocabulary, 1 the likeliest.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=1):
+    """Client to engine: generate. `request_id` is unique per client; `eos_token_ids` end it unless `ignore_eos`."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_ids: list[int] = []
+    arrival_time: float = 0.0
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=2):
+    """Client to engine: end these requests. Each that is still running gets its terminal output (ABORT)."""
+
+    request_ids: list[str]
+
+
+class Hello(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=3):
+    """Client to engine, first message of a connection."""
+
+    protocol_version: int
+    client_name: str = ""
+
+
+class Ping(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=4):
+    """Client to engine: I am alive; answered with Pong."""
+
+
+class UtilityCall(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=5):
+    """Client to engine: one of `stats`, `reset_cache`, `shutdown`."""
+
+    call_id: int
+    method: str
+
+
+class Goodbye(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=6):
+    """Client to engine: the client leaves now; its remaining requests are aborted."""
+
+    reason: str = ""
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one or more steps added to one request. The output with a `finish_reason` is the request's last.
+
+    `stop_reason` is the token id that stopped it; `error` says what was wrong when `finish_reason` is ERROR.
+    `prompt_logprobs` come once, with the first output after the prompt was computed (entry 0 is None).
+    """
+
+    request_id: str
+    new_token_ids: list[int] = []
+    new_logprobs: list[TokenLogprobs] | None = None
+    new_prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    events: list[EngineCoreEvent] = []
+    num_cached_tokens: int = 0
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The engine after one step. Pages are KV pages: `free + cached + held == total` always."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    preemptions: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_held: int = 0
+    pages_total: int = 0
+    schedule_seconds: float = 0.0
+    execute_seconds: float = 0.0
+    update_seconds: float = 0.0
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=11):
+    """Engine to client: increments for the requests of this client that one step advanced."""
+
+    outputs: list[EngineCoreOutput]
+    stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+
+
+class Ready(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=12):
+    """Engine to client, the answer to Hello: what a client needs to know of the engine."""
+
+    protocol_version: int
+    model: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    engine_pid: int
+    heartbeat_seconds: float
+    eos_token_ids: list[int] = []
+
+
+class UtilityResult(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=13):
+    """Engine to client: the answer to a UtilityCall; `error` is set when it failed."""
+
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+class ErrorMessage(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=14):
+    """Engine to client: a frame was refused; `fatal` when the connection is of no use (wrong version)."""
+
+    message: str
+    fatal: bool = False
+
+
+class Pong(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=15):
+    """Engine to client: I am alive; answers Ping and is also sent unasked every heartbeat.
+
+    `last_step_age` is how many seconds ago the loop last stepped or was idle.
+    """
+
+    last_step_age: float = 0.0
+
+
+class EngineGoodbye(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=16):
+    """Engine to client: the engine is going away; no more outputs follow."""
+
+    reason: str = ""
+
+
+ClientMessage = EngineCoreRequest | Abort | Hello | Ping | UtilityCall | Goodbye
+EngineMessage = EngineCoreOutputs | Ready | UtilityResult | ErrorMessage | Pong | EngineGoodbye

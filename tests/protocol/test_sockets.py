@@ -1,0 +1,177 @@
+"""Addresses, socket files and keys: what may be bound, what is refused and how the refusal reads."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from quire.protocol.address import MAX_SOCKET_PATH, default_address, ipc_path, remove_address
+from quire.protocol.codec import ClientDecoder, EngineDecoder, encode
+from quire.protocol.errors import AddressError, KeyFileError
+from quire.protocol.keys import Security, authorized_clients, generate_keys
+from quire.protocol.messages import Hello, Pong
+from quire.protocol.sockets import bind_engine, connect_client
+
+Context = zmq.Context[zmq.Socket[bytes]]
+TCP = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    context: Context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    address = default_address()
+    yield address
+    remove_address(address)
+
+
+def test_a_message_goes_there_and_back(context: Context, address: str) -> None:
+    engine, client = bind_engine(context, address), connect_client(context, address)
+    client.send_multipart(encode(Hello(1)))
+    client_id, *frames = engine.recv_multipart()
+    assert EngineDecoder().decode(frames) == Hello(1)
+    engine.send_multipart([client_id, *encode(Pong(0.5))])
+    assert ClientDecoder().decode(client.recv_multipart()) == Pong(0.5)
+
+
+def test_the_default_address_is_private_and_goes_away(context: Context, address: str) -> None:
+    path = ipc_path(address)
+    assert path is not None
+    engine = bind_engine(context, address)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    engine.close()
+    remove_address(address)
+    assert not path.parent.exists()
+    remove_address(address)
+
+
+def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:
+    remove_address(f"ipc://{tmp_path}/s")
+    assert tmp_path.exists()
+
+
+def test_a_live_socket_is_not_stolen(context: Context, address: str) -> None:
+    engine = bind_engine(context, address)
+    with pytest.raises(AddressError, match=r"engine\.sock' is in use by another process; stop that engine, attach"):
+        bind_engine(context, address)
+    client = connect_client(context, address)
+    client.send_multipart(encode(Hello(1)))
+    assert EngineDecoder().decode(engine.recv_multipart()[1:]) == Hello(1)
+
+
+def test_a_stale_socket_is_replaced(context: Context, address: str) -> None:
+    path = ipc_path(address)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    engine, client = bind_engine(context, address), connect_client(context, address)
+    client.send_multipart(encode(Hello(1)))
+    assert EngineDecoder().decode(engine.recv_multipart()[1:]) == Hello(1)
+
+
+def test_a_file_that_is_no_socket_is_left_alone(context: Context, address: str) -> None:
+    path = ipc_path(address)
+    assert path is not None
+    path.write_text("precious")
+    with pytest.raises(AddressError, match="is not a socket"):
+        bind_engine(context, address)
+    assert path.read_text() == "precious"
+    path.unlink()
+
+
+def test_a_tcp_port_in_use(context: Context) -> None:
+    security = Security(insecure_tcp=True)
+    engine = bind_engine(context, TCP, security)
+    taken = engine.get_string(zmq.LAST_ENDPOINT)
+    with pytest.raises(AddressError, match=f"{taken}' is in use"):
+        bind_engine(context, taken, security)
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("engine.sock", "must start with ipc:// or tcp://"),
+        ("inproc://engine", "must start with ipc:// or tcp://"),
+        ("tcp://5555", "a host and a port"),
+        ("tcp://127.0.0.1:99999", "a port of 0 to 65535"),
+        ("ipc://", "must name a socket file"),
+        ("ipc://@abstract", "must name a socket file"),
+        ("ipc://*", "must name a socket file"),
+        ("ipc:///no/such/folder/engine.sock", "No such file or directory; create it first"),
+        ("ipc:///tmp/" + "x" * MAX_SOCKET_PATH, f"bytes, a UNIX socket allows {MAX_SOCKET_PATH}; choose a shorter"),
+        ("tcp://127.0.0.1:5555", "allow it explicitly with insecure_tcp"),
+    ],
+)
+def test_an_address_that_cannot_be(context: Context, address: str, text: str) -> None:
+    with pytest.raises(AddressError, match=text.replace("*", r"\*")):
+        bind_engine(context, address)
+
+
+@pytest.mark.parametrize("address", ["tcp://no.such.host.invalid:0", "tcp://203.0.113.7:0"])
+def test_an_interface_that_is_not_here(context: Context, address: str) -> None:
+    with pytest.raises(AddressError, match="cannot be bound"):
+        bind_engine(context, address, Security(insecure_tcp=True))
+
+
+def test_the_longest_path_works(context: Context, address: str) -> None:
+    path = ipc_path(address)
+    assert path is not None
+    long = f"{path.parent}/{'x' * (MAX_SOCKET_PATH - len(str(path.parent)) - 1)}"
+    engine, client = bind_engine(context, f"ipc://{long}"), connect_client(context, f"ipc://{long}")
+    client.send_multipart(encode(Hello(1)))
+    assert EngineDecoder().decode(engine.recv_multipart()[1:]) == Hello(1)
+    remove_address(f"ipc://{long}")
+
+
+def test_a_client_needs_keys_for_tcp_too(context: Context) -> None:
+    with pytest.raises(AddressError, match="insecure_tcp"):
+        connect_client(context, "tcp://127.0.0.1:5555")
+
+
+def test_keys_and_insecurity_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="give one of them"):
+        Security(tmp_path, insecure_tcp=True)
+
+
+def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    generate_keys(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+    assert len(authorized_clients(folder)) == 1
+    with pytest.raises(KeyFileError, match="already holds"):
+        generate_keys(folder)
+
+
+def test_authorized_clients_may_have_comments(tmp_path: Path) -> None:
+    keys = [b"0000#" * 8, zmq.curve_keypair()[0]]
+    (tmp_path / "authorized_clients").write_bytes(b"# laptop\n#\n\n" + keys[0] + b"  # mine\n " + keys[1] + b" yours")
+    assert authorized_clients(tmp_path) == set(keys)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda keys: (keys / "engine.secret").unlink(), "engine.secret: No such file"),
+        (lambda keys: (keys / "engine.secret").write_text("short"), "no key; a key is 40 characters"),
+        (lambda keys: (keys / "engine.secret").write_text("é" * 20), "no key; a key is 40 characters"),
+        (lambda keys: (keys / "engine.secret").write_text("#" * 40), "no key; a key is 40 characters"),
+        (lambda keys: (keys / "engine.secret").chmod(0o644), "mode 0644: others may read it; run: chmod 600"),
+    ],
+)
+def test_keys_that_cannot_be_used(context: Context, tmp_path: Path, damage: object, text: str) -> None:
+    generate_keys(tmp_path / "keys")
+    assert callable(damage)
+    damage(tmp_path / "keys")
+    with pytest.raises(KeyFileError, match=text):
+        bind_engine(context, TCP, Security(tmp_path / "keys"))
