@@ -1,0 +1,163 @@
+"""Checkpoint folders: config.json and safetensors files, mapped and never copied as a whole.
+
+The safetensors format: eight bytes of header length (little endian), a JSON header of name to dtype, shape and byte
+range, then the data. A folder holds `model.safetensors`, or `model.safetensors.index.json` naming its shards.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.errors import ModelError
+
+FORMATS = {"BF16": ("bf16", 2), "F16": ("f16", 2), "F32": ("f32", 4)}
+"""safetensors dtypes that a model may have: our name, bytes of an element."""
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in a mapped file. `data` is its bytes, unaligned."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def address(self) -> int:
+        return self.data.ctypes.data
+
+    def to_f32(self) -> npt.NDArray[np.float32]:
+        """A copy as f32, in the tensor's shape."""
+        if self.format == "bf16":
+            bits = self.data.view(np.uint16).astype(np.uint32) << np.uint32(16)
+            return bits.view(np.float32).reshape(self.shape)
+        return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
+
+
+class Checkpoint:
+    """A model folder. Raises ModelError for one that is missing, truncated or inconsistent, naming what is wrong."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ModelError(
+                f"model {folder!r} is no folder; give a checkpoint folder with config.json and model.safetensors"
+            )
+        self.config = self._read_config()
+        self._maps: list[mmap.mmap] = []
+        self._tensors: dict[str, Tensor] = {}
+        for file, names in self._files().items():
+            self._open(file, names)
+
+    def _read_config(self) -> dict[str, Any]:
+        path = self.folder / "config.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
+        except msgspec.DecodeError as error:
+            raise ModelError(f"{path} is no JSON object: {error}") from None
+
+    def _files(self) -> dict[Path, list[str]]:
+        """The safetensors files, each with the tensors that the index promises in it."""
+        single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
+        if single.exists():
+            return {single: []}
+        if not index.exists():
+            raise ModelError(
+                f"{self.folder} holds neither model.safetensors nor model.safetensors.index.json; "
+                "convert the checkpoint to safetensors"
+            )
+        try:
+            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+        except msgspec.DecodeError as error:
+            raise ModelError(f"{index} is no safetensors index: {error}") from None
+        files: dict[Path, list[str]] = {}
+        for name, file in weight_map.items():
+            if Path(file).name != file:
+                raise ModelError(f"{index}: tensor {name} is said to be in {file!r}, which is no file of this folder")
+            files.setdefault(self.folder / file, []).append(name)
+        return files
+
+    def _open(self, path: Path, promised: list[str]) -> None:
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror}; the checkpoint is incomplete") from None
+        header_bytes = int.from_bytes(mapped[:8], "little") if mapped and size >= 8 else -1
+        if mapped is None or not 0 < header_bytes <= min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelError(f"{path} is no safetensors file, or is truncated: {size} bytes, header of {header_bytes}")
+        try:
+            header = msgspec.json.decode(mapped[8 : 8 + header_bytes], type=dict[str, Any])
+            header.pop("__metadata__", None)
+            entries = msgspec.convert(header, dict[str, _Entry])
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ModelError(f"{path}: its safetensors header can't be read: {error}") from None
+        self._maps.append(mapped)
+        data = np.frombuffer(mapped, np.uint8, offset=8 + header_bytes)
+        for name, entry in entries.items():
+            self._add(path, name, entry, data)
+        missing = [name for name in promised if name not in entries]
+        if missing:
+            raise ModelError(f"{path} lacks tensor {missing[0]}, which the index says is in it")
+
+    def _add(self, path: Path, name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> None:
+        if entry.dtype not in FORMATS:
+            return  # buffers such as attention masks; a needed tensor of such a type is reported by `get`
+        begin, end = entry.data_offsets
+        format_, element_bytes = FORMATS[entry.dtype]
+        expected = element_bytes * int(np.prod(entry.shape, dtype=np.int64))
+        if not 0 <= begin <= end <= len(data):
+            raise ModelError(
+                f"{path} is truncated: tensor {name} ends at byte {end} of the data, but the file has {len(data)}"
+            )
+        if end - begin != expected:
+            raise ModelError(
+                f"{path}: tensor {name} of shape {entry.shape} and type {entry.dtype} needs {expected} bytes, "
+                f"but {end - begin} are given"
+            )
+        self._tensors[name] = Tensor(name, format_, tuple(entry.shape), data[begin:end])
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor `name`, which must have `shape`. A base model's names lack the first part (`model.`)."""
+        tensor = self._tensors.get(name) or self._tensors.get(name.split(".", 1)[-1])
+        if tensor is None:
+            raise ModelError(
+                f"{self.folder}: tensor {name} of shape {list(shape)} is missing "
+                f"(bf16, f16 or f32); the checkpoint has {len(self._tensors)} tensors"
+            )
+        if tensor.shape != shape:
+            raise ModelError(
+                f"{self.folder}: tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}"
+            )
+        return tensor
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def drop_pages(self) -> None:
+        """Tells the system that the mapped files are read for now, so that they don't count as resident memory."""
+        for mapped in self._maps:
+            mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,63 @@
+"""A checkpoint's config.json, read field by field with errors that name the field."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from quire.kernels.errors import ModelError
+
+T = TypeVar("T", int, float, str, bool)
+
+
+class ModelConfig:
+    """Typed access to the fields of config.json."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+
+    @property
+    def architecture(self) -> str:
+        """The first of `architectures`."""
+        names = self.fields.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise ModelError(f"config.json: architectures is {names!r}; it must name the model's class")
+        return names[0]
+
+    def _typed(self, name: str, value: Any, kind: type[T]) -> T:
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise ModelError(f"config.json: {name} is {value!r}; it must be of type {kind.__name__}")
+        return value
+
+    def require(self, name: str, kind: type[T]) -> T:
+        """The field `name`; raises ModelError when it is missing or of another type."""
+        if self.fields.get(name) is None:
+            raise ModelError(f"config.json lacks {name}, which {self.architecture} needs")
+        return self._typed(name, self.fields[name], kind)
+
+    def get(self, name: str, default: T) -> T:
+        """The field `name`, or `default` when it is missing or null."""
+        value = self.fields.get(name)
+        return default if value is None else self._typed(name, value, type(default))
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """The field `name`, an integer of at least 1."""
+        value = self.require(name, int) if default is None else self.get(name, default)
+        if value < 1:
+            raise ModelError(f"config.json: {name} is {value}; it must be at least 1")
+        return value
+
+    def options(self, name: str) -> dict[str, Any]:
+        """The field `name`, an object; empty when it is missing or null."""
+        value = self.fields.get(name) or {}
+        if not isinstance(value, dict):
+            raise ModelError(f"config.json: {name} is {value!r}; it must be an object")
+        return value
+
+    def refuse(self, name: str, allowed: tuple[Any, ...]) -> None:
+        """Raises ModelError when the field is set to something that is not carried out."""
+        value = self.fields.get(name)
+        if value is not None and value not in allowed:
+            choices = ", ".join(repr(a) for a in allowed)
+            raise ModelError(f"config.json: {name} is {value!r}, which is not supported; it must be one of {choices}")

@@ -1,0 +1,207 @@
+"""Paged flash attention: one kernel for prefill chunks and decode, in an order that doesn't depend on the chunk.
+
+Per query row and KV head, positions counted from 0, KV in blocks of 256 tokens: scores s[t] in the order of
+products.py; u = s * (scale * log2 e); m_b the block's largest u; p = round(exp2(u - m_b)), 0 where masked; l_b the sum
+of p in lanes t mod 16, folded 8, 4, 2, 1; O_b = P V in the order of products.py. Blocks fold left, ascending, from
+(m = -1e30, l = 0, O = 0): M = max(m, m_b), a = exp2(m - M), c = exp2(m_b - M), O = fma(O, a, O_b c),
+l = fma(l, a, l_b c). The output is O / l. A block in which a row has no valid token leaves that row as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import F32, I32, I64, PTR, VF32, Builder, Value
+from quire.kernels.emit.kv import KV_TILE, Heads
+from quire.kernels.emit.layout import BLOCK, round_activation, round_up, store_activation, tiled_offset
+from quire.kernels.emit.math import LOG2_E, exp2
+from quire.kernels.emit.products import Operand, Products
+
+BLOCK_TOKENS = 256
+NO_SCORE = -1e30
+QUERY_ROWS = 16
+"""Query rows (tokens times heads of a group) that one work item handles at once."""
+ENTRY_BYTES = 32
+
+
+def tokens_per_entry(group: int) -> int:
+    """Tokens of one sequence that one attention entry covers."""
+    return max(1, QUERY_ROWS // group)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The stack of one work item: scores or probabilities, output, and per-row state, all f32 but bf16 `p` for AMX."""
+
+    u: Value
+    p: Value
+    out: Value
+    m: Value
+    l: Value  # noqa: E741  the usual name of the softmax denominator
+    a: Value
+    c: Value
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One attention entry: `tokens` query tokens from batch row `row`, at positions from `position`, and their pages."""
+
+    row: Value
+    tokens: Value
+    position: Value
+    pages: Value
+    kv_head: Value
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one layer.
+
+    Work items are entries times KV heads. Buffers: entries i64 [n][row, tokens, position, address of i32 page numbers],
+    queries [kv][capacity][group][dim padded], the layer's KV tiles, out (tiled activations of query * dim columns).
+    Dims: `capacity` as in SplitHeads. `page_tiles` is the KV tiles of a page; `window` > 0 limits each token to the
+    last `window` tokens, itself included.
+    """
+
+    name: str
+    heads: Heads
+    capacity: int
+    scale: float
+    page_tiles: int = 1
+    window: int = 0
+
+    def emit(self, products: Products) -> str:
+        """The kernel as MLIR text."""
+        b = Builder(self.name)
+        entries, queries, tiles, out = (b.buffer(i) for i in range(4))
+        frame = self._frame(b, products)
+        with b.items() as item:
+            at = b.address(entries, item // self.heads.kv * ENTRY_BYTES)
+            fields = [b.load(at, 8 * i, I64) for i in range(3)]
+            entry = Entry(*fields, b.load(at, 24, PTR), item % self.heads.kv)
+            self._attend(b, products, entry, queries, tiles, frame)
+            self._write(b, products, entry, frame, out)
+        return b.text()
+
+    def _frame(self, b: Builder, products: Products) -> Frame:
+        rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
+        u = b.scratch(rows * BLOCK_TOKENS * 4)
+        p = b.scratch(rows * BLOCK_TOKENS * 2) if products.uses_tiles else u
+        return Frame(u, p, b.scratch(rows * self.heads.blocks * BLOCK * 4), *(b.scratch(rows * 4) for _ in range(4)))
+
+    def _attend(
+        self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame
+    ) -> None:
+        h, numbers = self.heads, products.numbers
+        rows = entry.tokens * h.group
+        zero, none = b.constant(0.0, VF32), b.constant(NO_SCORE, F32)
+        with b.loop(0, rows) as row:
+            b.store(none, frame.m, row.index * 4)
+            b.store(b.constant(0.0, F32), frame.l, row.index * 4)
+            with b.loop(0, h.blocks * 2) as part:
+                b.store(zero, frame.out, (row.index * (h.blocks * 2) + part.index) * 64, 64)
+        first_row = (entry.kv_head * b.dim(self.capacity) + entry.row) * h.group
+        q = Operand(
+            b.address(queries, first_row * h.query_bytes(numbers)),
+            h.query_bytes(numbers),
+            BLOCK * numbers.activation_bytes,
+        )
+        context = entry.position + entry.tokens
+        first = (entry.position + (1 - self.window)).max(0) // BLOCK_TOKENS if self.window else b.index(0)
+        with b.loop(first, (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS) as block:
+            start = block.index * BLOCK_TOKENS
+            count = ((context - start + (KV_TILE - 1)) // KV_TILE).min(BLOCK_TOKENS // KV_TILE)
+            self._scores(b, products, entry, q, rows, tiles, start // KV_TILE, count, frame)
+            with b.loop(0, rows) as row:
+                self._softmax(b, products, frame, row.index, entry.position + row.index // h.group - start, count)
+            self._values(b, products, entry, rows, tiles, start // KV_TILE, count, frame)
+
+    def _tile(self, b: Builder, products: Products, entry: Entry, tiles: Value, number: Value) -> Value:
+        """The address of the entry's KV head in the sequence's KV tile `number`."""
+        page = b.convert("arith.extui", b.load(entry.pages, number // self.page_tiles * 4, I32), I64)
+        tile = page * self.page_tiles + number % self.page_tiles if self.page_tiles > 1 else page
+        base = b.address(tiles, tile * self.heads.tile_bytes(products.numbers))
+        return b.address(base, entry.kv_head * (self.heads.blocks * products.numbers.block_bytes))
+
+    def _scores(
+        self, b: Builder, products: Products, entry: Entry, q: Operand, rows: Value, tiles: Value, first: Value,
+        count: Value, frame: Frame,
+    ) -> None:  # fmt: skip
+        """u of every row and every token of the block's KV tiles."""
+        factor = b.constant(self.scale * LOG2_E, VF32)
+        with b.loop(0, count) as tile:
+            keys = self._tile(b, products, entry, tiles, first + tile.index)
+
+            def sink(row: Value, values: Sequence[Value]) -> None:
+                at = b.address(frame.u, (row * BLOCK_TOKENS + tile.index * KV_TILE) * 4)
+                for i, value in enumerate(values):
+                    b.store(value * factor, at, 64 * i, 64)
+
+            size = products.numbers.block_bytes
+            products.emit(b, q, rows, self.heads.blocks, lambda j: b.address(keys, j * size), sink)
+
+    def _softmax(self, b: Builder, products: Products, frame: Frame, row: Value, position: Value, count: Value) -> None:
+        """Probabilities of one row in the block, and the row's m, l, a and c. `position` counts from the block."""
+        u = b.address(frame.u, row * (BLOCK_TOKENS * 4))
+        p_bytes = products.numbers.activation_bytes
+        p = b.address(frame.p, row * (BLOCK_TOKENS * p_bytes))
+        last = b.broadcast(b.convert("arith.trunci", position, I32))
+        lanes = b.lane_numbers()
+
+        def valid(group: Value) -> Value:
+            token = lanes + b.broadcast(b.convert("arith.trunci", group * 16, I32))
+            inside = token <= last
+            return inside & (last - (self.window - 1) <= token) if self.window else inside
+
+        none = b.constant(NO_SCORE, VF32)
+        with b.loop(0, count * 2, state=[none]) as group:
+            score = b.select(valid(group.index), b.load(u, group.index * 64, VF32, 64), none)
+            b.store(score, u, group.index * 64, 64)
+            group.carry(score.max(group.state[0]))
+        m_block = b.fold_lanes(group.results[0], lambda left, right: left.max(right))
+        shift = b.broadcast(m_block)
+        with b.loop(0, count * 2, state=[b.constant(0.0, VF32)]) as group:
+            weight = round_activation(b, products.numbers, exp2(b, b.load(u, group.index * 64, VF32, 64) - shift))
+            weight = b.select(valid(group.index), weight, 0.0)
+            store_activation(b, products.numbers, weight, p, group.index * (16 * p_bytes))
+            group.carry(group.state[0] + weight)
+        l_block = b.fold_lanes(group.results[0], lambda left, right: left + right)
+        at = row * 4
+        m = b.load(frame.m, at, F32)
+        total = m.max(m_block)
+        a, c = exp2(b, m - total), exp2(b, m_block - total)
+        b.store(b.fma(b.load(frame.l, at, F32), a, l_block * c), frame.l, at)
+        for value, target in ((total, frame.m), (a, frame.a), (c, frame.c)):
+            b.store(value, target, at)
+
+    def _values(
+        self, b: Builder, products: Products, entry: Entry, rows: Value, tiles: Value, first: Value, count: Value,
+        frame: Frame,
+    ) -> None:  # fmt: skip
+        """O_b of every row, folded into O as it is finished."""
+        h, numbers = self.heads, products.numbers
+        p = Operand(frame.p, BLOCK_TOKENS * numbers.activation_bytes, BLOCK * numbers.activation_bytes)
+        with b.loop(0, h.blocks) as block:
+
+            def values_at(tile: Value) -> Value:
+                base = self._tile(b, products, entry, tiles, first + tile)
+                return b.address(base, block.index * numbers.block_bytes + h.value_offset(numbers))
+
+            def sink(row: Value, values: Sequence[Value]) -> None:
+                a, c = (b.broadcast(b.load(source, row * 4, F32)) for source in (frame.a, frame.c))
+                at = b.address(frame.out, (row * h.blocks + block.index) * (BLOCK * 4))
+                for i, value in enumerate(values):
+                    b.store(b.fma(b.load(at, 64 * i, VF32, 64), a, value * c), at, 64 * i, 64)
+
+            products.emit(b, p, rows, count, values_at, sink)
+
+    def _write(self, b: Builder, products: Products, entry: Entry, frame: Frame, out: Value) -> None:
+        h = self.heads
+        with b.loop(0, entry.tokens * h.group) as row, b.loop(0, h.dim // 16) as part:
+            value = b.load(frame.out, (row.index * (h.blocks * 2) + part.index) * 64, VF32, 64)
+            value = value / b.broadcast(b.load(frame.l, row.index * 4, F32))
+            column = (entry.kv_head * h.group + row.index % h.group) * h.dim + part.index * 16
+            token = entry.row + row.index // h.group
+            at = tiled_offset(products.numbers, h.query * h.dim, token, column)
+            store_activation(b, products.numbers, value, out, at)

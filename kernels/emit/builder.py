@@ -1,0 +1,322 @@
+"""A small builder of MLIR text: values with operators, counted loops, constants hoisted to the function's entry.
+
+Memory is reached through `!llvm.ptr` and byte offsets, so no buffer needs a static shape. Every kernel has one
+signature, `void kernel(void *const *buffers, const int64_t *dims, int64_t begin, int64_t end)`: the buffers of its
+launch, the sizes of this step, and the range of work items for the calling thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
+BF16, F32 = "bf16", "f32"
+PTR = "!llvm.ptr"
+TILE = "!llvm.x86_amx"
+
+LANES = 16
+"""Logical lanes of every reduction and vector, whatever the width of the host's registers."""
+
+
+def vector(element: str, lanes: int = LANES) -> str:
+    """The MLIR type of a vector of `lanes` elements."""
+    return f"vector<{lanes}x{element}>"
+
+
+VF32, VI32 = vector(F32), vector(I32)
+
+
+def element_of(type_: str) -> str:
+    """The element type of a vector type; a scalar type is its own."""
+    return type_[:-1].split("x", 1)[1] if type_.startswith("vector<") else type_
+
+
+def with_element(type_: str, element: str) -> str:
+    """`type_` with its element type replaced."""
+    return type_.replace(element_of(type_), element)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An SSA value. Operators emit `arith` operations; plain numbers become constants of the same type."""
+
+    builder: Builder
+    name: str
+    type: str
+
+    @property
+    def is_float(self) -> bool:
+        return element_of(self.type) in (F32, BF16)
+
+    def _binary(self, float_op: str, int_op: str, other: Value | int | float, swap: bool = False) -> Value:
+        right = self.builder.as_value(other, self.type)
+        pair = (right, self) if swap else (self, right)
+        return self.builder.op(f"arith.{float_op if self.is_float else int_op}", pair, self.type)
+
+    def __add__(self, other: Value | int | float) -> Value:
+        return self if other == 0 and not self.is_float else self._binary("addf", "addi", other)
+
+    def __sub__(self, other: Value | int | float) -> Value:
+        return self._binary("subf", "subi", other)
+
+    def __rsub__(self, other: int | float) -> Value:
+        return self._binary("subf", "subi", other, swap=True)
+
+    def __mul__(self, other: Value | int | float) -> Value:
+        return self if other == 1 and not self.is_float else self._binary("mulf", "muli", other)
+
+    def __truediv__(self, other: Value | int | float) -> Value:
+        return self._binary("divf", "", other)
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        """Unsigned division: every index is at least zero."""
+        return self if other == 1 else self._binary("", "divui", other)
+
+    def __mod__(self, other: Value | int) -> Value:
+        return self._binary("", "remui", other)
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._binary("", "andi", other)
+
+    def __or__(self, other: Value | int) -> Value:
+        return self._binary("", "ori", other)
+
+    def __lshift__(self, other: Value | int) -> Value:
+        return self._binary("", "shli", other)
+
+    def __rshift__(self, other: Value | int) -> Value:
+        """Logical (unsigned) shift right."""
+        return self._binary("", "shrui", other)
+
+    def __lt__(self, other: Value | int) -> Value:
+        return self.builder.compare("slt", self, other)
+
+    def __le__(self, other: Value | int) -> Value:
+        return self.builder.compare("sle", self, other)
+
+    def __ge__(self, other: Value | int) -> Value:
+        return self.builder.compare("sge", self, other)
+
+    def min(self, other: Value | int | float) -> Value:
+        """The smaller; `other` when either is NaN, as x86's minps has it."""
+        return self._choose("olt", "minsi", other)
+
+    def max(self, other: Value | int | float) -> Value:
+        """The larger; `other` when either is NaN, as x86's maxps has it."""
+        return self._choose("ogt", "maxsi", other)
+
+    def _choose(self, predicate: str, int_op: str, other: Value | int | float) -> Value:
+        if not self.is_float:
+            return self._binary("", int_op, other)
+        right = self.builder.as_value(other, self.type)
+        return self.builder.select(self.builder.compare(predicate, self, right), self, right)
+
+    def bitcast(self, element: str) -> Value:
+        return self.builder.convert("arith.bitcast", self, with_element(self.type, element))
+
+
+class Loop:
+    """A counted loop in the making: `index`, the carried values `state`, and `results` once it is closed."""
+
+    def __init__(self, index: Value, state: list[Value]) -> None:
+        self.index = index
+        self.state = state
+        self.results: list[Value] = []
+        self._next: list[Value] | None = None
+
+    def carry(self, *values: Value) -> None:
+        """The carried values of the next iteration."""
+        self._next = list(values)
+
+    @property
+    def next_values(self) -> list[Value]:
+        return self.state if self._next is None else self._next
+
+
+class Builder:
+    """Collects the text of one kernel function. See the module's docstring for its signature."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lines: list[str] = []
+        self._constants: dict[tuple[int | float, str], Value] = {}
+        self._entry: list[str] = []
+        self._count = 0
+        self.begin = Value(self, "%begin", I64)
+        self.end = Value(self, "%end", I64)
+
+    def text(self) -> str:
+        """The function as MLIR text."""
+        body = "\n".join([*self._entry, *self._lines])
+        return f"func.func @{self.name}(%buffers: {PTR}, %dims: {PTR}, %begin: i64, %end: i64) {{\n{body}\nreturn\n}}\n"
+
+    # Values
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"%{self._count}"
+
+    def emit(self, line: str) -> None:
+        self._lines.append(line)
+
+    def constant(self, value: int | float, type_: str) -> Value:
+        """A constant, a splat when `type_` is a vector."""
+        key = (value, type_)
+        if key not in self._constants:
+            literal = f"{float(value):.17e}" if element_of(type_) in (F32, BF16) else str(int(value))
+            attribute = f"dense<{literal}> : {type_}" if type_.startswith("vector") else f"{literal} : {type_}"
+            name = f"%c{len(self._constants)}"
+            self._entry.append(f"{name} = arith.constant {attribute}")
+            self._constants[key] = Value(self, name, type_)
+        return self._constants[key]
+
+    def as_value(self, value: Value | int | float, type_: str) -> Value:
+        return value if isinstance(value, Value) else self.constant(value, type_)
+
+    def index(self, value: Value | int) -> Value:
+        return self.as_value(value, I64)
+
+    def op(self, name: str, operands: Sequence[Value], type_: str) -> Value:
+        """An operation whose text is `name operands : type`."""
+        result = Value(self, self._name(), type_)
+        self.emit(f"{result.name} = {name} {', '.join(v.name for v in operands)} : {type_}")
+        return result
+
+    def convert(self, name: str, value: Value, type_: str) -> Value:
+        if value.type == type_:
+            return value
+        result = Value(self, self._name(), type_)
+        self.emit(f"{result.name} = {name} {value.name} : {value.type} to {type_}")
+        return result
+
+    def compare(self, predicate: str, left: Value, right: Value | int | float) -> Value:
+        other = self.as_value(right, left.type)
+        result = Value(self, self._name(), with_element(left.type, I1))
+        operation = "cmpf" if left.is_float else "cmpi"
+        self.emit(f"{result.name} = arith.{operation} {predicate}, {left.name}, {other.name} : {left.type}")
+        return result
+
+    def select(self, condition: Value, yes: Value, no: Value | int | float) -> Value:
+        other = self.as_value(no, yes.type)
+        result = Value(self, self._name(), yes.type)
+        types = f"{condition.type}, {yes.type}" if condition.type.startswith("vector") else yes.type
+        self.emit(f"{result.name} = arith.select {condition.name}, {yes.name}, {other.name} : {types}")
+        return result
+
+    def fma(self, a: Value, b: Value, c: Value | float) -> Value:
+        return self.op("math.fma", [a, b, self.as_value(c, a.type)], a.type)
+
+    def unary(self, name: str, value: Value) -> Value:
+        return self.op(name, [value], value.type)
+
+    def broadcast(self, value: Value, lanes: int = LANES) -> Value:
+        result = Value(self, self._name(), vector(value.type, lanes))
+        self.emit(f"{result.name} = vector.broadcast {value.name} : {value.type} to {result.type}")
+        return result
+
+    def lane_numbers(self) -> Value:
+        """The vector 0, 1, ... 15 as i32."""
+        result = Value(self, self._name(), VI32)
+        numbers = ", ".join(str(i) for i in range(LANES))
+        self.emit(f"{result.name} = arith.constant dense<[{numbers}]> : {VI32}")
+        return result
+
+    def fold_lanes(self, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        """Reduces 16 lanes by the tree 8, 4, 2, 1 with `combine`; returns a scalar."""
+        width = LANES
+        while width > 1:
+            width //= 2
+            value = combine(self._slice(value, 0, width), self._slice(value, width, width))
+        result = Value(self, self._name(), F32)
+        self.emit(f"{result.name} = vector.extract {value.name}[0] : f32 from {value.type}")
+        return result
+
+    def _slice(self, value: Value, start: int, width: int) -> Value:
+        result = Value(self, self._name(), vector(element_of(value.type), width))
+        self.emit(
+            f"{result.name} = vector.extract_strided_slice {value.name} "
+            f"{{offsets = [{start}], sizes = [{width}], strides = [1]}} : {value.type} to {result.type}"
+        )
+        return result
+
+    # Memory
+
+    def buffer(self, number: int) -> Value:
+        """The address of the launch's buffer `number`."""
+        return self.load(Value(self, "%buffers", PTR), number * 8, PTR)
+
+    def dim(self, number: int) -> Value:
+        """The step's size `number`, an i64."""
+        return self.load(Value(self, "%dims", PTR), number * 8, I64)
+
+    def address(self, base: Value, offset: Value | int) -> Value:
+        """`base` plus `offset` bytes."""
+        if isinstance(offset, int) and offset == 0:
+            return base
+        result = Value(self, self._name(), PTR)
+        if isinstance(offset, int):
+            self.emit(f"{result.name} = llvm.getelementptr {base.name}[{offset}] : ({PTR}) -> {PTR}, i8")
+        else:
+            self.emit(f"{result.name} = llvm.getelementptr {base.name}[{offset.name}] : ({PTR}, i64) -> {PTR}, i8")
+        return result
+
+    def load(self, base: Value, offset: Value | int, type_: str, alignment: int | None = None) -> Value:
+        source = self.address(base, offset)
+        result = Value(self, self._name(), type_)
+        aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
+        self.emit(f"{result.name} = llvm.load {source.name}{aligned} : {PTR} -> {type_}")
+        return result
+
+    def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
+        target = self.address(base, offset)
+        aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
+        self.emit(f"llvm.store {value.name}, {target.name}{aligned} : {value.type}, {PTR}")
+
+    def scratch(self, size: int) -> Value:
+        """`size` bytes on the stack, aligned to a cache line, for the whole call."""
+        count = self.constant(size, I64)
+        name = self._name()
+        self._entry.append(f"{name} = llvm.alloca {count.name} x i8 {{alignment = 64 : i64}} : (i64) -> {PTR}")
+        return Value(self, name, PTR)
+
+    def intrinsic(self, name: str, operands: Sequence[Value], type_: str | None) -> Value | None:
+        """A call of the LLVM intrinsic `name`."""
+        types = ", ".join(v.type for v in operands)
+        call = f'llvm.call_intrinsic "{name}"({", ".join(v.name for v in operands)}) : ({types})'
+        if type_ is None:
+            self.emit(f"{call} -> ()")
+            return None
+        result = Value(self, self._name(), type_)
+        self.emit(f"{result.name} = {call} -> {type_}")
+        return result
+
+    # Control flow
+
+    @contextmanager
+    def loop(
+        self, start: Value | int, stop: Value | int, step: int = 1, state: Sequence[Value] = ()
+    ) -> Iterator[Loop]:
+        """`for index in range(start, stop, step)`, carrying `state` from one iteration to the next."""
+        bounds = [self.index(start), self.index(stop), self.index(step)]
+        index = Value(self, self._name(), I64)
+        carried = [Value(self, self._name(), v.type) for v in state]
+        name, types = self._name(), ", ".join(v.type for v in state)
+        head = f"scf.for {index.name} = {bounds[0].name} to {bounds[1].name} step {bounds[2].name}"
+        if state:
+            pairs = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, state, strict=True))
+            head = f"{name}:{len(state)} = {head} iter_args({pairs}) -> ({types})"
+        self.emit(f"{head} : i64 {{")
+        loop = Loop(index, carried)
+        yield loop
+        if state:
+            self.emit(f"scf.yield {', '.join(v.name for v in loop.next_values)} : {types}")
+        self.emit("}")
+        loop.results = [Value(self, f"{name}#{i}", v.type) for i, v in enumerate(state)]
+
+    @contextmanager
+    def items(self) -> Iterator[Value]:
+        """The loop over this thread's work items."""
+        with self.loop(self.begin, self.end) as loop:
+            yield loop.index

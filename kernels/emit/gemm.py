@@ -1,0 +1,83 @@
+"""GEMM over packed weights: y[m, n] = sum_k x[m, k] w[n, k], with what follows it fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import VF32, Builder, Value
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up, store_activation, tiled_offset
+from quire.kernels.emit.math import ACTIVATIONS
+from quire.kernels.emit.products import Operand, Products
+
+ROWS_PER_ITEM = 64
+"""Rows of one work item: few enough to spread a long prefill over threads, many enough to reuse a weight block."""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One GEMM kernel.
+
+    Work items are blocks of 32 columns times groups of 64 rows. Buffers: x (tiled activations, `k` columns), w (packed,
+    `n` columns), y, and the f32 bias when `bias`. Dims: `rows` is the number of the dim that holds M.
+
+    `epilogue`: `store` writes f32 `y[m, n]`, row-major with n rounded up to 32; `add` adds to it; `activation` writes
+    `act(y)` as tiled activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes
+    `act(gate) * up` as tiled activations of n / 2 columns.
+    """
+
+    name: str
+    k: int
+    n: int
+    epilogue: str = "store"
+    bias: bool = False
+    activation: str = ""
+    rows: int = 0
+
+    def emit(self, products: Products) -> str:
+        """The kernel as MLIR text."""
+        b = Builder(self.name)
+        numbers = products.numbers
+        x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
+        bias = b.buffer(3) if self.bias else None
+        blocks = round_up(self.k, BLOCK) // BLOCK
+        panel_bytes = TILE_ROWS * BLOCK * numbers.activation_bytes
+        rows = b.dim(self.rows)
+        groups = (rows + (ROWS_PER_ITEM - 1)) // ROWS_PER_ITEM
+        with b.items() as item:
+            column_block = item // groups
+            first = item % groups * ROWS_PER_ITEM
+            columns = b.address(w, column_block * (blocks * numbers.block_bytes))
+            with b.loop(first, (first + ROWS_PER_ITEM).min(rows), TILE_ROWS) as panel:
+                base = b.address(x, panel.index // TILE_ROWS * (blocks * panel_bytes))
+                operand = Operand(base, BLOCK * numbers.activation_bytes, panel_bytes)
+                count = (rows - panel.index).min(TILE_ROWS)
+
+                def sink(row: Value, values: Sequence[Value], panel_row: Value = panel.index) -> None:
+                    self._finish(b, products, y, bias, panel_row + row, column_block, values)
+
+                products.emit(
+                    b, operand, count, blocks, lambda j: b.address(columns, j * numbers.block_bytes), sink
+                )
+        return b.text()
+
+    def _finish(
+        self, b: Builder, products: Products, y: Value, bias: Value | None, row: Value, block: Value,
+        values: Sequence[Value],
+    ) -> None:  # fmt: skip
+        if bias is not None:
+            values = [v + b.load(bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
+        if self.epilogue in ("store", "add"):
+            at = b.address(y, (row * round_up(self.n, BLOCK) + block * BLOCK) * 4)
+            for i, value in enumerate(values):
+                total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
+                b.store(total, at, 64 * i, 64)
+            return
+        act = ACTIVATIONS[self.activation]
+        if self.epilogue == "gate":
+            outputs, width = [act(b, values[0]) * values[1]], round_up(self.n, BLOCK) // 2
+        else:
+            outputs, width = [act(b, v) for v in values], round_up(self.n, BLOCK)
+        for i, value in enumerate(outputs):
+            column = block * (16 * len(outputs)) + 16 * i
+            store_activation(b, products.numbers, value, y, tiled_offset(products.numbers, width, row, column))

@@ -1,0 +1,155 @@
+"""KV memory: where a token's K and V lie, and the kernel that writes them there.
+
+Tokens stand in KV tiles of 32; a page is one or more tiles. A tile holds K of every KV head, then V of every KV head.
+K of a head is a packed matrix of 32 columns (tokens) by head_dim; V is one of head_dim columns by 32 (tokens): both are
+read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, Builder, Value, vector
+from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Numbers, round_activation, round_up, store_activation
+from quire.kernels.emit.math import round_bf16, rsqrt
+
+KV_TILE = 32
+"""Tokens of a KV tile."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of an attention layer: query heads, KV heads, and elements of each."""
+
+    query: int
+    kv: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query // self.kv
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 32 that cover a head."""
+        return round_up(self.dim, BLOCK) // BLOCK
+
+    def tile_bytes(self, numbers: Numbers) -> int:
+        """Bytes of one KV tile of one layer."""
+        return 2 * self.value_offset(numbers)
+
+    def value_offset(self, numbers: Numbers) -> int:
+        """Where V begins in a KV tile, in bytes."""
+        return self.kv * self.blocks * numbers.block_bytes
+
+    def query_bytes(self, numbers: Numbers) -> int:
+        """Bytes of one query head of one token."""
+        return self.blocks * BLOCK * numbers.activation_bytes
+
+
+@dataclass(frozen=True)
+class SplitHeads:
+    """From QKV to attention: norms of heads, RoPE, queries rounded and laid out, K and V written to their pages.
+
+    Work items are tokens. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m], KV slots i64 [m]
+    (tile * 32 + place), queries [kv][capacity][group][dim padded], the layer's KV tiles, then with `rope` the table
+    f32 [position][cos, sin][dim / 2], then with `head_norm` the f32 weights of the query and the key norm [dim].
+    Dims: `capacity` is the number of the dim that holds the tokens that the query buffer has room for.
+    """
+
+    name: str
+    heads: Heads
+    capacity: int
+    rope: bool = True
+    head_norm: bool = False
+    epsilon: float = 0.0
+
+    def emit(self, numbers: Numbers) -> str:
+        """The kernel as MLIR text."""
+        b = Builder(self.name)
+        h = self.heads
+        qkv, positions, slots, queries, pages = (b.buffer(i) for i in range(5))
+        head = b.scratch(h.dim * 4)
+        with b.items() as token:
+            row = b.address(qkv, token * (round_up((h.query + 2 * h.kv) * h.dim, BLOCK) * 4))
+            position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
+            slot = b.load(slots, token * 8, I64)
+            tile = b.address(pages, slot // KV_TILE * h.tile_bytes(numbers))
+            place = slot % KV_TILE
+            with b.loop(0, h.query) as q:
+                self._prepare(b, row, q.index, position, head, 0)
+                at = (q.index // h.group * b.dim(self.capacity) + token) * h.group + q.index % h.group
+                self._store_query(b, numbers, head, b.address(queries, at * h.query_bytes(numbers)))
+            with b.loop(0, h.kv) as k:
+                self._prepare(b, row, k.index + h.query, position, head, 1)
+                base = b.address(tile, k.index * (h.blocks * numbers.block_bytes))
+                self._store_key(b, numbers, head, base, place)
+                source = b.address(row, (k.index + (h.query + h.kv)) * (h.dim * 4))
+                self._store_value(b, numbers, source, b.address(base, h.value_offset(numbers)), place)
+        return b.text()
+
+    def _prepare(self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int) -> None:
+        """Norm and RoPE of one head of the row, into the scratch `head`."""
+        h = self.heads
+        source = b.address(row, number * (h.dim * 4))
+        scale = b.broadcast(self._rms(b, source)) if self.head_norm else None
+        weight = b.buffer(5 + int(self.rope) + norm) if self.head_norm else None
+        with b.loop(0, h.dim // 16) as part:
+            value = b.load(source, part.index * 64, VF32, 4)
+            if scale is not None and weight is not None:
+                value = value * scale * b.load(weight, part.index * 64, VF32, 4)
+            b.store(value, head, part.index * 64, 64)
+        if self.rope:
+            self._rotate(b, head, b.address(b.buffer(5), position * (h.dim * 4)))
+
+    def _rms(self, b: Builder, source: Value) -> Value:
+        with b.loop(0, self.heads.dim // 16, state=[b.constant(0.0, VF32)]) as part:
+            value = b.load(source, part.index * 64, VF32, 4)
+            part.carry(b.fma(value, value, part.state[0]))
+        total = b.fold_lanes(part.results[0], lambda left, right: left + right)
+        return rsqrt(b, total / float(self.heads.dim) + self.epsilon)
+
+    def _rotate(self, b: Builder, head: Value, table: Value) -> None:
+        """Rotates the pairs (d, d + dim/2) in place. Eight lanes, since dim/2 may be an odd multiple of 8."""
+        half = self.heads.dim // 2
+        lanes = vector(F32, 8)
+        with b.loop(0, half // 8) as part:
+            at = part.index * 32
+            cos, sin = (b.load(table, at + offset * 4, lanes, 4) for offset in (0, half))
+            x, y = (b.load(head, at + offset * 4, lanes, 4) for offset in (0, half))
+            b.store(x * cos - y * sin, head, at, 4)
+            b.store(y * cos + x * sin, head, at + half * 4, 4)
+
+    def _store_query(self, b: Builder, numbers: Numbers, head: Value, target: Value) -> None:
+        with b.loop(0, self.heads.dim // 16) as part:
+            value = b.load(head, part.index * 64, VF32, 64)
+            store_activation(b, numbers, value, target, part.index * (16 * numbers.activation_bytes))
+
+    def _store_key(self, b: Builder, numbers: Numbers, head: Value, base: Value, place: Value) -> None:
+        """K is read in pairs of d by 16 tokens: this token's column is strewn, 4 bytes a pair."""
+        column = b.address(base, place // TILE_ROWS * numbers.tile_bytes + place % TILE_ROWS * 4)
+        with b.loop(0, self.heads.dim // 2) as pair:
+            even, odd = (b.load(head, pair.index * 8 + 4 * i, F32) for i in range(2))
+            block = b.address(column, pair.index // PAIRS * numbers.block_bytes)
+            if numbers.weights == BF16:
+                both = round_bf16(b, even) >> 16 | round_bf16(b, odd)
+                b.store(both, block, pair.index % PAIRS * 64)
+            else:
+                at = b.address(block, pair.index % PAIRS * 128)
+                b.store(round_activation(b, numbers, even), at, 0)
+                b.store(round_activation(b, numbers, odd), at, 64)
+
+    def _store_value(self, b: Builder, numbers: Numbers, source: Value, base: Value, place: Value) -> None:
+        """V is read in pairs of tokens by 16 d."""
+        if numbers.weights == BF16:
+            line = b.address(base, place // 2 * 64 + place % 2 * 2)
+            with b.loop(0, self.heads.dim) as d:
+                bits = round_bf16(b, b.load(source, d.index * 4, F32)) >> 16
+                at = d.index // TILE_ROWS * numbers.tile_bytes + d.index % TILE_ROWS * 4
+                b.store(b.convert("arith.trunci", bits, I16), line, at)
+        else:
+            line = b.address(base, place // 2 * 128 + place % 2 * 64)
+            with b.loop(0, self.heads.dim // 16) as part:
+                value = round_activation(b, numbers, b.load(source, part.index * 64, VF32, 4))
+                b.store(value, line, part.index * numbers.tile_bytes, 64)

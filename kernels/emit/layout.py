@@ -1,0 +1,93 @@
+"""Where elements lie in memory. One description serves weights, activations and KV pages.
+
+Packed matrix `w[n, k]` (weights, and K and V in their pages): blocks of 32 columns n by 32 of k, each of two tiles of
+16 columns; a tile holds 16 pairs of k, each pair 16 columns by (even k, odd k). In bf16 a pair is one 64-byte line,
+AMX's B operand: `[n/32][k/32][2][16 pairs][16 n][2 k]`. In f32 the even and odd halves lie apart, so that both load as
+whole vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`.
+
+Activations `x[m, k]` that feed a product are tiled `[m/16][k/32][16][32]`, AMX's A operand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import BF16, F32, I32, VF32, VI32, Builder, Value
+from quire.kernels.emit.math import round_bf16, to_bf16_bits
+
+BLOCK = 32
+"""Columns of a packed block, and the k of one accumulation of the numeric contract."""
+TILE_ROWS = 16
+PAIRS = 16
+
+ELEMENT_BYTES = {BF16: 2, F32: 4}
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The number formats of a kernel.
+
+    `weights`: how packed matrices and KV pages are stored. `rounding`: what activations are rounded to before a product
+    (bf16, or f32 for none). `activations`: how the rounded values are stored; f32 where products are FMAs, so that
+    they load by broadcast, bf16 where they are AMX tiles.
+    """
+
+    weights: str
+    rounding: str
+    activations: str
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile of 16 columns by 32 k."""
+        return TILE_ROWS * BLOCK * ELEMENT_BYTES[self.weights]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of 32 columns by 32 k."""
+        return 2 * self.tile_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        return ELEMENT_BYTES[self.activations]
+
+
+def load_pair(b: Builder, numbers: Numbers, tile: Value, pair: Value) -> tuple[Value, Value]:
+    """The even and the odd k of one pair of a tile, for its 16 columns, as f32 lanes."""
+    if numbers.weights == F32:
+        base = b.address(tile, pair * 128)
+        return b.load(base, 0, VF32, 64), b.load(base, 64, VF32, 64)
+    both = b.load(tile, pair * 64, VI32, 64)
+    return (both << 16).bitcast(F32), (both & -65536).bitcast(F32)
+
+
+def tiled_offset(numbers: Numbers, columns: int, row: Value, column: Value) -> Value:
+    """Byte offset of x[row, column] in tiled activations of `columns` columns."""
+    panel = row // TILE_ROWS * (round_up(columns, BLOCK) // BLOCK) + column // BLOCK
+    return ((panel * TILE_ROWS + row % TILE_ROWS) * BLOCK + column % BLOCK) * numbers.activation_bytes
+
+
+def store_activation(b: Builder, numbers: Numbers, value: Value, base: Value, offset: Value) -> None:
+    """Stores f32 lanes as activations: rounded and in the storage format."""
+    if numbers.activations == BF16:
+        b.store(to_bf16_bits(b, value), base, offset, 4)
+    else:
+        b.store(round_activation(b, numbers, value), base, offset, 4)
+
+
+def round_activation(b: Builder, numbers: Numbers, value: Value) -> Value:
+    """f32 lanes holding `value` rounded as activations are."""
+    return round_bf16(b, value).bitcast(F32) if numbers.rounding == BF16 else value
+
+
+def load_packed_pair(b: Builder, numbers: Numbers, matrix: Value, offset: Value, pair: Value) -> tuple[Value, Value]:
+    """The even and odd k of one pair for one column, as f32 scalars; `offset` is the column's tile and lane in bytes."""
+    if numbers.weights == F32:
+        base = b.address(matrix, offset + pair * 128)
+        return b.load(base, 0, F32), b.load(base, 64, F32)
+    both = b.load(matrix, offset + pair * 64, I32)
+    return (both << 16).bitcast(F32), (both & -65536).bitcast(F32)

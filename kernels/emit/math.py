@@ -1,0 +1,104 @@
+"""Elementary functions on vectors, as polynomials of FMAs: the same bits on every instruction set.
+
+IEEE addition, multiplication, division, square root and FMA are exact everywhere; what is built here from them
+in a fixed order is therefore too. No libm call is ever emitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from quire.kernels.emit.builder import F32, I16, I32, Builder, Value, vector, with_element
+
+LOG2_E = math.log2(math.e)
+
+# Degree-6 minimax of 2^r on [-1/2, 1/2], relative error about 1e-7; the constant term is exactly 1.
+_EXP2 = (1.5469714e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+
+# Abramowitz and Stegun 7.1.26: erf(x) = 1 - (a1 t + ... + a5 t^5) exp(-x^2), t = 1 / (1 + p x); error below 1.5e-7.
+_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_ERF_P = 0.3275911
+
+
+def polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
+    """Horner's rule with FMAs, the highest coefficient first."""
+    result = b.constant(coefficients[0], x.type)
+    for coefficient in coefficients[1:]:
+        result = b.fma(result, x, coefficient)
+    return result
+
+
+def exp2(b: Builder, x: Value) -> Value:
+    """2^x with x clamped to [-126, 126]; exactly 1 at 0."""
+    x = x.max(-126.0).min(126.0)
+    whole = b.unary("math.roundeven", x)
+    fraction = polynomial(b, x - whole, _EXP2)
+    exponent = b.convert("arith.fptosi", whole, with_element(x.type, I32)) << 23
+    return (fraction.bitcast(I32) + exponent).bitcast(F32)
+
+
+def exp(b: Builder, x: Value) -> Value:
+    """e^x, about 2e-7 relative for |x| < 80."""
+    return exp2(b, x * LOG2_E)
+
+
+def silu(b: Builder, x: Value) -> Value:
+    """x / (1 + e^-x)."""
+    return x / (exp(b, x * -1.0) + 1.0)
+
+
+def gelu_tanh(b: Builder, x: Value) -> Value:
+    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), written as x sigmoid(2 y)."""
+    cubic = b.fma(x * x * x, b.constant(0.044715, x.type), x)
+    return x / (exp(b, cubic * (-2.0 * math.sqrt(2.0 / math.pi))) + 1.0)
+
+
+def gelu_erf(b: Builder, x: Value) -> Value:
+    """x/2 (1 + erf(x / sqrt 2))."""
+    y = b.unary("math.absf", x * math.sqrt(0.5))
+    t = b.constant(1.0, x.type) / b.fma(y, b.constant(_ERF_P, x.type), 1.0)
+    tail = polynomial(b, t, _ERF) * t * exp(b, y * y * -1.0)
+    erf = b.op("math.copysign", [1.0 - tail, x], x.type)
+    return x * 0.5 * (erf + 1.0)
+
+
+def relu(b: Builder, x: Value) -> Value:
+    """max(x, 0)."""
+    return x.max(0.0)
+
+
+ACTIVATIONS: dict[str, Callable[[Builder, Value], Value]] = {
+    "silu": silu,
+    "swish": silu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu": gelu_erf,
+    "relu": relu,
+}
+"""Activations by the names that checkpoints use (`hidden_act`, `activation_function`)."""
+
+
+def round_bf16(b: Builder, x: Value) -> Value:
+    """The bits of x rounded to bf16 (nearest, ties to even), in the upper half of i32 lanes, the lower half zero.
+
+    In integers, because the bf16 instructions are not on every host and treat denormals differently.
+    """
+    bits = x.bitcast(I32)
+    bits = bits + ((bits >> 16) & 1) + 0x7FFF
+    return bits & -65536
+
+
+def to_bf16_bits(b: Builder, x: Value) -> Value:
+    """x rounded to bf16, as i16 lanes."""
+    bits = round_bf16(b, x) >> 16
+    return b.convert("arith.trunci", bits, with_element(bits.type, I16))
+
+
+def rsqrt(b: Builder, x: Value) -> Value:
+    """1 / sqrt(x), both steps correctly rounded."""
+    return b.constant(1.0, x.type) / b.unary("math.sqrt", x)
+
+
+__all__ = ["ACTIVATIONS", "LOG2_E", "exp", "exp2", "round_bf16", "rsqrt", "to_bf16_bits", "vector"]

@@ -1,0 +1,85 @@
+"""What this machine offers: its instruction set, memory, and where compiled kernels are kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.kernels import _native
+from quire.kernels.errors import ModelError
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """One instruction set that kernels are emitted for: LLVM's CPU and features, and what the host must have.
+
+    The target is fixed, never read off the host, so that the kernels of one instruction set are the same everywhere.
+    """
+
+    name: str
+    cpu: str
+    features: str
+    vector_bits: int
+    needs: frozenset[str]
+
+
+_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+INSTRUCTION_SETS = {
+    isa.name: isa
+    for isa in (
+        InstructionSet(
+            "amx", "x86-64-v4", "+amx-tile,+amx-bf16,+amx-int8", 512, _AVX512 | {"amx-tile", "amx-bf16", "amx-int8"}
+        ),
+        InstructionSet("avx512", "x86-64-v4", "", 512, _AVX512),
+        InstructionSet("avx2", "x86-64-v3", "", 256, _AVX2),
+    )
+}
+"""By name, the best first."""
+
+
+def available_isas() -> list[str]:
+    """The instruction sets that this host can run, the best first."""
+    features = set(_native.host_features())
+    names = [isa.name for isa in INSTRUCTION_SETS.values() if isa.needs <= features]
+    return names if "amx" not in names or _native.request_amx() else names[1:]
+
+
+def choose_isa(name: str | None = None) -> InstructionSet:
+    """The instruction set `name`, or that of `QUIRE_ISA`, or else the best. Raises ModelError for one it can't run."""
+    available = available_isas()
+    if not available:
+        raise ModelError(f"this CPU lacks what every kernel needs: {', '.join(sorted(_AVX2))}; Quire can't run here")
+    chosen = name or os.environ.get("QUIRE_ISA") or available[0]
+    if chosen not in available:
+        raise ModelError(f"instruction set {chosen!r} can't be used here; choose one of {', '.join(available)}")
+    return INSTRUCTION_SETS[chosen]
+
+
+def cache_folder(chosen: str | None = None) -> Path:
+    """Where compiled kernels are kept: `chosen`, or `QUIRE_CACHE_DIR`, or the user's cache folder."""
+    base = chosen or os.environ.get("QUIRE_CACHE_DIR")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "kernels"
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping: the system's, limited by the cgroup's."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit = _read_number(Path("/sys/fs/cgroup/memory.max"))
+    used = _read_number(Path("/sys/fs/cgroup/memory.current"))
+    return available if limit is None or used is None else min(available, max(0, limit - used))
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,27 @@
+"""Qwen2, Qwen2.5 and others of class Qwen2ForCausalLM: Llama with QKV biases, and sliding windows in some layers."""
+
+from __future__ import annotations
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.models.decoder import Variant, build_decoder
+from quire.kernels.plan import PlanBuilder
+
+
+def layer_window(config: ModelConfig, layer: int) -> int:
+    """The window of a layer: `layer_types` says where, or else all layers from `max_window_layers` on."""
+    types = config.fields.get("layer_types")
+    if not config.get("use_sliding_window", False):
+        return 0
+    if types is None:
+        sliding = layer >= config.get("max_window_layers", 0)
+    elif not isinstance(types, list) or len(types) != config.size("num_hidden_layers"):
+        raise ModelError(f"config.json: layer_types is {types!r}; it must list a type for each layer")
+    else:
+        sliding = types[layer] == "sliding_attention"
+    return config.get("sliding_window", 0) if sliding else 0
+
+
+def build(p: PlanBuilder, config: ModelConfig) -> None:
+    """The plan of a Qwen2ForCausalLM."""
+    build_decoder(p, config, Variant(qkv_bias=True, window=layer_window))

@@ -1,0 +1,172 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "bindings.h"
+#include "packing.h"
+#include "runner.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+namespace {
+
+using Address = std::uintptr_t;
+
+Dim dim_of(const std::string& name) {
+  if (name == "tokens") return Dim::tokens;
+  if (name == "logit_rows") return Dim::logit_rows;
+  if (name == "entries") return Dim::entries;
+  throw std::invalid_argument("dim '" + name + "' is none of tokens, logit_rows, entries");
+}
+
+void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
+                std::int64_t per, std::int64_t times, bool dynamic) {
+  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), per, times, dynamic};
+  for (Address buffer : buffers) launch.buffers.push_back(reinterpret_cast<void*>(buffer));
+  plan.add(std::move(launch));
+}
+
+nb::object logprobs_tuple(std::int32_t token, const TokenLogprobs& entry) {
+  std::vector<std::int32_t> ids{token};
+  std::vector<float> values{entry.logprob};
+  ids.insert(ids.end(), entry.top_ids.begin(), entry.top_ids.end());
+  values.insert(values.end(), entry.top_logprobs.begin(), entry.top_logprobs.end());
+  return nb::make_tuple(nb::cast(ids), nb::cast(values), entry.rank);
+}
+
+nb::object logprobs_list(const StepResult& result) {
+  bool any = false;
+  for (const auto& entry : result.logprobs) any |= entry.has_value();
+  if (!any) return nb::none();
+  nb::list list;
+  for (std::size_t i = 0; i < result.logprobs.size(); i++)
+    list.append(result.logprobs[i] ? logprobs_tuple(result.token_ids[i], *result.logprobs[i]) : nb::none());
+  return list;
+}
+
+nb::dict prompt_logprobs_dict(const StepResult& result) {
+  nb::dict dict;
+  for (const auto& [index, positions] : result.prompt_logprobs) {
+    nb::list list;
+    for (const Position& position : positions) list.append(logprobs_tuple(position.token, position.logprobs));
+    dict[nb::int_(index)] = list;
+  }
+  return dict;
+}
+
+std::int32_t open_sequence(Runner& runner, std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens,
+                           float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
+                           float presence_penalty, float frequency_penalty,
+                           std::vector<std::pair<std::int32_t, float>> logit_bias, std::vector<std::int32_t> allowed,
+                           std::vector<std::vector<std::int32_t>> bad_words, std::vector<std::int32_t> stop_token_ids,
+                           std::int32_t min_tokens, std::uint64_t seed, std::int32_t logprobs,
+                           std::int32_t prompt_logprobs) {
+  return runner.sequences().open(
+      std::move(tokens), num_prompt_tokens,
+      SamplingConfig{temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+                     std::move(logit_bias), std::move(allowed), std::move(bad_words), std::move(stop_token_ids),
+                     min_tokens, seed, logprobs, prompt_logprobs});
+}
+
+void pack_matrix(Runner& runner, Address target, const std::string& target_format, std::int64_t k_blocks,
+                 std::int64_t first_tile, std::int64_t tile_step, Address source, const std::string& source_format,
+                 std::int64_t n, std::int64_t k, std::int64_t n_stride, std::int64_t k_stride) {
+  nb::gil_scoped_release release;
+  pack(runner.threads(),
+       {reinterpret_cast<const void*>(source), format_of(source_format), n, k, n_stride, k_stride},
+       {reinterpret_cast<void*>(target), format_of(target_format), k_blocks}, first_tile, tile_step);
+}
+
+void bind_step(nb::class_<Runner>& runner) {
+  runner
+      .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
+           nb::arg("temperature") = 1.0f, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f,
+           nb::arg("repetition_penalty") = 1.0f, nb::arg("presence_penalty") = 0.0f,
+           nb::arg("frequency_penalty") = 0.0f,
+           nb::arg("logit_bias") = std::vector<std::pair<std::int32_t, float>>{},
+           nb::arg("allowed_token_ids") = std::vector<std::int32_t>{},
+           nb::arg("bad_words_token_ids") = std::vector<std::vector<std::int32_t>>{},
+           nb::arg("stop_token_ids") = std::vector<std::int32_t>{}, nb::arg("min_tokens") = 0, nb::arg("seed") = 0,
+           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1,
+           "Opens a sequence and returns its slot.")
+      .def("reserve", [](Runner& r, std::int32_t slot, std::int64_t tokens) { return r.sequences().reserve(slot, tokens); },
+           nb::arg("slot"), nb::arg("num_tokens"))
+      .def("release_pages", [](Runner& r, std::int32_t slot) { r.sequences().release_pages(slot); }, nb::arg("slot"))
+      .def("close", [](Runner& r, std::int32_t slot) { r.sequences().close(slot); }, nb::arg("slot"))
+      .def(
+          "step",
+          [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
+             const std::vector<std::int64_t>& counts) {
+            nb::gil_scoped_release release;
+            return r.step(slots, starts, counts);
+          },
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"));
+}
+
+void bind_memory(nb::class_<Runner>& runner) {
+  runner
+      .def("allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
+           nb::arg("bytes"), "Address of zeroed memory that lives as long as the runner.")
+      .def(
+          "upload",
+          [](Runner& r, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> array) {
+            void* target = r.arena().allocate(array.nbytes());
+            std::memcpy(target, array.data(), array.nbytes());
+            return reinterpret_cast<Address>(target);
+          },
+          nb::arg("array"), "Address of a copy of the array.")
+      .def("pack", &pack_matrix, nb::arg("target"), nb::arg("target_format"), nb::arg("k_blocks"),
+           nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("source"), nb::arg("source_format"), nb::arg("n"),
+           nb::arg("k"), nb::arg("n_stride"), nb::arg("k_stride"))
+      .def_prop_ro("allocated_bytes", [](Runner& r) { return r.arena().allocated(); })
+      .def_prop_ro("inputs", [](Runner& r) {
+        const StepInputs& in = r.inputs();
+        auto address = [](const auto* pointer) { return reinterpret_cast<Address>(pointer); };
+        return std::map<std::string, Address>{{"token_ids", address(in.token_ids)}, {"positions", address(in.positions)},
+                                              {"kv_slots", address(in.kv_slots)},   {"entries", address(in.entries)},
+                                              {"logit_rows", address(in.logit_rows)}, {"logits", address(in.logits)}};
+      });
+}
+
+}  // namespace
+
+void bind_runner(nb::module_& m) {
+  nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
+      .def_ro("token_ids", &StepResult::token_ids)
+      .def_prop_ro("logprobs", &logprobs_list)
+      .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
+      .def_ro("errors", &StepResult::errors);
+  nb::class_<Plan>(m, "Plan", "A list of kernel launches.")
+      .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("per") = 1,
+           nb::arg("times") = 1, nb::arg("dynamic") = false)
+      .def("__len__", &Plan::size);
+  nb::class_<Runner> runner(m, "Runner", "Runs a model: owns its memory, threads, pages, sequences and plan.");
+  runner
+      .def(
+          "__init__",
+          [](Runner* self, std::int32_t threads, bool pin, std::int32_t num_pages, std::int32_t page_size,
+             std::int32_t vocab_size, std::int64_t capacity, std::int64_t logit_capacity, std::int64_t logit_stride,
+             std::int64_t tokens_per_entry) {
+            new (self) Runner({threads, pin, num_pages, page_size, vocab_size, capacity, logit_capacity, logit_stride,
+                               tokens_per_entry});
+          },
+          nb::kw_only(), nb::arg("threads"), nb::arg("pin") = false, nb::arg("num_pages"), nb::arg("page_size"),
+          nb::arg("vocab_size"), nb::arg("capacity"), nb::arg("logit_capacity"), nb::arg("logit_stride"),
+          nb::arg("tokens_per_entry"))
+      .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal)
+      .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal)
+      .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
+      .def_prop_ro("free_pages", [](Runner& r) { return r.pages().free_pages(); })
+      .def_prop_ro("held_pages", [](Runner& r) { return r.pages().held_pages(); })
+      .def_prop_ro("cached_pages", [](Runner& r) { return r.pages().cached_pages(); });
+  bind_memory(runner);
+  bind_step(runner);
+}
+
+}  // namespace quire

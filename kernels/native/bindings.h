@@ -1,0 +1,11 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace quire {
+
+void bind_jit(nanobind::module_& m);
+void bind_support(nanobind::module_& m);
+void bind_runner(nanobind::module_& m);
+
+}  // namespace quire

@@ -1,0 +1,30 @@
+#pragma once
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace quire {
+
+/// While it lives, this thread's SSE and AVX arithmetic reads denormals as zero and flushes denormal results to zero
+/// (DAZ and FTZ), as AMX tiles always do. The numeric contract needs it wherever floats are computed.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | kFlushToZero | kDenormalsAreZero); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+#else
+  FlushDenormals() {}  // user-provided, so that an instance does not count as an unused variable
+#endif
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+#if defined(__x86_64__)
+ private:
+  static constexpr unsigned kFlushToZero = 0x8000;
+  static constexpr unsigned kDenormalsAreZero = 0x0040;
+  unsigned saved_;
+#endif
+};
+
+}  // namespace quire

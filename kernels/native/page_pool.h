@@ -1,0 +1,56 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace quire {
+
+/// Pages of KV memory, numbered from 0, with a reference count each. Not thread-safe: the step loop owns it.
+///
+/// Free pages are kept as maximal runs, so that sequences get their pages in runs, which read faster. A run's length
+/// stands at both of its ends (boundary tags), and runs are listed by the power of two below their length; so finding,
+/// cutting and joining runs take constant time, and no operation costs more than the pages that it touches.
+///
+/// free_pages() + held_pages() + cached_pages() == total(), always.
+class PagePool {
+ public:
+  /// Throws std::invalid_argument unless num_pages is at least 1.
+  explicit PagePool(std::int32_t num_pages);
+
+  /// Appends `count` pages, each with one reference, to `pages`; or leaves all as it was and returns false if fewer are
+  /// free. Pages that follow pages.back() come first, so a sequence that keeps its pages in one vector grows in place.
+  bool allocate(std::int32_t count, std::vector<std::int32_t>& pages);
+
+  void retain(std::int32_t page);   ///< one more reference; throws std::logic_error if the page is free
+  void release(std::int32_t page);  ///< one reference less, the last frees it; throws std::logic_error if it is free
+
+  std::int32_t references(std::int32_t page) const;
+  std::int32_t total() const noexcept { return static_cast<std::int32_t>(references_.size()); }
+  std::int32_t free_pages() const noexcept { return free_; }
+  std::int32_t held_pages() const noexcept { return total() - free_ - cached_pages(); }
+  /// Pages that only the prefix cache keeps. There is no prefix cache yet.
+  std::int32_t cached_pages() const noexcept { return 0; }
+
+ private:
+  struct Run {
+    std::int32_t length = 0;    ///< at both ends of a free run; 0 at every held page
+    std::int32_t next = kNone;  ///< at its first page: neighbours in the list of its size class
+    std::int32_t previous = kNone;
+  };
+  static constexpr std::int32_t kNone = -1;
+
+  void add_run(std::int32_t first, std::int32_t length);
+  void remove_run(std::int32_t first);
+  std::int32_t longest_run() const;
+  void take(std::int32_t run, std::int32_t first, std::int32_t count, std::vector<std::int32_t>& pages);
+  void check_held(std::int32_t page, const char* operation) const;
+
+  std::vector<std::int32_t> references_;
+  std::vector<Run> runs_;
+  std::array<std::int32_t, 32> lists_;  ///< first page of the first run of each size class
+  std::uint32_t nonempty_ = 0;          ///< bit c: lists_[c] holds a run
+  std::int32_t free_ = 0;
+};
+
+}  // namespace quire

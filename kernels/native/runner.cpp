@@ -1,0 +1,146 @@
+#include "runner.h"
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+
+namespace quire {
+namespace {
+
+std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
+
+}  // namespace
+
+Runner::Runner(const RunnerConfig& config)
+    : config_(config),
+      threads_(config.threads, config.pin),
+      pages_(config.num_pages),
+      sequences_(pages_, config.page_size, config.vocab_size),
+      scratch_(static_cast<std::size_t>(config.threads)) {
+  const auto capacity = static_cast<std::size_t>(config.capacity);
+  const auto rows = static_cast<std::size_t>(config.logit_capacity);
+  auto array = [&]<class T>(T*& target, std::size_t count) {
+    target = static_cast<T*>(arena_.allocate(count * sizeof(T)));
+  };
+  array(inputs_.token_ids, capacity);
+  array(inputs_.positions, capacity);
+  array(inputs_.kv_slots, capacity);
+  array(inputs_.entries, capacity);
+  array(inputs_.logit_rows, rows);
+  array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
+}
+
+StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+                        std::span<const std::int64_t> counts) {
+  check(slots, starts, counts);
+  Dims dims{};
+  dim(dims, Dim::capacity) = config_.capacity;
+  rows_.clear();
+  for (std::size_t i = 0; i < slots.size(); i++)
+    gather(static_cast<std::int32_t>(i), sequences_.at(slots[i]), starts[i], counts[i], dims);
+  body_.run(threads_, dims);
+
+  StepResult result;
+  result.token_ids.assign(slots.size(), -1);
+  result.logprobs.resize(slots.size());
+  std::vector<Drawn> drawn;
+  for (std::size_t first = 0; first < rows_.size(); first += static_cast<std::size_t>(config_.logit_capacity)) {
+    const auto rows = std::span(rows_).subspan(
+        first, std::min(rows_.size() - first, static_cast<std::size_t>(config_.logit_capacity)));
+    compute_logits(rows, dims);
+    read_logits(slots, rows, drawn);
+    for (std::size_t i = 0; i < rows.size(); i++) {
+      const LogitRow& row = rows[i];
+      Sequence& sequence = sequences_.at(slots[row.index]);
+      if (!drawn[i].error.empty()) {
+        result.errors[row.index] = std::move(drawn[i].error);
+      } else if (row.sample) {
+        const std::int32_t token = drawn[i].result.token;
+        result.token_ids[row.index] = token;
+        result.logprobs[row.index] = std::move(drawn[i].result.logprobs);
+        sequence.tokens.push_back(token);
+        sequence.sampling.append(token);
+      } else {
+        result.prompt_logprobs[row.index].push_back({drawn[i].result.token, std::move(*drawn[i].result.logprobs)});
+        sequence.prompt_logprobs_done = row.position + 1;
+      }
+    }
+  }
+  return result;
+}
+
+void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+                   std::span<const std::int64_t> counts) {
+  if (slots.size() != starts.size() || slots.size() != counts.size())
+    throw std::invalid_argument("slots, starts and counts differ in length");
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < slots.size(); i++) {
+    const Sequence& sequence = sequences_.at(slots[i]);
+    const std::int64_t end = starts[i] + counts[i];
+    if (starts[i] < 0 || counts[i] < 1 || end > static_cast<std::int64_t>(sequence.tokens.size()))
+      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": tokens [" + std::to_string(starts[i]) +
+                                  ", " + std::to_string(end) + ") are not among its " +
+                                  std::to_string(sequence.tokens.size()));
+    if (end > static_cast<std::int64_t>(sequence.pages.size()) * config_.page_size)
+      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its " +
+                                  std::to_string(sequence.pages.size()) + " pages don't cover " +
+                                  std::to_string(end) + " tokens; reserve them first");
+    total += counts[i];
+  }
+  if (total > config_.capacity)
+    throw std::invalid_argument("a step of " + std::to_string(total) + " tokens exceeds the capacity of " +
+                                std::to_string(config_.capacity));
+}
+
+void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims) {
+  const std::int64_t first = dim(dims, Dim::tokens), end = start + count;
+  const auto length = static_cast<std::int64_t>(sequence.tokens.size());
+  for (std::int64_t i = 0; i < count; i++) {
+    const std::int64_t position = start + i;
+    inputs_.token_ids[first + i] = sequence.tokens[position];
+    inputs_.positions[first + i] = static_cast<std::int32_t>(position);
+    inputs_.kv_slots[first + i] = std::int64_t{sequence.pages[position / config_.page_size]} * config_.page_size +
+                                  position % config_.page_size;
+  }
+  for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry)
+    inputs_.entries[dim(dims, Dim::entries)++] = {first + i, std::min(config_.tokens_per_entry, count - i), start + i,
+                                                  sequence.pages.data()};
+  if (sequence.sampling.config().prompt_logprobs >= 0)
+    for (std::int64_t next = std::max(start + 1, sequence.prompt_logprobs_done);
+         next <= end && next < sequence.num_prompt_tokens; next++)
+      rows_.push_back({index, static_cast<std::int32_t>(first + next - 1 - start), next, false});
+  if (end == length) rows_.push_back({index, static_cast<std::int32_t>(first + count - 1), length, true});
+  dim(dims, Dim::tokens) += count;
+}
+
+void Runner::compute_logits(std::span<const LogitRow> rows, Dims& dims) {
+  for (std::size_t i = 0; i < rows.size(); i++) inputs_.logit_rows[i] = rows[i].row;
+  dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
+  head_.run(threads_, dims);
+}
+
+void Runner::read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows,
+                         std::vector<Drawn>& drawn) {
+  drawn.assign(rows.size(), {});
+  std::atomic<std::size_t> next{0};
+  threads_.run([&](int thread) {
+    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();) {
+      const std::span logits(inputs_.logits + static_cast<std::int64_t>(i) * config_.logit_stride,
+                             static_cast<std::size_t>(config_.vocab_size));
+      drawn[i] = read_row(sequences_.at(slots[rows[i].index]), rows[i], logits, scratch_[thread]);
+    }
+  });
+}
+
+Runner::Drawn Runner::read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits,
+                               SamplerScratch& scratch) {
+  try {
+    if (row.sample) return {sample(logits, sequence.sampling, sequence.tokens, row.position, scratch), {}};
+    const std::int32_t token = sequence.tokens[row.position];
+    return {{token, logprobs_of(logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
+  } catch (const std::runtime_error& error) {
+    return {{}, error.what()};
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "page_pool.h"
+#include "plan.h"
+#include "sampler.h"
+#include "sequences.h"
+#include "thread_pool.h"
+
+namespace quire {
+
+/// One query chunk of a sequence, as the attention kernel reads it (emit/attention.py).
+struct AttentionEntry {
+  std::int64_t row, tokens, position;
+  const std::int32_t* pages;
+};
+
+/// What kernels read of a step. The arrays stay where they are for the runner's life.
+struct StepInputs {
+  std::int32_t* token_ids;    ///< [capacity]
+  std::int32_t* positions;    ///< [capacity]
+  std::int64_t* kv_slots;     ///< [capacity]: page * page_size + place in the page
+  AttentionEntry* entries;    ///< [capacity]
+  std::int32_t* logit_rows;   ///< [logit capacity]: batch rows whose logits are wanted
+  float* logits;              ///< [logit capacity][logit stride]
+};
+
+struct RunnerConfig {
+  std::int32_t threads;
+  bool pin;
+  std::int32_t num_pages;
+  std::int32_t page_size;
+  std::int32_t vocab_size;
+  std::int64_t capacity;          ///< tokens of a step at most
+  std::int64_t logit_capacity;    ///< logit rows computed at once; a step may have more, in turns
+  std::int64_t logit_stride;      ///< floats from one row of logits to the next
+  std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most
+};
+
+/// Log probabilities at one position, with the token that stands there.
+struct Position {
+  std::int32_t token;
+  TokenLogprobs logprobs;
+};
+
+/// What a step gave, by index in the batch.
+struct StepResult {
+  std::vector<std::int32_t> token_ids;  ///< -1 where the sequence is not computed to its end yet
+  std::vector<std::optional<TokenLogprobs>> logprobs;
+  std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
+  std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
+};
+
+/// Runs a model: owns its memory, threads, pages, sequences and plan.
+class Runner {
+ public:
+  explicit Runner(const RunnerConfig& config);
+
+  Arena& arena() { return arena_; }
+  ThreadPool& threads() { return threads_; }
+  PagePool& pages() { return pages_; }
+  Sequences& sequences() { return sequences_; }
+  const StepInputs& inputs() const { return inputs_; }
+  Plan& body() { return body_; }  ///< from token ids to the hidden state
+  Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
+
+  /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
+  /// end, draws one token and appends it. Throws std::invalid_argument when the batch can't be; nothing has changed then.
+  StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+                  std::span<const std::int64_t> counts);
+
+ private:
+  struct LogitRow {
+    std::int32_t index;     ///< in the batch
+    std::int32_t row;       ///< in the step's tokens
+    std::int64_t position;  ///< of the token that the logits predict
+    bool sample;            ///< draw it, or else report the prompt token that stands there
+  };
+  struct Drawn {
+    SampleResult result;
+    std::string error;
+  };
+
+  void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+             std::span<const std::int64_t> counts);
+  void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
+  void compute_logits(std::span<const LogitRow> rows, Dims& dims);
+  void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
+  Drawn read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits, SamplerScratch& scratch);
+
+  RunnerConfig config_;
+  Arena arena_;
+  ThreadPool threads_;
+  PagePool pages_;
+  Sequences sequences_;
+  StepInputs inputs_;
+  Plan body_, head_;
+  std::vector<SamplerScratch> scratch_;  ///< one per thread
+  std::vector<LogitRow> rows_;
+};
+
+}  // namespace quire

@@ -1,0 +1,155 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "denormals.h"
+#include "logit_math.h"
+#include "philox.h"
+
+namespace quire {
+namespace {
+
+std::uint64_t share(std::uint64_t total, float top_p) {
+  const double needed = std::ceil(static_cast<double>(total) * static_cast<double>(top_p));
+  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(needed), 1, total);
+}
+
+/// One draw from a row of processed logits.
+class Draw {
+ public:
+  Draw(VocabScan& scan, const SamplingConfig& config, double random, SamplerScratch& scratch)
+      : scan_(scan),
+        config_(config),
+        inverse_temperature_(std::max(1.0f / config.temperature, std::numeric_limits<float>::min())),
+        random_(random),
+        scratch_(scratch) {}
+
+  std::int32_t token() {
+    if (config_.min_p <= 0 && config_.top_k <= 0 && config_.top_p >= 1) return from_all();
+    return from(candidates());
+  }
+
+ private:
+  std::uint64_t target(std::uint64_t total) const {
+    return std::min(static_cast<std::uint64_t>(random_ * static_cast<double>(total)), total - 1);
+  }
+
+  std::int32_t from_all() { return scan_.token_at(target(scan_.weigh(inverse_temperature_)), inverse_temperature_); }
+
+  std::int32_t from(std::span<const Candidate> candidates) const {
+    std::uint64_t left = target(total_mass(candidates));
+    auto candidate = candidates.begin();
+    for (; left >= candidate->mass; ++candidate) left -= candidate->mass;
+    return token_of(candidate->key);
+  }
+
+  /// What min_p, top_k and top_p leave, by id and weighed.
+  std::span<Candidate> candidates() {
+    if (config_.top_k <= 0 && config_.min_p <= 0) return nucleus_of_all();
+    std::int32_t least = kLeastKey;
+    float reach = kReach;
+    if (config_.min_p > 0) {
+      reach = std::min(kReach, static_cast<float>(-natural_log(static_cast<double>(config_.min_p))));
+      least = key_at(reach);
+    }
+    if (config_.top_k > 0) least = std::max(least, scan_.key_reached_by(config_.top_k));
+    auto left = filter(scan_.collect(least), [&](const Candidate& c) {
+      return (logit_of(c.key) - scan_.max()) * inverse_temperature_ >= -reach;
+    });
+    if (config_.top_k > 0) left = likeliest(left, static_cast<std::size_t>(config_.top_k), scratch_.sorted);
+    weigh(left, scan_.max(), inverse_temperature_);
+    if (config_.top_p >= 1) return left;
+    return nucleus(left, share(total_mass(left), config_.top_p), scratch_.sorted);
+  }
+
+  /// top_p alone. Looks near the maximum first: where probability is concentrated, few tokens have to be picked up.
+  std::span<Candidate> nucleus_of_all() {
+    const std::uint64_t needed = share(scan_.weigh(inverse_temperature_), config_.top_p);
+    for (float reach = 4.0f;; reach *= 2) {
+      const auto near = scan_.collect(reach < kReach ? key_at(reach) : kLeastKey);
+      weigh(near, scan_.max(), inverse_temperature_);
+      if (total_mass(near) >= needed) return nucleus(near, needed, scratch_.sorted);
+    }
+  }
+
+  /// An order key that no logit within `reach` temperatures of the maximum falls below: rounding errs downwards.
+  std::int32_t key_at(float reach) const {
+    const double logit = static_cast<double>(scan_.max()) -
+                         static_cast<double>(config_.temperature) * static_cast<double>(reach) * (1 + 1e-6);
+    return std::max(kLeastKey, order_key(static_cast<float>(logit)) - 1);
+  }
+
+  VocabScan& scan_;
+  const SamplingConfig& config_;
+  const float inverse_temperature_;
+  const double random_;
+  SamplerScratch& scratch_;
+};
+
+void check_not_all_banned(const VocabScan& scan, std::size_t vocab_size) {
+  if (scan.max_key() > kLeastKey) return;
+  throw std::runtime_error("none of the " + std::to_string(vocab_size) +
+                           " tokens may be drawn: allowed_token_ids, bad_words and min_tokens (which bans the stop "
+                           "tokens) together ban them all; allow at least one more");
+}
+
+}  // namespace
+
+SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
+                    std::int64_t position, SamplerScratch& scratch) {
+  if (std::ssize(logits) != state.vocab_size()) {
+    throw std::invalid_argument(std::to_string(logits.size()) + " logits for a vocabulary of " +
+                                std::to_string(state.vocab_size()));
+  }
+  const FlushDenormals flush;
+  const SamplingConfig& config = state.config();
+  const bool report = config.logprobs >= 0;
+  std::span<const float> raw = logits;
+  if (state.edits_logits()) {
+    if (report) {
+      scratch.raw.assign(logits.begin(), logits.end());
+      raw = scratch.raw;
+    }
+    VocabScan(logits, scratch);  // a NaN must be found before a ban hides it
+    state.process(logits, tokens, scratch.allowed);
+  }
+  VocabScan scan(logits, scratch);
+  check_not_all_banned(scan, logits.size());
+  SampleResult result;
+  result.token = state.greedy()
+                     ? scan.argmax()
+                     : Draw(scan, config, uniform(config.seed, static_cast<std::uint64_t>(position)), scratch).token();
+  if (report) result.logprobs = logprobs_of(raw, result.token, config.logprobs, scratch);
+  return result;
+}
+
+TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std::int32_t top_n,
+                          SamplerScratch& scratch) {
+  const std::int64_t vocab_size = std::ssize(logits);
+  if (token < 0 || token >= vocab_size || top_n < 0 || top_n > vocab_size) {
+    throw std::invalid_argument("token " + std::to_string(token) + " and its " + std::to_string(top_n) +
+                                " likeliest asked of a vocabulary of " + std::to_string(vocab_size));
+  }
+  const FlushDenormals flush;
+  VocabScan scan(logits, scratch);
+  check_not_all_banned(scan, logits.size());
+  const double log_sum = natural_log(static_cast<double>(scan.weigh(1.0f)) / kMassOfOne);
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit - scan.max()) - log_sum);
+  };
+  TokenLogprobs result{.logprob = logprob(logits[token]), .rank = scan.rank(token), .top_ids = {}, .top_logprobs = {}};
+  if (top_n == 0) return result;
+  const auto top = scan.collect(scan.key_reached_by(top_n));
+  std::partial_sort(top.begin(), top.begin() + top_n, top.end(), likelier);
+  for (const Candidate& candidate : top.first(static_cast<std::size_t>(top_n))) {
+    result.top_ids.push_back(token_of(candidate.key));
+    result.top_logprobs.push_back(logprob(logit_of(candidate.key)));
+  }
+  return result;
+}
+
+}  // namespace quire

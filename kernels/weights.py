@@ -1,0 +1,87 @@
+"""From a checkpoint's tensors to the memory that kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels._native import Runner
+from quire.kernels.checkpoint import Checkpoint
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Numbers, round_up
+from quire.kernels.plan import Matrix, Operand, Rows, Table, Vector
+
+Weight = Matrix | Vector | Rows | Table
+
+
+def weights_of(operands: list[Operand]) -> list[Weight]:
+    """The distinct weights among the operands, in order."""
+    return list(dict.fromkeys(o for o in operands if isinstance(o, Matrix | Vector | Rows | Table)))
+
+
+def check(checkpoint: Checkpoint, weights: list[Weight]) -> None:
+    """Raises ModelError for the first tensor that the checkpoint lacks or has in another shape."""
+    for weight in weights:
+        if isinstance(weight, Matrix):
+            for part in weight.parts:
+                checkpoint.get(part.tensor, part.shape)
+        elif isinstance(weight, Vector):
+            for name, size in zip(weight.tensors, weight.sizes, strict=True):
+                checkpoint.get(name, (size,))
+        elif isinstance(weight, Rows):
+            checkpoint.get(weight.tensor, (weight.rows, weight.columns))
+
+
+@dataclass
+class Loader:
+    """Packs weights into a runner's memory. `progress(what, done, total)` counts bytes."""
+
+    runner: Runner
+    checkpoint: Checkpoint
+    numbers: Numbers
+    progress: Callable[[str, int, int], None] | None = None
+    addresses: dict[Weight, int] = field(default_factory=dict)
+
+    def load(self, weights: list[Weight]) -> None:
+        """Loads all; `addresses` then says where each is."""
+        total = sum(w.bytes(self.numbers) for w in weights if isinstance(w, Matrix))
+        done = 0
+        for weight in weights:
+            self.addresses[weight] = self._place(weight)
+            if isinstance(weight, Matrix):
+                done += weight.bytes(self.numbers)
+                self.checkpoint.drop_pages()
+                if self.progress is not None:
+                    self.progress("loading weights", done, total)
+
+    def _place(self, weight: Weight) -> int:
+        if isinstance(weight, Matrix):
+            return self._pack(weight)
+        if isinstance(weight, Vector):
+            return self.runner.upload(self._vector(weight))
+        if isinstance(weight, Rows):
+            tensor = self.checkpoint.get(weight.tensor, (weight.rows, weight.columns))
+            return self.runner.upload(np.ascontiguousarray(tensor.to_f32()))
+        return self.runner.upload(np.ascontiguousarray(weight.values))
+
+    def _pack(self, matrix: Matrix) -> int:
+        target = self.runner.allocate(matrix.bytes(self.numbers))
+        for part in matrix.parts:
+            tensor = self.checkpoint.get(part.tensor, part.shape)
+            n_stride, k_stride = (1, part.n) if part.transposed else (part.k, 1)
+            self.runner.pack(
+                target, self.numbers.weights, round_up(matrix.k, BLOCK) // BLOCK, part.first_tile, part.tile_step,
+                tensor.address, tensor.format, part.n, part.k, n_stride, k_stride,
+            )  # fmt: skip
+        return target
+
+    def _vector(self, vector: Vector) -> npt.NDArray[np.float32]:
+        parts = [self.checkpoint.get(n, (s,)).to_f32() for n, s in zip(vector.tensors, vector.sizes, strict=True)]
+        if vector.interleaved:
+            width = round_up(vector.sizes[0], TILE_ROWS)
+            padded = [np.pad(part, (0, width - len(part))).reshape(-1, TILE_ROWS) for part in parts]
+            parts = [np.stack(padded, axis=1).reshape(-1)]
+        values = np.concatenate(parts)
+        return np.pad(values, (0, round_up(len(values), BLOCK) - len(values)))
