@@ -187,10 +187,9 @@ class _Assembly:
         return self.loader.addresses[operand]
 
 
-def describe(model: str, options: LoadOptions | None = None) -> tuple[PlanBuilder, ModelConfig]:
+def describe(options: LoadOptions) -> tuple[PlanBuilder, ModelConfig]:
     """The plan of a checkpoint folder and its config; reads no weights."""
-    options = options or LoadOptions(model)
-    config = ModelConfig(Checkpoint(model).config)
+    config = ModelConfig(Checkpoint(options.model).config)
     plan = PlanBuilder(_numbers(options, config, host.choose_isa(options.isa).name), _limits(options, config))
     build_plan(plan, config)
     return plan, config

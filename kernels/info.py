@@ -1,0 +1,80 @@
+"""`python -m quire.kernels.info [--model FOLDER]`: this host and a model's plan, as JSON on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.kernels import host
+from quire.kernels._native import default_threads, llvm_version
+from quire.kernels.errors import ModelError
+from quire.kernels.plan import Matrix, PlanBuilder
+from quire.kernels.runner import LoadOptions, describe
+from quire.kernels.weights import weights_of
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def host_info() -> dict[str, Any]:
+    """What this machine offers."""
+    return {
+        "cpu": _cpu_name(),
+        "isa": host.choose_isa().name,
+        "available_isas": host.available_isas(),
+        "threads": default_threads(),
+        "memory_bytes": host.available_memory(),
+        "llvm_version": llvm_version(),
+        "cache_dir": str(host.cache_folder()),
+    }
+
+
+def plan_info(plan: PlanBuilder, architecture: str) -> dict[str, Any]:
+    """A model's plan: sizes in bytes, and how often each kernel is launched in a step."""
+    launches: dict[str, int] = {}
+    for launch in plan.launches:
+        launches[launch.kernel.name] = launches.get(launch.kernel.name, 0) + 1
+    weights = weights_of([operand for launch in plan.launches for operand in launch.operands])
+    tile_bytes = plan.heads.tile_bytes(plan.numbers) if plan.heads else 0
+    return {
+        "architecture": architecture,
+        "layers": plan.layers,
+        "vocab_size": plan.vocab_size,
+        "max_model_len": plan.limits.max_model_len,
+        "weights": plan.numbers.weights,
+        "weight_bytes": sum(w.bytes(plan.numbers) for w in weights if isinstance(w, Matrix)),
+        "kv_bytes_per_token": tile_bytes * plan.layers // 32,
+        "launches_per_step": len(plan.launches),
+        "kernels": launches,
+    }
+
+
+def main() -> int:
+    """Prints the information; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m quire.kernels.info", description=__doc__)
+    parser.add_argument("--model", help="checkpoint folder whose plan is shown")
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    arguments = parser.parse_args()
+    try:
+        info = host_info()
+        if arguments.model:
+            plan, config = describe(LoadOptions(arguments.model, dtype=arguments.dtype))
+            info["plan"] = plan_info(plan, config.architecture)
+    except ModelError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(info), indent=2).decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

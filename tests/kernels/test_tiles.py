@@ -1,0 +1,61 @@
+"""The kernels for AMX give the bits that FMA kernels give: on AMX itself, and elsewhere on tiles in software."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soft_tiles
+
+from quire.kernels import host, runner
+
+Outputs = list[tuple[list[int], list[float]]]
+
+
+def generate(model: str, lengths: tuple[int, ...], chunk: int, isa: str | None) -> Outputs:
+    """Tokens and logprobs of 6 greedy steps after each prompt, all in one batch."""
+    options = runner.LoadOptions(model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa)
+    engine = runner.load_model(options)
+    outputs: Outputs = []
+    for length in lengths:
+        prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
+        slot = engine.open(prompt, length, temperature=0.0, logprobs=2)
+        assert engine.reserve(slot, length + 6)
+        tokens: list[int] = []
+        values: list[float] = []
+        done = 0
+        while len(tokens) < 6:
+            count = min(chunk, length + len(tokens) - done)
+            result = engine.step([slot], [done], [count])
+            done += count
+            if result.token_ids[0] >= 0:
+                tokens.append(result.token_ids[0])
+                values += result.logprobs[0][1]
+        outputs.append((tokens, values))
+        engine.close(slot)
+    assert engine.free_pages == engine.num_pages
+    return outputs
+
+
+@pytest.fixture
+def soft_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    soft_tiles.load_library(tmp_path)
+    monkeypatch.setattr(runner, "Jit", soft_tiles.SoftJit)
+    monkeypatch.setattr(host, "choose_isa", soft_tiles.choose_amx)
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_tiles_in_software_give_the_bits_of_fma(
+    demo_model: Path, chunk: int, request: pytest.FixtureRequest
+) -> None:
+    lengths = (1, 2, 17, 70, 290)
+    expected = generate(str(demo_model), lengths, 512, "avx2")
+    request.getfixturevalue("soft_amx")
+    assert generate(str(demo_model), lengths, chunk, None) == expected
+
+
+@pytest.mark.skipif("amx" not in host.available_isas(), reason="this host has no AMX")
+def test_amx_gives_the_bits_of_fma(demo_model: Path) -> None:
+    lengths = (1, 2, 17, 70, 290, 700)
+    assert generate(str(demo_model), lengths, 512, "amx") == generate(str(demo_model), lengths, 512, "avx512")

@@ -1,0 +1,93 @@
+"""AMX tiles in software: lets the kernels for AMX run, and their bits be compared, on hosts without it.
+
+The tile intrinsics of a kernel's MLIR become calls of a small C library. Tiles are handles into a ring that is far
+longer than a kernel's live tiles. `tdpbf16ps` adds in the order that the instruction does: per output, one FMA chain
+over even k and one over odd k, each from zero, then C += even + odd.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+from quire.kernels import _native
+from quire.kernels.host import INSTRUCTION_SETS, InstructionSet
+
+SOURCE = r"""
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+typedef union { float f[16][16]; uint16_t h[16][32]; uint8_t b[16][64]; } Tile;
+enum { RING = 1024 };
+static _Thread_local Tile ring[RING];
+static _Thread_local int64_t next;
+static int64_t fresh(void) { int64_t t = next++ % RING; memset(&ring[t], 0, sizeof(Tile)); return t; }
+static float wide(uint16_t h) { uint32_t u = (uint32_t)h << 16; float f; memcpy(&f, &u, 4); return f; }
+int64_t soft_tilezero(int16_t rows, int16_t bytes) { (void)rows; (void)bytes; return fresh(); }
+int64_t soft_tileloadd64(int16_t rows, int16_t bytes, const char *p, int64_t stride) {
+  int64_t t = fresh();
+  for (int r = 0; r < rows; r++) memcpy(ring[t].b[r], p + r * stride, bytes);
+  return t;
+}
+void soft_tilestored64(int16_t rows, int16_t bytes, char *p, int64_t stride, int64_t t) {
+  for (int r = 0; r < rows; r++) memcpy(p + r * stride, ring[t].b[r], bytes);
+}
+int64_t soft_tdpbf16ps(int16_t rows, int16_t bytes, int16_t k_bytes, int64_t c, int64_t a, int64_t b) {
+  int64_t t = fresh();
+  for (int m = 0; m < rows; m++)
+    for (int n = 0; n < bytes / 4; n++) {
+      float even = 0, odd = 0;
+      for (int k = 0; k < k_bytes / 4; k++) {
+        even = fmaf(wide(ring[a].h[m][2 * k]), wide(ring[b].h[k][2 * n]), even);
+        odd = fmaf(wide(ring[a].h[m][2 * k + 1]), wide(ring[b].h[k][2 * n + 1]), odd);
+      }
+      ring[t].f[m][n] = ring[c].f[m][n] + (even + odd);
+    }
+  return t;
+}
+"""
+DECLARATIONS = """
+llvm.func @soft_tilezero(i16, i16) -> i64
+llvm.func @soft_tileloadd64(i16, i16, !llvm.ptr, i64) -> i64
+llvm.func @soft_tilestored64(i16, i16, !llvm.ptr, i64, i64)
+llvm.func @soft_tdpbf16ps(i16, i16, i16, i64, i64, i64) -> i64
+"""
+
+
+def load_library(folder: Path) -> None:
+    """Builds the library and makes its symbols known to the process, where the JIT finds them."""
+    source, library = folder / "soft_tiles.c", folder / "soft_tiles.so"
+    source.write_text(SOURCE)
+    command = ["cc", "-O2", "-mfma", "-ffp-contract=off", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
+    subprocess.run(command, check=True)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def software(text: str) -> str:
+    """The kernel with its tile intrinsics replaced by calls of the library."""
+    calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)
+    return DECLARATIONS + calls.replace("!llvm.x86_amx", "i64")
+
+
+class SoftJit:
+    """A Jit that compiles kernels for AMX to run without it."""
+
+    def __init__(self, cpu: str, features: str, vector_bits: int, cache_dir: str = "") -> None:
+        avx2 = INSTRUCTION_SETS["avx2"]
+        self._jit = _native.Jit(avx2.cpu, avx2.features, avx2.vector_bits, "")
+        self.tile_kernels = 0
+
+    @property
+    def compiled(self) -> int:
+        return self._jit.compiled
+
+    def compile(self, source: str, symbols: list[str]) -> list[int]:
+        self.tile_kernels += "tdpbf16ps" in source
+        return self._jit.compile(software(source), symbols)
+
+
+def choose_amx(name: str | None = None) -> InstructionSet:
+    """Stands in for `host.choose_isa`."""
+    return INSTRUCTION_SETS["amx"]
