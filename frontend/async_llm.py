@@ -1,0 +1,157 @@
+"""`AsyncLLM`: many streams at once on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack, cast
+
+from quire.frontend.engine import Engine
+from quire.frontend.engine_args import EngineArgs, EngineOptions
+from quire.frontend.errors import EngineDeadError
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.prompts import Message, Prompt, PromptType
+from quire.frontend.request_table import RequestTable
+from quire.frontend.sampling import SamplingParams
+from quire.frontend.streams import Mailbox, Streams
+from quire.frontend.tokenizer import Tokenizer
+
+OutputKind = Literal["cumulative", "delta"]
+
+_LONG_TEXT = 20_000  # characters, whose tokens take a while: not on the event loop
+
+
+class AsyncLLM:
+    """A model that streams, in an engine process of its own or in a running one; arguments as of `LLM`.
+
+    It works on one event loop at a time, any kind. Use it in an `async with` or call `close`; otherwise the engine
+    ends when the object is collected, or with the program. Construction waits until the engine is ready.
+    """
+
+    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+        self._mailbox = Mailbox()
+        self._engine = Engine(EngineArgs.from_options(model, options), self._mailbox.put)
+        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._streams = Streams(self._mailbox, RequestTable(self._engine.client.send, self._engine.eos_token_ids))
+        self._request_ids = itertools.count()
+
+    def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        output_kind: OutputKind = "cumulative",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the outputs of one prompt; the last is `finished`.
+
+        An output is all so far ("cumulative") or what is new ("delta"). A consumer that is slower than the engine
+        finds the increments merged in its next output. When it stops iterating, is cancelled or goes away, the
+        request is aborted. While iterating, raises `RequestError` (a `ValueError`) for bad input or when the engine
+        fails the request, and `EngineDeadError` when the engine dies.
+        """
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        is_long = isinstance(text, str) and len(text) > _LONG_TEXT
+        make = functools.partial(self._engine.prompt, prompt)
+        return self._stream(make, is_long, sampling_params, request_id, output_kind)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        output_kind: OutputKind = "cumulative",
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the answer to a conversation, written as a prompt by the chat template; else as `generate`."""
+        make = functools.partial(
+            self._engine.chat_prompt,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._stream(make, False, sampling_params, request_id, output_kind)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
+        self._streams.abort(request_id)
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine as it is now: the fields of `SchedulerStats`, and counters of its socket."""
+        return cast("dict[str, Any]", await asyncio.wrap_future(self._engine.client.call("stats")))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the engine's prefix cache."""
+        await asyncio.wrap_future(self._engine.client.call("reset_cache"))
+        return True
+
+    async def check_health(self) -> None:
+        """Raise `EngineDeadError` if the engine is dead."""
+        if (error := self.dead_error) is not None:
+            raise EngineDeadError(*error.args)
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """How the engine died, None while it lives."""
+        return self._engine.client.dead
+
+    @property
+    def engine_address(self) -> str:
+        """Where the engine listens; others can attach there."""
+        return self._engine.client.address
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `ValueError` when there is none."""
+        return self._engine.require_tokenizer()
+
+    def close(self) -> None:
+        """Leave the engine, and end it if it was started here. Open streams end with `EngineDeadError`. Idempotent."""
+        if self._finalizer.alive:
+            self._mailbox.put(EngineDeadError("the AsyncLLM was closed"))
+            self._finalizer()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    async def _stream(
+        self,
+        make_prompt: Callable[[], Prompt],
+        is_long: bool,
+        params: SamplingParams | None,
+        request_id: str | None,
+        output_kind: OutputKind,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        if output_kind not in ("cumulative", "delta"):
+            raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
+        prompt = await asyncio.to_thread(make_prompt) if is_long else make_prompt()
+        request_id = f"request-{next(self._request_ids)}" if request_id is None else request_id
+        request = self._engine.request(request_id, prompt, self._engine.params(params))
+        stream = self._streams.open(request)
+        try:
+            finished = False
+            while not finished:
+                await stream.growth()
+                if request.error is not None:
+                    raise type(request.error)(*request.error.args)
+                output = request.output(output_kind == "delta")
+                finished = output.finished
+                yield output
+        finally:
+            self._streams.close(stream)

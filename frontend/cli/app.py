@@ -1,0 +1,68 @@
+"""The `quire` command: puts its subcommands together, and turns what goes wrong into one line and an exit status.
+
+Subcommands import what they need when they run, so that `quire --help` is quick.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, NoReturn
+
+import typer
+
+from quire.frontend.cli import chat, complete, engine, info, keys, serve, version
+from quire.frontend.cli.failures import exit_status
+from quire.frontend.cli.flags import SAMPLING_NOTE
+from quire.frontend.cli.signals import end_on_signals
+
+
+def _paragraphs(docstring: str) -> str:
+    """Join the lines of each paragraph, so that help is wrapped to the terminal's width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
+
+
+def _epilog(command: Callable[..., object]) -> str | None:
+    return SAMPLING_NOTE if "temperature" in inspect.signature(command).parameters else None
+
+
+app = typer.Typer(
+    name="quire",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve language models on CPUs. Every command uses the embedded demo model unless --model names another.",
+    epilog="Ctrl-C ends a command cleanly (status 130). Errors end it with status 1, wrong usage with 2.",
+)
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", metavar="", callback=version.show, is_eager=True),
+    ] = False,
+) -> None:
+    del show_version  # its callback has done it
+
+
+for _command in (serve.serve, chat.chat, complete.complete, engine.engine, info.info, keys.keys, version.version):
+    app.command(help=_paragraphs(_command.__doc__ or ""), epilog=_epilog(_command))(_command)
+
+
+def main() -> NoReturn:
+    """Run the `quire` command and exit with its status."""
+    end_on_signals()
+    try:
+        status = app(prog_name="quire", standalone_mode=False)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is becomes one line
+        status = exit_status(error)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as in `quire complete ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status or 0)

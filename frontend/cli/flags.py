@@ -1,0 +1,190 @@
+"""The flags that several commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from quire.frontend.cli.failures import DEBUG
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(panel: str, text: str, metavar: str | None = None, **more: Any) -> Any:
+    """Return a flag whose default is None, meaning "not given"; its help text tells the default that holds then."""
+    return typer.Option(help=text, show_default=False, metavar=metavar, rich_help_panel=panel, **more)
+
+
+def switch(panel: str | None, name: str, text: str, **more: Any) -> Any:
+    """Return a flag without a value."""
+    return typer.Option(name, help=text, show_default=False, metavar="", rich_help_panel=panel, **more)
+
+
+def _debug(value: bool) -> None:
+    if value:
+        os.environ[DEBUG] = "1"
+
+
+_engine = functools.partial(option, "Engine")
+_attach = functools.partial(option, "A running engine")
+_sampling = functools.partial(option, "Sampling")
+
+
+@dataclass(frozen=True)
+class CommonFlags:
+    """Flags of every command."""
+
+    debug: Annotated[
+        bool, switch(None, "--debug", "Show the tracebacks of errors.", callback=_debug, is_eager=True)
+    ] = False
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """How the engine is set up; what is None was not given, and the engine's default holds."""
+
+    model: Annotated[
+        Path | None,
+        _engine("Checkpoint: config.json, *.safetensors, tokenizer.json. Default: the demo model.", "FOLDER"),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        _engine("Of weights and KV pages: auto, bfloat16, float32. Default: auto, the checkpoint's.", "TYPE"),
+    ] = None
+    max_model_len: Annotated[
+        int | None, _engine("Context length: most tokens of prompt and answer. Default: the model's.", "TOKENS", min=1)
+    ] = None
+    max_num_seqs: Annotated[int | None, _engine("Sequences that run at once. Default: 256.", "N", min=1)] = None
+    max_num_batched_tokens: Annotated[
+        int | None, _engine("Token budget of one step. Default: 2048.", "TOKENS", min=1)
+    ] = None
+    kv_memory: Annotated[
+        str | None,
+        _engine("Memory for KV pages in bytes, or such as 512MiB, 4GiB. Default: chosen by the engine.", "SIZE"),
+    ] = None
+    num_pages: Annotated[int | None, _engine("KV pages, in place of --kv-memory.", "N", min=1)] = None
+    page_size: Annotated[int | None, _engine("Tokens in one KV page: 16, 32, 64 or 128. Default: 32.", "TOKENS")] = None
+    threads: Annotated[
+        int | None, _engine("Threads of the engine. Default: QUIRE_THREADS, or every usable core.", "N", min=1)
+    ] = None
+    cache_dir: Annotated[
+        Path | None, _engine("Where compiled kernels are kept. Default: quire in the user's cache folder.", "FOLDER")
+    ] = None
+
+
+@dataclass(frozen=True)
+class AttachFlags:
+    """How to reach an engine that is running already."""
+
+    address: Annotated[
+        str | None,
+        _attach(
+            "Use the engine at ipc://PATH or tcp://HOST:PORT instead of starting one. Its own flags, those under "
+            "Engine, were set when it was started, and are refused here.",
+            "ADDRESS",
+        ),
+    ] = None
+    curve_keys: Annotated[Path | None, _attach("CURVE keys for tcp://, as `quire keys` makes them.", "FOLDER")] = None
+    insecure_tcp: Annotated[bool, switch("A running engine", "--insecure-tcp", "Allow tcp:// without keys.")] = False
+    tokenizer: Annotated[Path | None, _attach("Folder of the tokenizer. Default: the model's.", "FOLDER")] = None
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """How tokens are drawn; what is None was not given.
+
+    The defaults of temperature, top_p, top_k, min_p and repetition_penalty are the model's own where it has them.
+    """
+
+    max_tokens: Annotated[
+        int | None,
+        _sampling("Most tokens of an answer. Default: until it ends, or the context is full.", "N", min=1),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        _sampling("0: always the likeliest token; higher: more varied. Default: the model's *, or 1.", "X", min=0.0),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        _sampling("Draw among the likeliest tokens of this probability together. Default: the model's *, or 1.", "P"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        _sampling("Draw among this many of the likeliest tokens, 0: all. Default: the model's *, or 0.", "N"),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        _sampling(
+            "Draw among tokens of at least P times the likeliest's probability. Default: the model's *, or 0.", "P"
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        _sampling("Above 1: tokens that were there before get less likely. Default: the model's *, or 1.", "X"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _sampling("Taken once from the logit of each token in the answer, -2 to 2. Default: 0.", "X")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _sampling("Taken from it for each time it occurred, -2 to 2. Default: 0.", "X")
+    ] = None
+    stop: Annotated[
+        list[str] | None, _sampling("End the answer before this text; may be given several times.", "TEXT")
+    ] = None
+    seed: Annotated[
+        int | None, _sampling("The same seed draws the same answer again. Default: a fresh one.", "N", min=0)
+    ] = None
+    ignore_eos: Annotated[bool, switch("Sampling", "--ignore-eos", "Go on after the model's end token.")] = False
+
+
+SAMPLING_NOTE = "* as its generation_config.json has it"
+
+
+def takes(**groups: type) -> Callable[[F], Callable[..., Any]]:
+    """Give a command the flags of dataclasses: `@takes(engine=EngineFlags)` passes `engine=EngineFlags(...)`.
+
+    Typer reads flags off a function's signature; this writes them there, once for all commands.
+    """
+
+    def decorate(function: F) -> Callable[..., Any]:
+        hints = get_type_hints(function, include_extras=True)
+        parameters = [
+            parameter.replace(annotation=hints[name])
+            for name, parameter in inspect.signature(function).parameters.items()
+            if name not in groups
+        ]
+        for group in groups.values():
+            parameters += _parameters(group)
+
+        @functools.wraps(function)
+        def command(**given: Any) -> Any:
+            values = {
+                name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+                for name, group in groups.items()
+            }
+            return function(**given, **values)
+
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del command.__wrapped__  # or its signature would be read
+        return command
+
+    return decorate
+
+
+def _parameters(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in dataclasses.fields(group)
+    ]

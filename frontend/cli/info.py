@@ -1,0 +1,106 @@
+"""`quire info`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.frontend.cli.flags import CommonFlags, switch, takes
+from quire.frontend.cli.output import write
+
+NAMES = {"isa": "instruction set", "memory_bytes": "memory", "llvm_version": "LLVM", "cpu": "CPU"}
+
+
+@takes(common=CommonFlags)
+def info(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint folder. Default: the demo model.", metavar="FOLDER", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False,
+    *,
+    common: CommonFlags,
+) -> None:
+    """Show the host (instruction set, threads, memory) and how a model would run on it."""
+    del common
+    facts = _ask_kernels(model)
+    if as_json:
+        write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    else:
+        _show(facts)
+
+
+def _ask_kernels(model: Path | None) -> dict[str, Any]:
+    """Run `python -m quire.kernels.info`: the frontend itself does not load the native extension."""
+    from quire.frontend.engine_args import DEMO_MODEL
+
+    command = [sys.executable, "-m", "quire.kernels.info", "--model", str(model or DEMO_MODEL)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"quire.kernels.info exited with status {done.returncode}"]
+        raise RuntimeError(lines[-1].removeprefix("error: "))
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    plan = facts.pop("plan", None)
+    console.print(_table("Host", facts))
+    if isinstance(plan, dict):
+        console.print(_table("Model", {key: value for key, value in plan.items() if not _is_rows(value)}))
+        for key, value in plan.items():
+            if _is_rows(value):
+                console.print(_rows(key, value))
+
+
+def _is_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _table(title: str, facts: dict[str, Any]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for key, value in facts.items():
+        table.add_row(f"[dim]{NAMES.get(key, key.replace('_', ' '))}[/dim]", escape(_text(key, value)))
+    return table
+
+
+def _rows(title: str, rows: list[dict[str, Any]]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2))
+    for row in rows:
+        table.add_row(*(escape(_text(key, row.get(key, ""))) for key in columns))
+    return table
+
+
+def _text(key: str, value: Any) -> str:
+    if key.endswith("bytes") and isinstance(value, int):
+        return readable_size(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_text(name, item)}" for name, item in value.items())
+    return str(value)
+
+
+def readable_size(size: int) -> str:
+    """Return a size in bytes with a binary unit, such as `1.5 GiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"

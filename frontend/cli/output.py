@@ -1,0 +1,83 @@
+"""What the command line writes: generated text on stdout, everything about it on stderr."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.frontend.outputs import RequestOutput
+
+# On a terminal a model's words must not move the cursor, recolour or retitle it.
+CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def is_interactive() -> bool:
+    """Whether a person sits there: stdin and stdout are a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def say(message: str) -> None:
+    """Write a line about what happens to stderr."""
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+
+
+@dataclass
+class Answer:
+    """One answer as it is written out; complete up to here also when it was stopped half way."""
+
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    began: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+
+    async def stream(self, outputs: AsyncIterator[RequestOutput]) -> None:
+        """Write deltas to stdout as they arrive."""
+        async for output in outputs:
+            completion = output.outputs[0]
+            if completion.token_ids and self.first is None:
+                self.first = time.perf_counter()
+            self.text += completion.text
+            self.num_tokens += len(completion.token_ids)
+            self.finish_reason = completion.finish_reason
+            write(completion.text)
+
+    def end_line(self) -> None:
+        """End the last line, unless the text has done so."""
+        if not self.text.endswith("\n"):
+            write("\n")
+
+    @property
+    def summary(self) -> str:
+        """Tokens, seconds to the first, and tokens a second after it."""
+        if self.first is None:
+            return "no tokens"
+        parts = [f"{self.num_tokens} tokens", f"the first after {self.first - self.began:.2f} s"]
+        if self.num_tokens > 1:
+            rate = (self.num_tokens - 1) / max(time.perf_counter() - self.first, 1e-9)
+            parts.append(f"then {rate:.0f} a second")
+        if self.finish_reason == "length":
+            parts.append("cut off by the length limit")
+        return ", ".join(parts)
+
+
+def write(text: str) -> None:
+    """Write generated text to stdout at once."""
+    if not text:
+        return
+    if sys.stdout.isatty():
+        text = text.translate(CONTROLS)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def tolerate_encoding() -> None:
+    """Where the locale cannot write a character, write `?` instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")

@@ -1,0 +1,138 @@
+"""An engine as the frontend has it: started or attached to, connected, with the tokenizer of its model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.frontend.client import CoreClient, Delivery
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.errors import RequestError
+from quire.frontend.launcher import EngineProcess
+from quire.frontend.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt
+from quire.frontend.request import Request
+from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
+from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from quire.frontend.chat_template import ChatTemplate
+
+
+class Engine:
+    """What `LLM` and `AsyncLLM` have in common: the connection, and how a user's input becomes a `Request`.
+
+    `deliver` is called on another thread, see `CoreClient`. Raises `EngineStartError`, `EngineConnectionError`.
+    `close` ends the connection, and the process if it was started here.
+    """
+
+    def __init__(self, args: EngineArgs, deliver: Callable[[Delivery], None]) -> None:
+        self.args = args
+        self._seeds = SeedSource(args.seed)
+        self._chat_template: ChatTemplate | None = None
+        self._process = EngineProcess(args) if args.engine_address is None else None
+        try:
+            # The engine loads its model in the meantime.
+            self.tokenizer = None if self._process is None else self._load_tokenizer(args.model)
+            self.client = self._connect(deliver)
+        except BaseException:
+            if self._process is not None:
+                self._process.stop()
+            raise
+        try:
+            if self._process is None:
+                self.tokenizer = self._load_tokenizer(self.client.ready.model)
+        except BaseException:
+            self.close()
+            raise
+        ready_eos = self.client.ready.eos_token_ids
+        tokenizer_eos = [] if self.tokenizer is None else self.tokenizer.eos_token_ids
+        known = [token for token in (*ready_eos, *tokenizer_eos) if token < self.client.ready.vocab_size]
+        self.eos_token_ids = list(dict.fromkeys(known))
+
+    @property
+    def model(self) -> str:
+        """The folder of the model, on the engine's machine."""
+        return self.client.ready.model
+
+    def close(self) -> None:
+        """Leave the engine, and end it if it was started here. Idempotent."""
+        self.client.close()
+        if self._process is not None:
+            self._process.stop()
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `RequestError` when there is none."""
+        if self.tokenizer is None:
+            raise RequestError("there is no tokenizer; name a folder that has one with tokenizer=, or use token ids")
+        return self.tokenizer
+
+    def params(self, params: SamplingParams | None) -> SamplingParams:
+        """Checked parameters; vLLM's defaults when there are none. Raises `ValueError`."""
+        return validate(SamplingParams() if params is None else params, vocab_size=self.client.ready.vocab_size)
+
+    def prompt(self, prompt: PromptType) -> Prompt:
+        """A checked prompt. Raises `RequestError`."""
+        return make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size)
+
+    def request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+        """A request that is ready to be submitted; `params` are checked ones. Raises `RequestError`."""
+        ready = self.client.ready
+        try:
+            check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+            seed = self._seeds.next() if params.seed is None else params.seed
+            each = engine_params(params, seed, self.tokenizer)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=time.monotonic())
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt that the chat template makes of a conversation. Raises `RequestError`."""
+        tokenizer = self.require_tokenizer()
+        text = self._template(tokenizer, chat_template).render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        # The template writes the special tokens itself.
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return checked_prompt(Prompt(token_ids, text), self.client.ready.vocab_size)
+
+    def _template(self, tokenizer: Tokenizer, source: str | None) -> ChatTemplate:
+        # Here, since jinja2 takes a tenth of a second to load, which would delay the start of every engine.
+        from quire.frontend.chat_template import load_chat_template
+
+        if source is not None:
+            return load_chat_template(tokenizer.path, source=source)
+        if self._chat_template is None:
+            self._chat_template = load_chat_template(tokenizer.path)
+        return self._chat_template
+
+    def _load_tokenizer(self, model: str) -> Tokenizer | None:
+        if self.args.skip_tokenizer_init:
+            return None
+        if self.args.tokenizer is not None:
+            return Tokenizer(self.args.tokenizer)
+        if self._process is None and not Path(model).is_dir():
+            return None  # the engine runs on another machine
+        return load_tokenizer(model)
+
+    def _connect(self, deliver: Callable[[Delivery], None]) -> CoreClient:
+        args, timeout = self.args, self.args.start_timeout
+        if self._process is not None:
+            address = self._process.wait_ready(timeout)
+            return CoreClient(address, deliver, obituary=self._process.obituary)
+        assert args.engine_address is not None
+        return CoreClient(args.engine_address, deliver, security=args.security, timeout=min(timeout, 10.0))

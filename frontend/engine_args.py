@@ -1,0 +1,152 @@
+"""The arguments of `LLM` and `AsyncLLM`: the names of vLLM where there is one, and clear words for what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+from quire.frontend.vllm_args import refuse
+from quire.protocol.keys import Security
+
+DEMO_MODEL = str(Path(__file__).parent / "demo_model")
+
+DTYPES = ("auto", "bfloat16", "float32")
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+class EngineOptions(TypedDict, total=False):
+    """The keyword arguments of `LLM` and `AsyncLLM`; `EngineArgs` tells their meanings and defaults."""
+
+    tokenizer: str | None
+    skip_tokenizer_init: bool
+    dtype: str
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_memory_bytes: int | str | None
+    num_pages: int | None
+    threads: int | None
+    seed: int | None
+    enable_prefix_caching: bool | None
+    cache_dir: str | None
+    engine_address: str | None
+    curve_keys: str | None
+    insecure_tcp: bool
+    start_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """How to get an engine: start one with these arguments, or attach to a running one at `engine_address`.
+
+    model: folder of a checkpoint. tokenizer: folder, when it is not the model's. skip_tokenizer_init: token ids only.
+    dtype: "auto" (the checkpoint's), "bfloat16" or "float32". max_model_len: context length, the model's when None.
+    max_num_seqs: sequences that run at once. max_num_batched_tokens: token budget of a step.
+    block_size: tokens in a KV page. kv_cache_memory_bytes: memory for KV pages, a number or text such as "4GiB";
+    num_pages: the same in pages. threads: of the engine; all usable cores when None.
+    seed: of the seeds that requests without one are given; a fresh one when None.
+    enable_prefix_caching: not yet, so True is refused. cache_dir: where compiled kernels are kept.
+    engine_address: attach there instead of starting an engine.
+    curve_keys: folder of keys for tcp://; insecure_tcp: tcp:// without keys.
+    start_timeout: seconds until an engine that is not ready, or does not answer, is given up.
+    """
+
+    model: str = DEMO_MODEL
+    tokenizer: str | None = None
+    skip_tokenizer_init: bool = False
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 32
+    kv_cache_memory_bytes: int | str | None = None
+    num_pages: int | None = None
+    threads: int | None = None
+    seed: int | None = None
+    enable_prefix_caching: bool | None = None
+    cache_dir: str | None = None
+    engine_address: str | None = None
+    curve_keys: str | None = None
+    insecure_tcp: bool = False
+    start_timeout: float = 600.0
+
+    @classmethod
+    def from_options(cls, model: str | None, options: Mapping[str, Any]) -> EngineArgs:
+        """Arguments from keywords as a user gave them. Raises `TypeError` or `ValueError` that names what is wrong."""
+        known = {field.name for field in fields(cls)}
+        for name, value in options.items():
+            if name not in known:
+                refuse(name, value, known)
+        given = {name: value for name, value in options.items() if name in known}
+        if given.get("engine_address") is not None:
+            _check_attach(model, given)
+        args = cls(**given) if model is None else cls(model=str(model), **given)
+        check_arguments(args)
+        return args
+
+    @property
+    def security(self) -> Security:
+        """What the sockets need to know."""
+        return Security(None if self.curve_keys is None else Path(self.curve_keys), self.insecure_tcp)
+
+    def command_line(self) -> list[str]:
+        """The flags of the engine process, its address left out."""
+        flags: dict[str, int | str | None] = {
+            "--model": str(Path(self.model).absolute()),
+            "--dtype": self.dtype,
+            "--max-model-len": self.max_model_len,
+            "--max-num-seqs": self.max_num_seqs,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+            "--page-size": self.block_size,
+            "--kv-memory": self.kv_cache_memory_bytes,
+            "--num-pages": self.num_pages,
+            "--threads": self.threads,
+            "--seed": self.seed,
+            "--cache-dir": self.cache_dir,
+        }
+        return [text for name, value in flags.items() if value is not None for text in (name, str(value))]
+
+
+def check_arguments(args: EngineArgs) -> None:
+    """Raise `ValueError` for the first argument that is out of range."""
+    if args.dtype not in DTYPES:
+        raise ValueError(f"dtype={args.dtype!r} is not known; it can be {', '.join(DTYPES)}")
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_pages", "threads"):
+        _check_count(name, getattr(args, name), 1)
+    _check_count("seed", args.seed, 0)
+    if args.block_size not in BLOCK_SIZES:
+        raise ValueError(f"block_size={args.block_size} is not possible; it can be {', '.join(map(str, BLOCK_SIZES))}")
+    if args.enable_prefix_caching:
+        raise ValueError("enable_prefix_caching=True: there is no prefix cache yet; leave it out, or say False")
+    if args.kv_cache_memory_bytes is not None and args.num_pages is not None:
+        raise ValueError("kv_cache_memory_bytes and num_pages both size the KV memory; give one of them")
+    if args.start_timeout <= 0:
+        raise ValueError(f"start_timeout={args.start_timeout} is not a time; give seconds above 0")
+    if args.engine_address is None and not Path(args.model).is_dir():
+        raise ValueError(
+            f"model={args.model!r} is not a folder; give the folder of a checkpoint (config.json, *.safetensors "
+            "and tokenizer.json), or leave model out for the demo model"
+        )
+
+
+# Arguments that mean something with an engine that runs already; the rest was decided when it was started.
+_ATTACH = {
+    "engine_address", "tokenizer", "skip_tokenizer_init", "seed", "curve_keys", "insecure_tcp", "start_timeout",
+}  # fmt: skip
+
+
+def _check_attach(model: str | None, given: Mapping[str, Any]) -> None:
+    decided = sorted({*given} - _ATTACH) + ([] if model is None else ["model"])
+    if decided:
+        raise ValueError(
+            f"{', '.join(decided)} cannot be set for the engine at {given['engine_address']}, which is running "
+            "already; leave out, or set when that engine is started"
+        )
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if value is not None and (type(value) is not int or value < least):
+        raise ValueError(f"{name}={value!r} is out of range; give a whole number, {least} or more")

@@ -1,0 +1,23 @@
+"""The exceptions that the frontend raises; each message says what happened and what can be done."""
+
+from __future__ import annotations
+
+
+class RequestError(ValueError):
+    """A request that cannot be served: bad input, or refused by the engine. `index` is its place in the batch."""
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message if index is None else f"prompt {index}: {message}")
+        self.index = index
+
+
+class EngineStartError(RuntimeError):
+    """The engine process ended, or stayed silent, before it was ready; carries the engine's own message."""
+
+
+class EngineConnectionError(RuntimeError):
+    """No connection to an engine: nobody listens there, it does not answer, or it speaks another version."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine ended, or stopped answering, while it was in use. Every open request ends with this error."""

@@ -1,0 +1,179 @@
+"""`LLM`: many prompts in, all their results out."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, cast
+
+from quire.frontend.client import Delivery
+from quire.frontend.engine import Engine
+from quire.frontend.engine_args import EngineArgs, EngineOptions
+from quire.frontend.errors import EngineDeadError, RequestError
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.progress import progress_bar
+from quire.frontend.prompts import Message, Prompt, PromptType, split_batch
+from quire.frontend.request import Request
+from quire.frontend.request_table import RequestTable
+from quire.frontend.sampling import SamplingParams
+from quire.frontend.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class LLM:
+    """A model that is ready to generate, in an engine process of its own or in a running one.
+
+    `LLM("/path/of/a/checkpoint")`, or `LLM()` for the demo model; keywords are the fields of `EngineArgs`, named as
+    in vLLM. With `engine_address` it attaches to a running engine. Use it in a `with`, or `close` it; otherwise the
+    engine ends when the object is collected, or with the program. Calls from several threads follow each other.
+
+    Raises `TypeError` or `ValueError` for arguments, `EngineStartError` or `EngineConnectionError` for the engine.
+    """
+
+    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+        self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._engine = Engine(EngineArgs.from_options(model, options), self._inbox.put)
+        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)
+        self._lock = threading.Lock()
+        self._request_ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt or many; the results are in the order of the prompts.
+
+        `sampling_params`: one for all, or one a prompt. `use_tqdm`: a progress bar, if there are several prompts and
+        a terminal. When a prompt or its parameters are bad, `RequestError` (a `ValueError`) names it by its index
+        and nothing is run; when the engine fails a request, the others are aborted and `RequestError` is raised.
+        """
+        batch = split_batch(prompts)
+        made = [_named(index, self._engine.prompt, prompt) for index, prompt in enumerate(batch)]
+        return self._run(made, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, written as prompts by the model's chat template; else as `generate`."""
+
+        def render(conversation: Sequence[Message]) -> Prompt:
+            return self._engine.chat_prompt(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
+        made = [_named(index, render, conversation) for index, conversation in enumerate(conversations)]
+        return self._run(made, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `ValueError` when there is none."""
+        return self._engine.require_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a call that gives none."""
+        return SamplingParams()
+
+    def stats(self) -> dict[str, Any]:
+        """The engine as it is now: the fields of `SchedulerStats`, and counters of its socket."""
+        return cast("dict[str, Any]", self._engine.client.call("stats").result())
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the engine's prefix cache."""
+        self._engine.client.call("reset_cache").result()
+        return True
+
+    @property
+    def engine_address(self) -> str:
+        """Where the engine listens; others can attach there."""
+        return self._engine.client.address
+
+    def close(self) -> None:
+        """Leave the engine, and end it if it was started here. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        each = self._params_of_each(params, len(prompts))
+        requests = [
+            _named(index, self._make_request, (prompt, params))
+            for index, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+        ]
+        with self._lock:
+            try:
+                self._complete(requests, use_tqdm)
+            except BaseException:
+                self._table.drop(requests)  # nothing is left running
+                raise
+        return [request.output() for request in requests]
+
+    def _complete(self, requests: list[Request], use_tqdm: bool) -> None:
+        """Submit all, and take deliveries until all are finished."""
+        while not self._inbox.empty():
+            self._inbox.get()  # of requests that were dropped
+        for request in requests:
+            self._table.submit(request)
+        with progress_bar(len(requests), use_tqdm) as advance:
+            while self._table:
+                delivery = self._inbox.get()
+                if isinstance(delivery, EngineDeadError):
+                    raise EngineDeadError(*delivery.args)
+                for request in self._table.update(delivery):
+                    if request.error is not None:
+                        raise RequestError(str(request.error), requests.index(request))
+                    if request.finished:
+                        advance(len(request.prompt.token_ids), request.num_output_tokens)
+
+    def _make_request(self, given: tuple[Prompt, SamplingParams]) -> Request:
+        return self._engine.request(str(next(self._request_ids)), *given)
+
+    def _params_of_each(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> Sequence[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [self._engine.params(params)] * count
+        if not isinstance(params, Sequence):
+            raise TypeError(f"sampling_params is a {type(params).__name__}; give a SamplingParams, or one a prompt")
+        if len(params) != count:
+            raise ValueError(f"there are {len(params)} sampling_params for {count} prompts; give one, or one a prompt")
+        return [_named(index, self._engine.params, each) for index, each in enumerate(params)]
+
+
+def _named(index: int, make: Callable[[Any], T], given: Any) -> T:
+    """`make(given)`, whose error names the prompt by its index."""
+    try:
+        return make(given)
+    except ValueError as error:
+        raise RequestError(str(error), index) from None

@@ -1,0 +1,71 @@
+"""What a request gives back; names and meanings are those of vLLM."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.protocol.messages import EngineCoreEvent
+
+
+class Logprob(msgspec.Struct, frozen=True, gc=False):
+    """Log probability of one token at one position; `rank` 1 is the likeliest token of the vocabulary."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+# Per position: the chosen (or, in a prompt, the given) token first, then the top-N in falling order.
+PositionLogprobs = dict[int, Logprob]
+
+
+class RequestMetrics(msgspec.Struct, gc=False):
+    """Times of one request in seconds of the engine's monotonic clock; None while it has not happened.
+
+    `arrival_time` is taken by the frontend; on one machine the two clocks are the same.
+    """
+
+    arrival_time: float
+    queued_time: float | None = None
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+    events: list[EngineCoreEvent] = msgspec.field(default_factory=list)
+
+
+class CompletionOutput(msgspec.Struct, gc=False):
+    """One completion: all of it so far, or in a delta only what is new.
+
+    `finish_reason` is None while it grows, then "stop", "length" or "abort"; `stop_reason` is the stop string or
+    stop token id that ended it. `cumulative_logprob` and `logprobs` are None unless they were asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether nothing will be added any more."""
+        return self.finish_reason is not None
+
+
+class RequestOutput(msgspec.Struct, gc=False):
+    """A request and what has been generated for it: one `CompletionOutput` for each of `n`.
+
+    `prompt` is None when the prompt came as token ids; `prompt_logprobs` has one entry a prompt token, the first None.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[PositionLogprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0

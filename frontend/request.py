@@ -1,0 +1,186 @@
+"""A request as the frontend follows it: increments of the engine in, `RequestOutput` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.frontend.detokenizer import IncrementalDetokenizer
+from quire.frontend.errors import RequestError
+from quire.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from quire.frontend.prompts import Prompt
+from quire.frontend.tokenizer import Tokenizer
+from quire.protocol.messages import (
+    EngineCoreEvent,
+    EngineCoreOutput,
+    EventType,
+    FinishReason,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+
+class Completion:
+    """One of the `n` completions of a request while it grows: tokens, text, logprobs, and how it ended."""
+
+    def __init__(self, index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.index = index
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self._cumulative_logprob = 0.0
+        self._num_handed_out = 0
+        self._tokenizer = tokenizer
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = IncrementalDetokenizer(
+                tokenizer,
+                prompt.token_ids,
+                params.stop,
+                params.include_stop_str_in_output,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+                params.min_tokens,
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
+    def append(self, output: EngineCoreOutput) -> bool:
+        """Take an increment. Returns whether a stop string ended the completion, which the engine cannot know."""
+        token_ids = output.new_token_ids
+        stop_string = self._detokenize(output)
+        if self._detokenizer is not None:
+            token_ids = token_ids[: self._detokenizer.num_tokens - len(self._token_ids)]
+        self._token_ids += token_ids
+        if self._logprobs is not None and output.new_logprobs is not None:
+            for entry in output.new_logprobs[: len(token_ids)]:
+                self._logprobs.append(position_logprobs(entry, self._tokenizer))
+                self._cumulative_logprob += entry.logprobs[0]
+        if stop_string is not None:
+            self.finish_reason, self.stop_reason = str(FinishReason.STOP), stop_string
+        elif output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason
+        return stop_string is not None and output.finish_reason is None
+
+    def output(self, delta: bool) -> CompletionOutput:
+        """The completion so far, or what was added since the last call."""
+        start = self._num_handed_out if delta else 0
+        self._num_handed_out = len(self._token_ids)
+        text = "" if self._detokenizer is None else self._detokenizer.delta() if delta else self._detokenizer.text
+        return CompletionOutput(
+            self.index,
+            text,
+            self._token_ids[start:],
+            None if self._logprobs is None else self._cumulative_logprob,
+            None if self._logprobs is None else self._logprobs[start:],
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def _detokenize(self, output: EngineCoreOutput) -> str | None:
+        """Bring the text up to date; the stop string that ended it, or None."""
+        if self._detokenizer is None:
+            return None
+        stop_token = output.finish_reason is FinishReason.STOP
+        stop = self._detokenizer.update(output.new_token_ids, stop_token)
+        return self._detokenizer.finish() if stop is None and output.finish_reason is not None else stop
+
+
+class Request:
+    """One request of a user: its prompt and parameters, its completions, and the error that ended it, if one did.
+
+    `params` are those of `validate`; `engine_params` those of its engine requests, one a completion.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        engine_params: Sequence[SamplingParams],
+        tokenizer: Tokenizer | None,
+        *,
+        arrival_time: float,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.engine_params = engine_params
+        self.metrics = RequestMetrics(arrival_time)
+        self.error: Exception | None = None
+        self._tokenizer = tokenizer
+        self._completions = [Completion(i, prompt, params, tokenizer) for i in range(len(engine_params))]
+        self._num_open = len(engine_params)
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self._num_cached_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions have ended, or an error has ended them."""
+        return self._num_open == 0 or self.error is not None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that all completions have together."""
+        return sum(completion.num_tokens for completion in self._completions)
+
+    def append(self, index: int, output: EngineCoreOutput, timestamp: float) -> bool:
+        """Take an increment of completion `index`. Returns whether the engine must be told that it has ended."""
+        metrics = self.metrics
+        if output.events:
+            self._note(output.events)
+        if output.new_token_ids:
+            metrics.last_token_time = timestamp
+            if metrics.first_token_time is None:
+                metrics.first_token_time = timestamp
+                self._num_cached_tokens = output.num_cached_tokens
+        if output.new_prompt_logprobs is not None:
+            self._prompt_logprobs = [
+                None if entry is None else position_logprobs(entry, self._tokenizer)
+                for entry in output.new_prompt_logprobs
+            ]
+        completion = self._completions[index]
+        stopped = completion.append(output)
+        if output.finish_reason is FinishReason.ERROR and not stopped:
+            self.error = RequestError(output.error or "the engine gave no reason")
+        if completion.finish_reason is not None:
+            self._num_open -= 1
+            if self._num_open == 0:
+                metrics.finished_time = timestamp
+        return stopped
+
+    def output(self, delta: bool = False) -> RequestOutput:
+        """The request so far; with `delta` its completions hold only what was added since the last call."""
+        return RequestOutput(
+            self.request_id,
+            self.prompt.text,
+            self.prompt.token_ids,
+            self._prompt_logprobs,
+            [completion.output(delta) for completion in self._completions],
+            self.finished,
+            self.metrics,
+            self._num_cached_tokens,
+        )
+
+    def _note(self, events: list[EngineCoreEvent]) -> None:
+        metrics = self.metrics
+        metrics.events += events
+        for event in events:
+            if event.type is EventType.QUEUED:
+                metrics.queued_time = metrics.queued_time or event.timestamp
+            elif event.type is EventType.SCHEDULED:
+                metrics.first_scheduled_time = metrics.first_scheduled_time or event.timestamp
+            else:
+                metrics.num_preemptions += 1
+
+
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
+    """The log probabilities of one position by token id: the chosen token first, then the top-N in falling order."""
+    text = (lambda token: None) if tokenizer is None else tokenizer.token_text
+    ranks = [entry.rank, *range(1, len(entry.token_ids))]
+    return {
+        token: Logprob(logprob, rank, text(token))
+        for token, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True)
+    }

@@ -1,0 +1,200 @@
+"""Sampling parameters as users give them: checking, normalising, and the form that the engine reads."""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+from typing import Any
+
+import msgspec
+
+from quire.frontend.tokenizer import Tokenizer
+from quire.protocol.messages import SamplingParams
+
+__all__ = [
+    "MAX_COMPLETIONS",
+    "MAX_LOGPROBS",
+    "SamplingParams",
+    "SeedSource",
+    "check_length",
+    "engine_params",
+    "validate",
+]
+
+MAX_COMPLETIONS = 1024
+MAX_LOGPROBS = 20
+SEED_LIMIT = 1 << 63  # seeds are 63-bit on the wire, so that they fit any signed 64-bit reader
+
+_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
+
+# name -> (lowest, highest, whether the lowest is allowed itself)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "n": (1, MAX_COMPLETIONS, True),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "repetition_penalty": (0.0, math.inf, False),
+    "temperature": (0.0, math.inf, True),
+    "top_p": (0.0, 1.0, False),
+    "top_k": (0, math.inf, True),
+    "min_p": (0.0, 1.0, True),
+    "seed": (0, SEED_LIMIT - 1, True),
+    "max_tokens": (1, math.inf, True),
+    "min_tokens": (0, math.inf, True),
+}
+
+
+def validate(params: SamplingParams, *, vocab_size: int | None = None) -> SamplingParams:
+    """Check `params` and return a copy in the plain form: `stop` a list of strings, `top_k` 0 when off.
+
+    Token ids are checked when `vocab_size` is given. Raises `ValueError` that names the field, what was given and
+    what is allowed. What depends on the prompt is checked by `check_length`.
+    """
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
+    params = _plain(params)
+    for name, (low, high, closed) in _RANGES.items():
+        _check_range(name, getattr(params, name), low, high, closed)
+    for name in ("logprobs", "prompt_logprobs"):
+        _check_range(name, getattr(params, name), 0, MAX_LOGPROBS, True)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise ValueError(
+            f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}; lower it, or raise max_tokens"
+        )
+    _check_texts(params)
+    _check_token_ids(params, vocab_size)
+    return params
+
+
+def check_length(
+    params: SamplingParams, num_prompt_tokens: int, max_model_len: int, pool_tokens: int | None = None
+) -> None:
+    """Raise `ValueError` when the prompt and `max_tokens` do not fit the context, or the prompt not the KV memory.
+
+    `pool_tokens` is how many tokens the KV pages of the whole engine hold.
+    """
+    room = max_model_len - num_prompt_tokens
+    if pool_tokens is not None and num_prompt_tokens >= pool_tokens:
+        raise ValueError(
+            f"a prompt of {num_prompt_tokens} tokens can never be served: the engine's KV pages hold {pool_tokens}; "
+            f"shorten it to {pool_tokens - 1} or less, or start the engine with more KV memory"
+        )
+    if room < 1:
+        raise ValueError(
+            f"the prompt has {num_prompt_tokens} tokens and the context length is {max_model_len}; "
+            f"shorten it to {max_model_len - 1} or less, so that a token can follow"
+        )
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise ValueError(
+            f"max_tokens={params.max_tokens} with a prompt of {num_prompt_tokens} tokens exceeds the context length "
+            f"{max_model_len}; lower max_tokens to {room} or less"
+        )
+    if params.min_tokens > room:
+        raise ValueError(
+            f"min_tokens={params.min_tokens} with a prompt of {num_prompt_tokens} tokens exceeds the context length "
+            f"{max_model_len}; lower min_tokens to {room} or less"
+        )
+
+
+class SeedSource:
+    """Gives a seed to each request that has none, so that a resubmission can draw the same numbers.
+
+    With the same `seed` the n-th such request always gets the same one.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(secrets.randbits(64) if seed is None else seed)
+
+    def next(self) -> int:
+        """The next seed, in `[0, 2**62)`."""
+        return self._random.getrandbits(62)
+
+
+def engine_params(params: SamplingParams, seed: int, tokenizer: Tokenizer | None) -> list[SamplingParams]:
+    """The parameters of the `n` engine requests that carry out `params`: completion `i` draws from `seed + i`.
+
+    So completion `i` of a request with seed `s` has the tokens of a request of its own with seed `s + i`. What
+    concerns text stays behind; `bad_words` become token ids; only completion 0 asks for `prompt_logprobs`.
+    """
+    first = msgspec.structs.replace(
+        params,
+        n=1,
+        seed=seed,
+        stop=None,
+        bad_words=None,
+        bad_words_token_ids=_bad_words_token_ids(params, tokenizer),
+        detokenize=True,
+        skip_special_tokens=True,
+        spaces_between_special_tokens=True,
+        include_stop_str_in_output=False,
+    )
+    others = (
+        msgspec.structs.replace(first, seed=(seed + i) % SEED_LIMIT, prompt_logprobs=None) for i in range(1, params.n)
+    )
+    return [first, *others]
+
+
+def _plain(params: SamplingParams) -> SamplingParams:
+    """A copy with every field of its declared type; a field of another type is a `ValueError`."""
+    values: dict[str, Any] = {name: getattr(params, name) for name in _TYPES}
+    if isinstance(values["stop"], str):
+        values["stop"] = [values["stop"]]
+    if values["top_k"] == -1:
+        values["top_k"] = 0
+    for name, expected in _TYPES.items():
+        try:
+            values[name] = msgspec.convert(values[name], expected)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}={values[name]!r} is of the wrong type: {error}") from None
+    return SamplingParams(**values)
+
+
+def _check_range(name: str, value: float | None, low: float, high: float, closed: bool) -> None:
+    if value is None or (math.isfinite(value) and (low <= value if closed else low < value) and value <= high):
+        return
+    least = f"at least {low}" if closed else f"more than {low}"
+    most = "finite" if math.isinf(high) else f"at most {high}"
+    raise ValueError(f"{name}={value} is out of range; it must be {least} and {most}")
+
+
+def _check_texts(params: SamplingParams) -> None:
+    for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+        if any(not text.strip() if name == "bad_words" else not text for text in texts or ()):
+            raise ValueError(f"{name}={texts!r} holds an empty string; leave it out")
+    if params.stop and not params.detokenize:
+        raise ValueError(f"stop={params.stop!r} needs text, but detokenize=False; use stop_token_ids, or detokenize")
+
+
+def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
+    for name in ("allowed_token_ids", "bad_words_token_ids", "stop_token_ids", "logit_bias"):
+        value = getattr(params, name)
+        if value is None:
+            continue
+        lists = value if name == "bad_words_token_ids" else [value]
+        if (name == "allowed_token_ids" and not value) or (name == "bad_words_token_ids" and not all(lists)):
+            raise ValueError(f"{name}={value!r} allows nothing; give at least one token id, or None")
+        for token in (token for tokens in lists for token in tokens):
+            if token < 0 or (vocab_size is not None and token >= vocab_size):
+                last = "vocab_size - 1" if vocab_size is None else str(vocab_size - 1)
+                raise ValueError(f"{name} names token id {token}; ids go from 0 to {last}")
+    for token, bias in (params.logit_bias or {}).items():
+        _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0, True)
+
+
+def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]] | None:
+    """`bad_words_token_ids` and the tokens of each of `bad_words`, at the start of a text and after a space.
+
+    As in vLLM the form after a space counts only when it has as many tokens and another first one.
+    """
+    if not params.bad_words:
+        return params.bad_words_token_ids
+    if tokenizer is None:
+        raise ValueError(f"bad_words={params.bad_words!r} needs a tokenizer; use bad_words_token_ids")
+    banned = list(params.bad_words_token_ids or [])
+    for word in params.bad_words:
+        plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
+        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        banned.append(plain)
+        if spaced[0] != plain[0] and len(spaced) == len(plain):
+            banned.append(spaced)
+    return banned

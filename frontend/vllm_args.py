@@ -1,0 +1,99 @@
+"""The engine arguments of vLLM that Quire does not have, so that each is refused by name and none is ignored."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Literal
+
+Kind = Literal["device", "parallel", "kv", "lora", "hub", "multimodal", "always", "logs", "other"]
+
+_WHY: dict[Kind, str] = {
+    "device": "the engine runs on CPUs; KV memory is set by kv_cache_memory_bytes",
+    "parallel": "an engine is one process; use threads=",
+    "kv": "KV memory is set by kv_cache_memory_bytes or num_pages, its page by block_size",
+    "lora": "adapters are not supported",
+    "hub": "models are folders on this machine, and none of their code is run",
+    "multimodal": "only text is supported",
+    "always": "that cannot be switched",
+    "logs": "statistics are read with stats()",
+    "other": "it is not supported",
+}
+
+# What vLLM accepts and Quire has not: name -> the values that ask for nothing, which pass, and why others are refused.
+_VLLM: dict[str, tuple[tuple[object, ...], Kind]] = {
+    "tokenizer_mode": (("auto",), "other"),
+    "trust_remote_code": ((False,), "hub"),
+    "allowed_local_media_path": (("",), "multimodal"),
+    "allowed_media_domains": ((None,), "multimodal"),
+    "limit_mm_per_prompt": ((None,), "multimodal"),
+    "mm_processor_kwargs": ((None,), "multimodal"),
+    "tensor_parallel_size": ((1,), "parallel"),
+    "pipeline_parallel_size": ((1,), "parallel"),
+    "data_parallel_size": ((1,), "parallel"),
+    "enable_expert_parallel": ((False,), "parallel"),
+    "distributed_executor_backend": ((None,), "parallel"),
+    "disable_custom_all_reduce": ((True, False), "parallel"),
+    "quantization": ((None,), "other"),
+    "revision": ((None,), "hub"),
+    "tokenizer_revision": ((None,), "hub"),
+    "code_revision": ((None,), "hub"),
+    "hf_token": ((None,), "hub"),
+    "hf_overrides": ((None,), "hub"),
+    "hf_config_path": ((None,), "hub"),
+    "download_dir": ((None,), "hub"),
+    "load_format": (("auto", "safetensors"), "other"),
+    "config_format": (("auto", "hf"), "other"),
+    "gpu_memory_utilization": ((), "device"),
+    "swap_space": ((0,), "kv"),
+    "cpu_offload_gb": ((0,), "device"),
+    "enforce_eager": ((True, False, None), "device"),
+    "device": (("cpu", "auto", None), "device"),
+    "num_gpu_blocks_override": ((None,), "kv"),
+    "kv_cache_dtype": (("auto",), "kv"),
+    "kv_transfer_config": ((None,), "kv"),
+    "calculate_kv_scales": ((False,), "kv"),
+    "disable_sliding_window": ((False,), "always"),
+    "enable_chunked_prefill": ((True, None), "always"),
+    "disable_chunked_mm_input": ((False,), "multimodal"),
+    "long_prefill_token_threshold": ((0,), "always"),
+    "max_num_partial_prefills": ((), "always"),
+    "scheduling_policy": (("fcfs",), "other"),
+    "scheduler_cls": ((None,), "other"),
+    "async_scheduling": ((False, None), "always"),
+    "enable_lora": ((False,), "lora"),
+    "max_loras": ((None,), "lora"),
+    "max_lora_rank": ((None,), "lora"),
+    "speculative_config": ((None,), "other"),
+    "compilation_config": ((None,), "device"),
+    "guided_decoding_backend": ((None,), "other"),
+    "structured_outputs_config": ((None,), "other"),
+    "reasoning_parser": ((None, ""), "other"),
+    "task": ((None, "auto", "generate"), "other"),
+    "runner": ((None, "auto", "generate"), "other"),
+    "convert": ((None, "auto", "none"), "other"),
+    "pooler_config": ((None,), "other"),
+    "override_generation_config": ((None,), "other"),
+    "generation_config": (("vllm",), "other"),
+    "logits_processors": ((None,), "other"),
+    "max_logprobs": ((20,), "always"),
+    "logprobs_mode": (("raw_logprobs",), "other"),
+    "model_impl": (("auto",), "other"),
+    "worker_cls": (("auto",), "parallel"),
+    "served_model_name": ((None,), "other"),
+    "enable_sleep_mode": ((False,), "device"),
+    "disable_log_stats": ((True,), "logs"),
+    "disable_log_requests": ((True,), "logs"),
+    "enable_log_requests": ((False,), "logs"),
+}
+
+
+def refuse(name: str, value: object, known: set[str]) -> None:
+    """Raise for an argument that is not ours, unless it is one of vLLM's and asks for nothing we lack."""
+    if name not in _VLLM:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+        raise TypeError(f"{name} is not an argument; {hint}")
+    passing, kind = _VLLM[name]
+    if not any(value is allowed or value == allowed for allowed in passing):
+        allowed = f"; it can only be {' or '.join(map(repr, passing))}" if passing else ""
+        raise ValueError(f"{name}={value!r} is not supported: {_WHY[kind]}{allowed}; leave it out")

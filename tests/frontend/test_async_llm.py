@@ -1,0 +1,267 @@
+"""`AsyncLLM` with a real engine process and the demo model, under asyncio and uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestError, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from conftest import EngineFactory
+
+PROMPTS = ["Once upon a time", "There was a king who", "The fox said to the goose", "In a forest far away"]
+
+Body = Callable[[AsyncLLM], Awaitable[None]]
+Play = Callable[[Body], None]
+
+
+def greedy(max_tokens: int = 24, **fields: Any) -> SamplingParams:
+    """Parameters whose tokens are always the same, as many as asked for."""
+    return SamplingParams(temperature=0.0, seed=1, max_tokens=max_tokens, ignore_eos=True, **fields)
+
+
+@pytest.fixture(scope="module")
+def llm(module_engine: EngineFactory, demo_model: Path) -> LLM:
+    return module_engine(demo_model)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def play(llm: LLM, request: pytest.FixtureRequest) -> Play:
+    """Runs a test's body on an event loop, with an `AsyncLLM` attached to the engine of `llm`."""
+    run: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run if request.param == "uvloop" else asyncio.run
+
+    async def main(body: Body) -> None:
+        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(60):
+            await body(each)
+
+    return lambda body: run(main(body))
+
+
+async def collect(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
+    """All outputs of a stream."""
+    return [output async for output in outputs]
+
+
+async def idle(llm: AsyncLLM) -> None:
+    """Returns when the engine has nothing to do."""
+    while (stats := await llm.stats())["running"] + stats["waiting"] + stats["pages_held"]:
+        pass  # each look is a round trip to the engine
+
+
+def test_a_stream_grows_to_what_generate_returns(llm: LLM, play: Play) -> None:
+    [expected] = llm.generate(PROMPTS[0], greedy())
+
+    async def body(each: AsyncLLM) -> None:
+        outputs = await collect(each.generate(PROMPTS[0], greedy(), request_id="mine"))
+        texts = [output.outputs[0].text for output in outputs]
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert {output.request_id for output in outputs} == {"mine"}
+        assert outputs[-1].outputs == expected.outputs
+        assert outputs[-1].prompt_token_ids == expected.prompt_token_ids
+
+    play(body)
+
+
+def test_deltas_add_up(llm: LLM, play: Play) -> None:
+    [expected] = llm.generate(PROMPTS[0], greedy(logprobs=1, n=2))
+
+    async def body(each: AsyncLLM) -> None:
+        stream = each.generate(PROMPTS[0], greedy(logprobs=1, n=2), output_kind="delta")
+        outputs = await collect(stream)
+        for i, whole in enumerate(expected.outputs):
+            parts = [output.outputs[i] for output in outputs]
+            assert "".join(part.text for part in parts) == whole.text
+            assert [token for part in parts for token in part.token_ids] == whole.token_ids
+            assert [entry for part in parts for entry in part.logprobs or []] == whole.logprobs
+
+    play(body)
+
+
+def test_many_streams_at_once_each_get_their_own(llm: LLM, play: Play) -> None:
+    expected = {output.prompt: output.outputs for output in llm.generate(PROMPTS, greedy())}
+
+    async def body(each: AsyncLLM) -> None:
+        streams = [collect(each.generate(prompt, greedy())) for prompt in PROMPTS * 16]
+        for outputs in await asyncio.gather(*streams):
+            assert outputs[-1].outputs == expected[outputs[-1].prompt]
+
+    play(body)
+
+
+def test_a_slow_consumer_finds_the_increments_merged(play: Play) -> None:
+    async def body(each: AsyncLLM) -> None:
+        stream = each.generate(PROMPTS[0], greedy(max_tokens=200), output_kind="delta")
+        first = await anext(stream)
+        await idle(each)
+        rest = await anext(stream)
+        assert rest.finished
+        assert len(first.outputs[0].token_ids) + len(rest.outputs[0].token_ids) == 200
+        await stream.aclose()
+
+    play(body)
+
+
+def test_a_consumer_that_stops_iterating_aborts_its_request(play: Play) -> None:
+    async def body(each: AsyncLLM) -> None:
+        async for _ in each.generate(PROMPTS[0], greedy(max_tokens=1900)):
+            break
+        gc.collect()
+        await idle(each)
+        stream = each.generate(PROMPTS[0], greedy(max_tokens=1900))
+        await anext(stream)
+        await stream.aclose()
+        assert not each._streams._table
+        await idle(each)
+
+    play(body)
+
+
+def test_cancelling_a_task_aborts_its_request(play: Play) -> None:
+    async def body(each: AsyncLLM) -> None:
+        begun = asyncio.Event()
+
+        async def consume() -> None:
+            async for _ in each.generate(PROMPTS[0], greedy(max_tokens=1900)):
+                begun.set()
+
+        task = asyncio.create_task(consume())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not each._streams._table
+        await idle(each)
+
+    play(body)
+
+
+def test_abort_ends_the_stream_with_what_there_is(play: Play) -> None:
+    async def body(each: AsyncLLM) -> None:
+        stream = each.generate(PROMPTS[0], greedy(max_tokens=1900), request_id="long")
+        await anext(stream)
+        await each.abort("long")
+        last = (await collect(stream))[-1]
+        assert last.finished
+        assert last.outputs[0].finish_reason == "abort"
+        assert 0 < len(last.outputs[0].token_ids) < 1900
+        await each.abort("long")  # has ended already
+
+    play(body)
+
+
+def test_a_stop_string_ends_the_stream_and_the_engine_request(llm: LLM, play: Play) -> None:
+    text = llm.generate(PROMPTS[0], greedy())[0].outputs[0].text
+    stop = text[8:11]
+
+    async def body(each: AsyncLLM) -> None:
+        outputs = await collect(each.generate(PROMPTS[0], greedy(max_tokens=1900, stop=[stop])))
+        completion = outputs[-1].outputs[0]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+        assert completion.text == text[: text.index(stop)]
+        assert all(completion.text.startswith(output.outputs[0].text) for output in outputs)
+        await idle(each)
+
+    play(body)
+
+
+def test_bad_input_is_an_exception_of_its_own_stream_only(play: Play) -> None:
+    async def body(each: AsyncLLM) -> None:
+        bad: list[tuple[Any, SamplingParams | None, str]] = [
+            ("", None, "the prompt is empty"),
+            ([999_999], None, "999999"),
+            ("a", SamplingParams(top_p=2.0), "top_p=2.0"),
+            ("a", SamplingParams(max_tokens=100_000), "max_tokens=100000"),
+        ]
+        good = asyncio.create_task(collect(each.generate(PROMPTS[0], greedy(max_tokens=300))))
+        for prompt, params, message in bad:
+            if prompt == "" and (await each.get_tokenizer()).encode(""):
+                continue  # this tokenizer begins every text with a token
+            with pytest.raises(ValueError, match=message):
+                await collect(each.generate(prompt, params))
+        assert (await good)[-1].outputs[0].finish_reason == "length"
+
+    play(body)
+
+
+def test_a_request_id_is_used_once_at_a_time(play: Play) -> None:
+    async def body(each: AsyncLLM) -> None:
+        first = each.generate("a", greedy(max_tokens=1900), request_id="same")
+        await anext(first)
+        with pytest.raises(RequestError, match="in use"):
+            await anext(each.generate("a", greedy(), request_id="same"))
+        await first.aclose()
+        assert (await collect(each.generate("a", greedy(), request_id="same")))[-1].finished
+
+    play(body)
+
+
+def test_a_chat_is_answered(llm: LLM, play: Play) -> None:
+    messages = [{"role": "user", "content": "Tell me a tale about a fox"}]
+    [expected] = llm.chat(messages, greedy())
+
+    async def body(each: AsyncLLM) -> None:
+        outputs = await collect(each.chat(messages, greedy()))
+        assert outputs[-1].outputs == expected.outputs
+        assert outputs[-1].prompt == expected.prompt
+
+    play(body)
+
+
+def test_it_moves_to_another_event_loop_when_its_streams_have_ended(llm: LLM) -> None:
+    each = AsyncLLM(engine_address=llm.engine_address)
+    try:
+        for run in (asyncio.run, uvloop.run, asyncio.run):
+            assert run(collect(each.generate("a", greedy())))[-1].finished
+
+        async def unfinished() -> None:
+            await anext(each.generate("a", greedy(max_tokens=1900)))
+
+        asyncio.run(unfinished())
+        assert asyncio.run(collect(each.generate("a", greedy())))[-1].finished
+    finally:
+        each.close()
+
+
+def test_closing_ends_open_streams_with_an_error(llm: LLM) -> None:
+    async def main() -> None:
+        each = AsyncLLM(engine_address=llm.engine_address)
+        stream = each.generate("a", greedy(max_tokens=1900))
+        await anext(stream)
+        each.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            await collect(stream)
+        with pytest.raises(EngineDeadError):
+            await collect(each.generate("a", greedy()))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_when_the_engine_dies_every_stream_ends_with_its_death(demo_model: Path, run: Callable[..., None]) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(demo_model), num_pages=1024) as each:
+            streams = [each.generate("a", greedy(max_tokens=1900)) for _ in range(8)]
+            for stream in streams:
+                await anext(stream)
+            os.kill(each._engine.client.ready.engine_pid, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+            assert [type(result) for result in results] == [EngineDeadError] * 8
+            assert all("SIGKILL" in str(result) for result in results)
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await each.check_health()
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await collect(each.generate("a"))
+
+    run(main())

@@ -1,0 +1,67 @@
+"""The arguments of `LLM` and `AsyncLLM`: none is ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.frontend import LLM
+from quire.frontend.engine_args import DEMO_MODEL, EngineArgs, EngineOptions
+from quire.frontend.vllm_args import _VLLM
+
+
+def test_the_demo_model_is_the_default(demo_model: Path) -> None:
+    assert EngineArgs.from_options(None, {}).model == DEMO_MODEL == str(demo_model)
+
+
+def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
+    assert {"model", *EngineOptions.__annotations__} == set(EngineArgs.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tensor_parallel_size": 2}, ValueError, r"tensor_parallel_size=2 is not supported.*it can only be 1"),
+        ({"gpu_memory_utilization": 0.9}, ValueError, "kv_cache_memory_bytes"),
+        ({"quantization": "awq"}, ValueError, "quantization='awq'"),
+        ({"enable_prefix_caching": True}, ValueError, "enable_prefix_caching=True"),
+        ({"trust_remote_code": True}, ValueError, "trust_remote_code=True"),
+        ({"max_num_seq": 3}, TypeError, "did you mean max_num_seqs"),
+        ({"wibble": 3}, TypeError, "wibble is not an argument"),
+        ({"dtype": "float16"}, ValueError, "dtype='float16' is not known; it can be auto, bfloat16, float32"),
+        ({"max_num_seqs": 0}, ValueError, "max_num_seqs=0"),
+        ({"max_model_len": 2.5}, ValueError, r"max_model_len=2\.5"),
+        ({"block_size": 33}, ValueError, "block_size=33"),
+        ({"seed": -1}, ValueError, "seed=-1"),
+        ({"num_pages": 3, "kv_cache_memory_bytes": "1GiB"}, ValueError, "give one of them"),
+        ({"engine_address": "ipc:///x", "threads": 2}, ValueError, "threads cannot be set"),
+        ({"start_timeout": 0}, ValueError, "start_timeout=0"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LLM(**options)
+
+
+def test_a_model_that_is_no_folder_is_refused() -> None:
+    with pytest.raises(ValueError, match="meta-llama/Llama"):
+        LLM("meta-llama/Llama-3.2-1B")
+
+
+@pytest.mark.parametrize("name", _VLLM)
+def test_arguments_of_vllm_that_ask_for_nothing_pass(name: str, demo_model: Path) -> None:
+    for value in _VLLM[name][0]:
+        EngineArgs.from_options(str(demo_model), {name: value})
+    with pytest.raises(ValueError, match=f"{name}='something else' is not supported"):
+        EngineArgs.from_options(str(demo_model), {name: "something else"})
+
+
+def test_the_command_line_has_what_was_given(demo_model: Path) -> None:
+    options = {"max_model_len": 128, "kv_cache_memory_bytes": "4GiB", "threads": 2, "seed": 0}
+    line = EngineArgs.from_options(str(demo_model), options).command_line()
+    pairs = dict(zip(line[::2], line[1::2], strict=True))
+    assert pairs["--model"] == str(demo_model)
+    assert (pairs["--max-model-len"], pairs["--kv-memory"], pairs["--seed"]) == ("128", "4GiB", "0")
+    assert "--num-pages" not in pairs

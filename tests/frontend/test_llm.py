@@ -1,0 +1,329 @@
+"""`LLM` with a real engine process and the demo model."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quire.frontend import LLM, EngineDeadError, EngineStartError, RequestError, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from conftest import EngineFactory
+
+PROMPTS = ["Once upon a time", "There was a king who", "The fox said to the goose", "In a forest far away"]
+
+
+def greedy(**fields: Any) -> SamplingParams:
+    """Parameters whose tokens are always the same, as many as asked for."""
+    return SamplingParams(**{"temperature": 0.0, "seed": 1, "max_tokens": 24, "ignore_eos": True, **fields})
+
+
+@pytest.fixture(scope="module")
+def llm(module_engine: EngineFactory, demo_model: Path) -> LLM:
+    return module_engine(demo_model, seed=7)
+
+
+def one(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
+    """The output of a single prompt."""
+    [output] = llm.generate(prompt, params)
+    return output
+
+
+def test_all_forms_of_a_prompt_give_the_same_result(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode(PROMPTS[0])
+    forms: list[Any] = [PROMPTS[0], {"prompt": PROMPTS[0]}, ids, tuple(ids), {"prompt_token_ids": ids}]
+    alone = [one(llm, form, greedy()) for form in forms]
+    together = llm.generate(forms, greedy())
+    assert {output.outputs[0].text for output in alone + together} == {alone[0].outputs[0].text}
+    assert [output.prompt for output in together] == [PROMPTS[0], PROMPTS[0], None, None, None]
+    assert all(output.prompt_token_ids == ids for output in together)
+
+
+def test_results_come_in_the_order_of_the_prompts_whatever_ends_first(llm: LLM) -> None:
+    params = [greedy(max_tokens=count) for count in (40, 1, 20, 5)]
+    outputs = llm.generate(PROMPTS, params)
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [40, 1, 20, 5]
+    for prompt, each, output in zip(PROMPTS, params, outputs, strict=True):
+        assert output.finished
+        assert output.outputs[0].finish_reason == "length"
+        assert output.outputs[0].text == one(llm, prompt, each).outputs[0].text
+
+
+def test_the_text_is_that_of_the_tokens(llm: LLM) -> None:
+    for output in llm.generate(PROMPTS, greedy()):
+        ids = output.prompt_token_ids + output.outputs[0].token_ids
+        assert llm.get_tokenizer().decode(ids) == (output.prompt or "") + output.outputs[0].text
+
+
+def test_no_prompts_give_no_results(llm: LLM) -> None:
+    assert llm.generate([], greedy()) == []
+
+
+def test_a_stop_string_cuts_the_text_and_ends_the_request(llm: LLM) -> None:
+    whole = one(llm, PROMPTS[0], greedy()).outputs[0]
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    cut = one(llm, PROMPTS[0], greedy(stop=[stop])).outputs[0]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    included = one(llm, PROMPTS[0], greedy(stop=[stop], include_stop_str_in_output=True)).outputs[0]
+    assert included.text == cut.text + stop
+
+
+def test_a_stop_string_as_plain_text_is_one_stop_string(llm: LLM) -> None:
+    stop = one(llm, PROMPTS[0], greedy()).outputs[0].text[4:7]
+    assert one(llm, PROMPTS[0], greedy(stop=stop)).outputs[0].stop_reason == stop
+
+
+def test_min_tokens_outlast_a_stop_string(llm: LLM) -> None:
+    whole = one(llm, PROMPTS[0], greedy()).outputs[0]
+    output = one(llm, PROMPTS[0], greedy(stop=[whole.text[:2]], min_tokens=8)).outputs[0]
+    assert len(output.token_ids) > 8
+
+
+def test_a_stop_token_ends_the_request_and_has_no_text(llm: LLM) -> None:
+    whole = one(llm, PROMPTS[0], greedy()).outputs[0]
+    token = whole.token_ids[6]
+    output = one(llm, PROMPTS[0], greedy(stop_token_ids=[token])).outputs[0]
+    count = whole.token_ids.index(token) + 1
+    assert output.token_ids == whole.token_ids[:count]
+    assert (output.finish_reason, output.stop_reason) == ("stop", token)
+    assert output.text == one(llm, PROMPTS[0], greedy(max_tokens=count)).outputs[0].text[: len(output.text)]
+    assert len(output.text) < len(whole.text)
+
+
+def test_completion_i_of_n_is_that_of_the_seed_plus_i(llm: LLM) -> None:
+    output = one(llm, PROMPTS[0], greedy(n=3, seed=5, temperature=1.0))
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    for i, completion in enumerate(output.outputs):
+        alone = one(llm, PROMPTS[0], greedy(seed=5 + i, temperature=1.0)).outputs[0]
+        assert completion.token_ids == alone.token_ids
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
+
+
+def test_the_seed_of_the_llm_decides_what_requests_without_one_draw(demo_model: Path, engine: EngineFactory) -> None:
+    first, second = (engine(demo_model, seed=3) for _ in range(2))
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    texts = [[output.outputs[0].text for output in llm.generate(PROMPTS[:1] * 4, params)] for llm in (first, second)]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 4
+
+
+def test_logprobs_are_given_as_asked(llm: LLM) -> None:
+    output = one(llm, PROMPTS[0], greedy(logprobs=2, prompt_logprobs=1, max_tokens=5))
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    assert [next(iter(position)) for position in completion.logprobs] == completion.token_ids
+    assert all(len(position) in {2, 3} for position in completion.logprobs)
+    chosen = [position[token] for position, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+    assert completion.cumulative_logprob == pytest.approx(sum(each.logprob for each in chosen))
+    assert [each.decoded_token for each in chosen] == [llm.get_tokenizer().token_text(i) for i in completion.token_ids]
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    given = [next(iter(position)) for position in output.prompt_logprobs[1:] if position is not None]
+    assert given == output.prompt_token_ids[1:]
+
+
+def test_without_asking_there_are_no_logprobs(llm: LLM) -> None:
+    output = one(llm, PROMPTS[0], greedy())
+    assert output.prompt_logprobs is None
+    assert output.outputs[0].logprobs is None
+    assert output.outputs[0].cumulative_logprob is None
+
+
+def test_the_times_of_a_request_follow_each_other(llm: LLM) -> None:
+    metrics = one(llm, PROMPTS[0], greedy()).metrics
+    times = [
+        metrics.arrival_time,
+        metrics.queued_time,
+        metrics.first_scheduled_time,
+        metrics.first_token_time,
+        metrics.last_token_time,
+    ]
+    assert None not in times
+    assert times == sorted(time for time in times if time is not None)
+    assert metrics.finished_time == metrics.last_token_time
+
+
+def test_a_chat_is_the_prompt_that_its_template_writes(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Tell me a tale about a fox"}]
+    [answer] = llm.chat(messages, greedy())
+    assert answer.prompt is not None
+    assert messages[0]["content"] in answer.prompt
+    [same] = llm.generate({"prompt_token_ids": answer.prompt_token_ids}, greedy())
+    assert same.outputs[0].text == answer.outputs[0].text
+    assert [each.prompt for each in llm.chat([messages, messages], greedy())] == [answer.prompt] * 2
+    [other] = llm.chat(messages, greedy(), chat_template="{{ messages[0].content }}!")
+    assert other.prompt == "Tell me a tale about a fox!"
+
+
+def test_without_detokenization_there_is_no_text(llm: LLM) -> None:
+    output = one(llm, PROMPTS[0], greedy(detokenize=False)).outputs[0]
+    assert (output.text, len(output.token_ids)) == ("", 24)
+
+
+def test_a_bad_word_is_not_written(llm: LLM) -> None:
+    whole = one(llm, PROMPTS[0], greedy(bad_words=["and", "the"], max_tokens=60))
+    engine_params = llm._engine.request(
+        "r", llm._engine.prompt("a"), llm._engine.params(greedy(bad_words=["the"]))
+    ).engine_params
+    banned = engine_params[0].bad_words_token_ids
+    assert banned is not None
+    assert [llm.get_tokenizer().decode(ids) for ids in banned] == ["the", " the"]
+    assert whole.finished
+
+
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    ([], {}, "prompt 2: the prompt is empty"),
+    ({"prompt_token_ids": []}, {}, "prompt 2: the prompt is empty"),
+    ([5, 999_999], {}, "prompt 2: token id 999999 at position 1"),
+    ([5, -1], {}, "token id -1 at position 1"),
+    ([5, "x"], {}, "'x' \\(str\\)"),
+    (3, {}, "a prompt is a int"),
+    ({"prompt": "a", "multi_modal_data": {}}, {}, "multi_modal_data"),
+    ([5] * 5000, {}, "context length"),
+    ([5] * 2000, {"max_tokens": 100}, "max_tokens=100 with a prompt of 2000 tokens"),
+    ("a", {"max_tokens": 0}, "max_tokens=0"),
+    ("a", {"temperature": float("nan")}, "temperature=nan"),
+    ("a", {"top_p": 0.0}, "top_p=0.0"),
+    ("a", {"logit_bias": {99_999_999: 1.0}}, "logit_bias"),
+    ("a", {"temperature": "hot"}, "temperature='hot'"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "fields", "message"), BAD)
+def test_bad_input_is_refused_by_name_before_anything_runs(
+    llm: LLM, prompt: Any, fields: dict[str, Any], message: str
+) -> None:
+    step = llm.stats()["step"]
+    params = [greedy(), greedy(), SamplingParams(**fields), greedy()]
+    with pytest.raises(RequestError, match=message) as caught:
+        llm.generate(["a", "b", prompt, "c"], params)
+    assert caught.value.index == 2
+    assert llm.stats()["step"] == step
+
+
+def test_unknown_sampling_fields_and_wrong_counts_are_refused(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="best_of"):
+        SamplingParams(best_of=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="3 sampling_params for 2 prompts"):
+        llm.generate(["a", "b"], [greedy()] * 3)
+    with pytest.raises(TypeError, match="dict"):
+        llm.generate("a", {"temperature": 0.0})  # type: ignore[arg-type]
+
+
+def test_an_interrupted_call_leaves_nothing_running(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = llm._table.update
+
+    def interrupt(*args: Any) -> Any:
+        update(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm._table, "update", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, greedy(max_tokens=1500))
+    monkeypatch.undo()
+    assert not llm._table
+    assert one(llm, PROMPTS[0], greedy()).finished
+
+
+def test_news_of_requests_that_are_no_more_do_not_concern_the_next(llm: LLM) -> None:
+    llm._inbox.put(EngineDeadError("the engine had forgotten this client"))
+    assert one(llm, PROMPTS[0], greedy()).finished
+
+
+def test_calls_from_several_threads_each_get_their_own(llm: LLM) -> None:
+    expected = [output.outputs for output in llm.generate(PROMPTS, greedy())]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        outputs = list(pool.map(lambda prompt: one(llm, prompt, greedy()).outputs, PROMPTS))
+    assert outputs == expected
+
+
+def test_several_clients_share_an_engine(llm: LLM) -> None:
+    with LLM(engine_address=llm.engine_address) as other:
+        assert other.get_tokenizer().path == llm.get_tokenizer().path
+        assert other.stats()["clients"] == 2
+        texts = {one(each, PROMPTS[0], greedy()).outputs[0].text for each in (llm, other)}
+        assert len(texts) == 1
+    assert one(llm, PROMPTS[0], greedy()).finished
+
+
+def test_what_the_engine_decides_cannot_be_set_when_attaching(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="max_num_seqs"):
+        LLM(engine_address=llm.engine_address, max_num_seqs=3)
+
+
+def test_token_ids_need_no_tokenizer(llm: LLM) -> None:
+    with LLM(engine_address=llm.engine_address, skip_tokenizer_init=True) as bare:
+        assert len(one(bare, [5, 6], greedy()).outputs[0].token_ids) == 24
+        with pytest.raises(RequestError, match="there is no tokenizer"):
+            bare.generate("a")
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_with_the_words_of_the_engine(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match=r"config\.json"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
+def test_an_engine_that_is_killed_is_reported_with_its_signal(demo_model: Path) -> None:
+    with LLM(str(demo_model), num_pages=64) as llm:
+        killer = threading.Timer(0.0, os.kill, (llm._engine.client.ready.engine_pid, signal.SIGKILL))
+        killer.start()
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            llm.generate(PROMPTS * 64, greedy(max_tokens=1900))
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            llm.generate("a", greedy())
+
+
+def test_an_llm_that_is_dropped_ends_its_engine(demo_model: Path) -> None:
+    llm = LLM(str(demo_model), num_pages=64)
+    pid, folder = llm._engine.client.ready.engine_pid, Path(llm.engine_address.removeprefix("ipc://")).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    del llm
+    assert not Path(f"/proc/{pid}").exists()
+    assert not folder.exists()
+
+
+PROGRAM = """
+import sys
+from quire.frontend import LLM, SamplingParams
+llm = LLM(sys.argv[1], num_pages=64)
+print(llm._engine.client.ready.engine_pid, llm.engine_address, flush=True)
+if sys.stdin.readline() == "generate":
+    while True:
+        llm.generate(["a", "b"], SamplingParams(max_tokens=1000, ignore_eos=True))
+"""
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_ends_takes_its_engine_with_it(demo_model: Path, number: signal.Signals | None) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(demo_model)]
+    # Errors go to a file: the engine would hold a pipe open.
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with process.stdout as stdout:
+            pid, address = stdout.readline().decode().split()
+        engine = os.pidfd_open(int(pid))
+        with process.stdin as stdin:
+            stdin.write(b"end\n" if number is None else b"generate")
+        if number is not None:
+            process.send_signal(number)
+        assert process.wait(30) == (0 if number is None else -number)
+        assert select.select([engine], [], [], 30)[0], "the engine has outlived its program"
+        os.close(engine)
+    assert not Path(address.removeprefix("ipc://")).parent.exists()

@@ -1,0 +1,119 @@
+"""Sampling parameters: what is refused, and what the engine gets to see."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.frontend.sampling import (
+    MAX_COMPLETIONS,
+    SEED_LIMIT,
+    SamplingParams,
+    SeedSource,
+    check_length,
+    engine_params,
+    validate,
+)
+from quire.frontend.tokenizer import Tokenizer
+
+
+def test_what_vllm_takes_for_off_is_off() -> None:
+    params = validate(SamplingParams(top_k=-1, stop="\n", temperature=0))  # type: ignore[arg-type]
+    assert (params.top_k, params.stop, params.temperature) == (0, ["\n"], 0.0)
+
+
+def test_the_given_parameters_are_left_as_they_are() -> None:
+    given_params = SamplingParams(stop=["a"], top_k=-1)
+    checked = validate(given_params)
+    assert checked.stop is not None
+    checked.stop.append("b")
+    assert (given_params.stop, given_params.top_k) == (["a"], -1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": 0}, "n=0 is out of range; it must be at least 1"),
+        ({"n": MAX_COMPLETIONS + 1}, "n=1025"),
+        ({"temperature": -0.1}, r"temperature=-0\.1"),
+        ({"temperature": math.inf}, "temperature=inf"),
+        ({"top_p": 1.01}, r"more than 0\.0 and at most 1\.0"),
+        ({"top_p": math.nan}, "top_p=nan"),
+        ({"top_k": -2}, "top_k=-2"),
+        ({"top_k": 2.5}, r"top_k=2\.5 is of the wrong type"),
+        ({"min_p": 1.5}, r"min_p=1\.5"),
+        ({"presence_penalty": 2.1}, r"presence_penalty=2\.1"),
+        ({"frequency_penalty": -3}, "frequency_penalty=-3"),
+        ({"repetition_penalty": 0}, r"repetition_penalty=0\.0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": SEED_LIMIT}, f"seed={SEED_LIMIT}"),
+        ({"max_tokens": -1}, "max_tokens=-1"),
+        ({"max_tokens": True}, "max_tokens=True"),
+        ({"min_tokens": 20, "max_tokens": 10}, "min_tokens=20 is more than max_tokens=10"),
+        ({"logprobs": 21}, "logprobs=21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs=-1"),
+        ({"stop": ["a", ""]}, "holds an empty string"),
+        ({"bad_words": [" "]}, "holds an empty string"),
+        ({"stop": ["a"], "detokenize": False}, "detokenize=False"),
+        ({"stop_token_ids": [100]}, "stop_token_ids names token id 100; ids go from 0 to 99"),
+        ({"allowed_token_ids": []}, "allows nothing"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids names token id -1"),
+        ({"bad_words_token_ids": [[1], []]}, "at least one token id"),
+        ({"logit_bias": {3: 101.0}}, r"logit_bias\[3\]=101\.0"),
+        ({"logit_bias": {100: 1.0}}, "logit_bias names token id 100"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias="),
+        ({"detokenize": 1}, "detokenize=1"),
+    ],
+)
+def test_a_bad_field_is_named_with_what_is_allowed(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        validate(SamplingParams(**fields), vocab_size=100)
+
+
+def test_a_length_beyond_the_context_says_what_fits() -> None:
+    with pytest.raises(ValueError, match="lower max_tokens to 1096 or less"):
+        check_length(SamplingParams(max_tokens=5000), 3000, 4096)
+    with pytest.raises(ValueError, match="shorten it to 4095 or less"):
+        check_length(SamplingParams(max_tokens=None), 4096, 4096)
+    with pytest.raises(ValueError, match="more KV memory"):
+        check_length(SamplingParams(), 64, 4096, pool_tokens=64)
+    check_length(SamplingParams(max_tokens=1096), 3000, 4096)
+
+
+def test_the_engine_sees_n_requests_with_derived_seeds_and_no_text() -> None:
+    params = validate(SamplingParams(n=3, stop=["x"], prompt_logprobs=1, include_stop_str_in_output=True))
+    each = engine_params(params, SEED_LIMIT - 1, None)
+    assert [one.seed for one in each] == [SEED_LIMIT - 1, 0, 1]
+    assert [one.prompt_logprobs for one in each] == [1, None, None]
+    assert all((one.n, one.stop, one.include_stop_str_in_output) == (1, None, False) for one in each)
+
+
+def test_bad_words_are_banned_at_the_start_and_after_a_space(demo_model: Path) -> None:
+    tokenizer = Tokenizer(demo_model)
+    params = validate(SamplingParams(bad_words=["the", " king"], bad_words_token_ids=[[7]]))
+    [only] = engine_params(params, 0, tokenizer)
+    assert only.bad_words is None
+    assert only.bad_words_token_ids is not None
+    assert only.bad_words_token_ids[0] == [7]
+    texts = {tokenizer.decode(ids) for ids in only.bad_words_token_ids[1:]}
+    assert {"the", " the", "king"} <= texts
+    with pytest.raises(ValueError, match="needs a tokenizer"):
+        engine_params(params, 0, None)
+
+
+@given(st.integers(min_value=0, max_value=SEED_LIMIT - 1))
+def test_the_same_seed_gives_the_same_seeds(seed: int) -> None:
+    first, second = SeedSource(seed), SeedSource(seed)
+    drawn = [first.next() for _ in range(4)]
+    assert drawn == [second.next() for _ in range(4)]
+    assert len(set(drawn)) == 4
+    assert all(0 <= each < SEED_LIMIT for each in drawn)
+
+
+def test_without_a_seed_every_source_differs() -> None:
+    assert SeedSource().next() != SeedSource().next()
