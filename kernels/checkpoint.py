@@ -44,6 +44,7 @@ class Tensor:
 
     @property
     def address(self) -> int:
+        """Where the bytes begin in this process."""
         return self.data.ctypes.data
 
     def to_f32(self) -> npt.NDArray[np.float32]:

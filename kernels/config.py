@@ -23,12 +23,15 @@ class ModelConfig:
             raise ModelError(f"config.json: architectures is {names!r}; it must name the model's class")
         return names[0]
 
-    def _typed(self, name: str, value: Any, kind: type[T]) -> T:
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+    @staticmethod
+    def _typed(name: str, value: Any, kind: type[T]) -> T:
+        given = type(value)
+        if kind is float and given is int:
+            value, given = float(value), float
+        if given is not kind or not isinstance(value, kind):
             raise ModelError(f"config.json: {name} is {value!r}; it must be of type {kind.__name__}")
-        return value
+        typed: T = value
+        return typed
 
     def require(self, name: str, kind: type[T]) -> T:
         """The field `name`; raises ModelError when it is missing or of another type."""

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.kernels import _native
+from quire.kernels._native import host_features, request_amx
 from quire.kernels.errors import ModelError
 
 
@@ -42,9 +42,9 @@ INSTRUCTION_SETS = {
 
 def available_isas() -> list[str]:
     """The instruction sets that this host can run, the best first."""
-    features = set(_native.host_features())
+    features = set(host_features())
     names = [isa.name for isa in INSTRUCTION_SETS.values() if isa.needs <= features]
-    return names if "amx" not in names or _native.request_amx() else names[1:]
+    return names if "amx" not in names or request_amx() else names[1:]
 
 
 def choose_isa(name: str | None = None) -> InstructionSet:

@@ -13,7 +13,8 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import default_threads, llvm_version
 from quire.kernels.errors import ModelError
-from quire.kernels.plan import Matrix, PlanBuilder
+from quire.kernels.operands import Matrix
+from quire.kernels.plan import PlanBuilder
 from quire.kernels.runner import LoadOptions, describe
 from quire.kernels.weights import weights_of
 

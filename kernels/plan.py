@@ -10,133 +10,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from quire.kernels.emit.attention import Attention
 from quire.kernels.emit.gemm import ROWS_PER_ITEM, Gemm
 from quire.kernels.emit.kv import Heads, SplitHeads
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Numbers, round_up
 from quire.kernels.emit.rows import Embedding, Norm
 from quire.kernels.errors import ModelError
+from quire.kernels.operands import (
+    Buffer,
+    Kernel,
+    KvLayer,
+    Launch,
+    Limits,
+    Linear,
+    Matrix,
+    Operand,
+    Part,
+    Rows,
+    Table,
+    Vector,
+)
 from quire.kernels.rope import Rope
-
-Kernel = Gemm | Embedding | Norm | SplitHeads | Attention
 
 TOKENS, LOGIT_ROWS, CAPACITY = 0, 1, 2
 """Numbers of the dims that kernels read (native `Dim`)."""
 _DIM_NAMES = {TOKENS: "tokens", LOGIT_ROWS: "logit_rows"}
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Memory that launches share. `input` buffers are the runner's own, filled anew for each step."""
-
-    name: str
-    bytes: int = 0
-    input: bool = False
-
-
-@dataclass(frozen=True)
-class KvLayer:
-    """The KV tiles of one layer."""
-
-    layer: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """A checkpoint tensor w[n, k] (or its transpose) that fills every `tile_step`-th tile of a packed matrix."""
-
-    tensor: str
-    n: int
-    k: int
-    transposed: bool = False
-    first_tile: int = 0
-    tile_step: int = 1
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (self.k, self.n) if self.transposed else (self.n, self.k)
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A packed weight matrix of `n` columns by `k`."""
-
-    parts: tuple[Part, ...]
-    n: int
-    k: int
-
-    def bytes(self, numbers: Numbers) -> int:
-        """Bytes of the packed form."""
-        return round_up(self.n, BLOCK) // BLOCK * (round_up(self.k, BLOCK) // BLOCK) * numbers.block_bytes
-
-
-@dataclass(frozen=True)
-class Vector:
-    """Tensors of one dimension, one after the other, as f32 padded with zeros to a multiple of 32.
-
-    `interleaved` takes 16 elements of each in turn, as the columns of a gate.
-    """
-
-    tensors: tuple[str, ...]
-    sizes: tuple[int, ...]
-    interleaved: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """An f32 array that the plan computed."""
-
-    name: str
-    values: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A tensor of shape [rows, columns], kept as f32 rows."""
-
-    tensor: str
-    rows: int
-    columns: int
-
-
-Operand = Buffer | KvLayer | Matrix | Vector | Table | Rows
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel over its operands; `dim`, `per`, `times` and `dynamic` as the native `Launch` has them."""
-
-    kernel: Kernel
-    operands: tuple[Operand, ...]
-    dim: str
-    per: int = 1
-    times: int = 1
-    dynamic: bool = False
-    head: bool = False
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes that a plan is made for: tokens of a step, positions of a sequence, tokens of a page."""
-
-    capacity: int
-    max_model_len: int
-    page_size: int
-
-
-@dataclass(frozen=True)
-class Linear:
-    """The tensors of a linear layer, or of several that share their input: (weight, bias or "", outputs)."""
-
-    tensors: tuple[tuple[str, str, int], ...]
-    transposed: bool = False
-
-    @property
-    def bias(self) -> bool:
-        return bool(self.tensors[0][1])
 
 
 @dataclass
@@ -177,9 +75,12 @@ class PlanBuilder:
             self._kernels[kernel] = replace(kernel, name=f"{kernel.name}_{len(self._kernels)}")
         return self._kernels[kernel]
 
-    def _add(self, kernel: Kernel, operands: Sequence[Operand], dim: str, **work: int) -> None:
-        head = dim == "logit_rows"
-        self.launches.append(Launch(self._kernel(kernel), tuple(operands), dim, head=head, **work))
+    def _add(
+        self, kernel: Kernel, operands: Sequence[Operand], dim: str, *, per: int = 1, times: int = 1,
+        dynamic: bool = False,
+    ) -> None:  # fmt: skip
+        launch = Launch(self._kernel(kernel), tuple(operands), dim, per, times, dynamic, head=dim == "logit_rows")
+        self.launches.append(launch)
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -289,7 +190,9 @@ class PlanBuilder:
             operands.append(self._rope_table(rope))
         if norms is not None:
             operands += [Vector((name,), (heads.dim,)) for name in norms[:2]]
-        split = SplitHeads("split_heads", heads, CAPACITY, rope is not None, norms is not None, norms[2] if norms else 0)
+        split = SplitHeads(
+            "split_heads", heads, CAPACITY, rope is not None, norms is not None, norms[2] if norms else 0
+        )
         self._add(split, operands, "tokens")
         out = self._activations("attended", heads.query * heads.dim)
         kernel = Attention(
@@ -297,7 +200,11 @@ class PlanBuilder:
             window if window < self.limits.max_model_len else 0,
         )  # fmt: skip
         self._add(
-            kernel, [Buffer("entries", input=True), queries, KvLayer(layer), out], "entries", times=heads.kv, dynamic=True
+            kernel,
+            [Buffer("entries", input=True), queries, KvLayer(layer), out],
+            "entries",
+            times=heads.kv,
+            dynamic=True,
         )
         return out
 

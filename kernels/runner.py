@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import msgspec
-
 from quire.kernels import host
 from quire.kernels._native import Jit, Plan, Runner, default_threads
 from quire.kernels.checkpoint import Checkpoint
@@ -19,7 +16,8 @@ from quire.kernels.emit.layout import BLOCK, Numbers, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.errors import ModelError
 from quire.kernels.models import build_plan, max_positions
-from quire.kernels.plan import Buffer, Kernel, KvLayer, Limits, Operand, PlanBuilder
+from quire.kernels.operands import Buffer, Kernel, KvLayer, Limits, Operand
+from quire.kernels.plan import PlanBuilder
 from quire.kernels.weights import Loader, check, weights_of
 
 Progress = Callable[[str, int, int], None]
@@ -134,18 +132,22 @@ class ModelRunner:
 
     @property
     def threads(self) -> int:
+        """Threads that compute a step."""
         return self._native.threads
 
     @property
     def free_pages(self) -> int:
+        """Pages that no sequence holds."""
         return self._native.free_pages
 
     @property
     def held_pages(self) -> int:
+        """Pages of open sequences."""
         return self._native.held_pages
 
     @property
     def cached_pages(self) -> int:
+        """Pages kept for sequences to come."""
         return self._native.cached_pages
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from quire.kernels._native import Runner
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Numbers, round_up
-from quire.kernels.plan import Matrix, Operand, Rows, Table, Vector
+from quire.kernels.operands import Matrix, Operand, Rows, Table, Vector
 
 Weight = Matrix | Vector | Rows | Table
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import F32, I32, I64, PTR, VF32, Builder, Value
+from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.kv import KV_TILE, Heads
 from quire.kernels.emit.layout import BLOCK, round_activation, round_up, store_activation, tiled_offset
 from quire.kernels.emit.math import LOG2_E, exp2
 from quire.kernels.emit.products import Operand, Products
+from quire.kernels.emit.value import F32, I32, I64, PTR, VF32, Value
 
 BLOCK_TOKENS = 256
 NO_SCORE = -1e30
@@ -45,7 +46,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Entry:
-    """One attention entry: `tokens` query tokens from batch row `row`, at positions from `position`, and their pages."""
+    """One attention entry: `tokens` query tokens from batch row `row` on, their first position, and the KV pages."""
 
     row: Value
     tokens: Value
@@ -78,8 +79,8 @@ class Attention:
         frame = self._frame(b, products)
         with b.items() as item:
             at = b.address(entries, item // self.heads.kv * ENTRY_BYTES)
-            fields = [b.load(at, 8 * i, I64) for i in range(3)]
-            entry = Entry(*fields, b.load(at, 24, PTR), item % self.heads.kv)
+            row, tokens, position = (b.load(at, 8 * i, I64) for i in range(3))
+            entry = Entry(row, tokens, position, b.load(at, 24, PTR), item % self.heads.kv)
             self._attend(b, products, entry, queries, tiles, frame)
             self._write(b, products, entry, frame, out)
         return b.text()
@@ -90,9 +91,7 @@ class Attention:
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.uses_tiles else u
         return Frame(u, p, b.scratch(rows * self.heads.blocks * BLOCK * 4), *(b.scratch(rows * 4) for _ in range(4)))
 
-    def _attend(
-        self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame
-    ) -> None:
+    def _attend(self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame) -> None:
         h, numbers = self.heads, products.numbers
         rows = entry.tokens * h.group
         zero, none = b.constant(0.0, VF32), b.constant(NO_SCORE, F32)

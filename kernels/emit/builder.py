@@ -9,130 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
-BF16, F32 = "bf16", "f32"
-PTR = "!llvm.ptr"
-TILE = "!llvm.x86_amx"
-
-LANES = 16
-"""Logical lanes of every reduction and vector, whatever the width of the host's registers."""
-
-
-def vector(element: str, lanes: int = LANES) -> str:
-    """The MLIR type of a vector of `lanes` elements."""
-    return f"vector<{lanes}x{element}>"
-
-
-VF32, VI32 = vector(F32), vector(I32)
-
-
-def element_of(type_: str) -> str:
-    """The element type of a vector type; a scalar type is its own."""
-    return type_[:-1].split("x", 1)[1] if type_.startswith("vector<") else type_
-
-
-def with_element(type_: str, element: str) -> str:
-    """`type_` with its element type replaced."""
-    return type_.replace(element_of(type_), element)
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """An SSA value. Operators emit `arith` operations; plain numbers become constants of the same type."""
-
-    builder: Builder
-    name: str
-    type: str
-
-    @property
-    def is_float(self) -> bool:
-        return element_of(self.type) in (F32, BF16)
-
-    def _binary(self, float_op: str, int_op: str, other: Value | int | float, swap: bool = False) -> Value:
-        right = self.builder.as_value(other, self.type)
-        pair = (right, self) if swap else (self, right)
-        return self.builder.op(f"arith.{float_op if self.is_float else int_op}", pair, self.type)
-
-    def __add__(self, other: Value | int | float) -> Value:
-        return self if other == 0 and not self.is_float else self._binary("addf", "addi", other)
-
-    def __sub__(self, other: Value | int | float) -> Value:
-        return self._binary("subf", "subi", other)
-
-    def __rsub__(self, other: int | float) -> Value:
-        return self._binary("subf", "subi", other, swap=True)
-
-    def __mul__(self, other: Value | int | float) -> Value:
-        return self if other == 1 and not self.is_float else self._binary("mulf", "muli", other)
-
-    def __truediv__(self, other: Value | int | float) -> Value:
-        return self._binary("divf", "", other)
-
-    def __floordiv__(self, other: Value | int) -> Value:
-        """Unsigned division: every index is at least zero."""
-        return self if other == 1 else self._binary("", "divui", other)
-
-    def __mod__(self, other: Value | int) -> Value:
-        return self._binary("", "remui", other)
-
-    def __and__(self, other: Value | int) -> Value:
-        return self._binary("", "andi", other)
-
-    def __or__(self, other: Value | int) -> Value:
-        return self._binary("", "ori", other)
-
-    def __lshift__(self, other: Value | int) -> Value:
-        return self._binary("", "shli", other)
-
-    def __rshift__(self, other: Value | int) -> Value:
-        """Logical (unsigned) shift right."""
-        return self._binary("", "shrui", other)
-
-    def __lt__(self, other: Value | int) -> Value:
-        return self.builder.compare("slt", self, other)
-
-    def __le__(self, other: Value | int) -> Value:
-        return self.builder.compare("sle", self, other)
-
-    def __ge__(self, other: Value | int) -> Value:
-        return self.builder.compare("sge", self, other)
-
-    def min(self, other: Value | int | float) -> Value:
-        """The smaller; `other` when either is NaN, as x86's minps has it."""
-        return self._choose("olt", "minsi", other)
-
-    def max(self, other: Value | int | float) -> Value:
-        """The larger; `other` when either is NaN, as x86's maxps has it."""
-        return self._choose("ogt", "maxsi", other)
-
-    def _choose(self, predicate: str, int_op: str, other: Value | int | float) -> Value:
-        if not self.is_float:
-            return self._binary("", int_op, other)
-        right = self.builder.as_value(other, self.type)
-        return self.builder.select(self.builder.compare(predicate, self, right), self, right)
-
-    def bitcast(self, element: str) -> Value:
-        return self.builder.convert("arith.bitcast", self, with_element(self.type, element))
-
-
-class Loop:
-    """A counted loop in the making: `index`, the carried values `state`, and `results` once it is closed."""
-
-    def __init__(self, index: Value, state: list[Value]) -> None:
-        self.index = index
-        self.state = state
-        self.results: list[Value] = []
-        self._next: list[Value] | None = None
-
-    def carry(self, *values: Value) -> None:
-        """The carried values of the next iteration."""
-        self._next = list(values)
-
-    @property
-    def next_values(self) -> list[Value]:
-        return self.state if self._next is None else self._next
+from quire.kernels.emit.value import (
+    BF16,
+    F32,
+    I1,
+    I64,
+    LANES,
+    PTR,
+    VI32,
+    Loop,
+    Value,
+    element_of,
+    vector,
+    with_element,
+)
 
 
 class Builder:
@@ -159,6 +50,7 @@ class Builder:
         return f"%{self._count}"
 
     def emit(self, line: str) -> None:
+        """Adds one line of MLIR."""
         self._lines.append(line)
 
     def constant(self, value: int | float, type_: str) -> Value:
@@ -173,9 +65,11 @@ class Builder:
         return self._constants[key]
 
     def as_value(self, value: Value | int | float, type_: str) -> Value:
+        """A number as a constant of the type; a value as it is."""
         return value if isinstance(value, Value) else self.constant(value, type_)
 
     def index(self, value: Value | int) -> Value:
+        """An i64."""
         return self.as_value(value, I64)
 
     def op(self, name: str, operands: Sequence[Value], type_: str) -> Value:
@@ -185,6 +79,7 @@ class Builder:
         return result
 
     def convert(self, name: str, value: Value, type_: str) -> Value:
+        """A conversion whose text is `name value : from to type`."""
         if value.type == type_:
             return value
         result = Value(self, self._name(), type_)
@@ -192,6 +87,7 @@ class Builder:
         return result
 
     def compare(self, predicate: str, left: Value, right: Value | int | float) -> Value:
+        """A comparison by MLIR's name of the predicate: `slt`, `ogt`, ..."""
         other = self.as_value(right, left.type)
         result = Value(self, self._name(), with_element(left.type, I1))
         operation = "cmpf" if left.is_float else "cmpi"
@@ -199,6 +95,7 @@ class Builder:
         return result
 
     def select(self, condition: Value, yes: Value, no: Value | int | float) -> Value:
+        """`yes` where the condition holds, else `no`."""
         other = self.as_value(no, yes.type)
         result = Value(self, self._name(), yes.type)
         types = f"{condition.type}, {yes.type}" if condition.type.startswith("vector") else yes.type
@@ -206,12 +103,15 @@ class Builder:
         return result
 
     def fma(self, a: Value, b: Value, c: Value | float) -> Value:
+        """a * b + c with one rounding."""
         return self.op("math.fma", [a, b, self.as_value(c, a.type)], a.type)
 
     def unary(self, name: str, value: Value) -> Value:
+        """An operation of one operand that keeps its type."""
         return self.op(name, [value], value.type)
 
     def broadcast(self, value: Value, lanes: int = LANES) -> Value:
+        """A vector of copies of a scalar."""
         result = Value(self, self._name(), vector(value.type, lanes))
         self.emit(f"{result.name} = vector.broadcast {value.name} : {value.type} to {result.type}")
         return result
@@ -263,6 +163,7 @@ class Builder:
         return result
 
     def load(self, base: Value, offset: Value | int, type_: str, alignment: int | None = None) -> Value:
+        """Loads a value from `base` plus `offset` bytes; `alignment` in bytes."""
         source = self.address(base, offset)
         result = Value(self, self._name(), type_)
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
@@ -270,6 +171,7 @@ class Builder:
         return result
 
     def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
+        """Stores a value at `base` plus `offset` bytes; `alignment` in bytes."""
         target = self.address(base, offset)
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
         self.emit(f"llvm.store {value.name}, {target.name}{aligned} : {value.type}, {PTR}")
@@ -295,9 +197,7 @@ class Builder:
     # Control flow
 
     @contextmanager
-    def loop(
-        self, start: Value | int, stop: Value | int, step: int = 1, state: Sequence[Value] = ()
-    ) -> Iterator[Loop]:
+    def loop(self, start: Value | int, stop: Value | int, step: int = 1, state: Sequence[Value] = ()) -> Iterator[Loop]:
         """`for index in range(start, stop, step)`, carrying `state` from one iteration to the next."""
         bounds = [self.index(start), self.index(stop), self.index(step)]
         index = Value(self, self._name(), I64)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import VF32, Builder, Value
+from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up, store_activation, tiled_offset
 from quire.kernels.emit.math import ACTIVATIONS
 from quire.kernels.emit.products import Operand, Products
+from quire.kernels.emit.value import VF32, Value
 
 ROWS_PER_ITEM = 64
 """Rows of one work item: few enough to spread a long prefill over threads, many enough to reuse a weight block."""
@@ -56,9 +57,7 @@ class Gemm:
                 def sink(row: Value, values: Sequence[Value], panel_row: Value = panel.index) -> None:
                     self._finish(b, products, y, bias, panel_row + row, column_block, values)
 
-                products.emit(
-                    b, operand, count, blocks, lambda j: b.address(columns, j * numbers.block_bytes), sink
-                )
+                products.emit(b, operand, count, blocks, lambda j: b.address(columns, j * numbers.block_bytes), sink)
         return b.text()
 
     def _finish(

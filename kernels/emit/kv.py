@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, Builder, Value, vector
+from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Numbers, round_activation, round_up, store_activation
 from quire.kernels.emit.math import round_bf16, rsqrt
+from quire.kernels.emit.value import BF16, F32, I16, I32, I64, VF32, Value, vector
 
 KV_TILE = 32
 """Tokens of a KV tile."""
@@ -52,9 +53,9 @@ class Heads:
 class SplitHeads:
     """From QKV to attention: norms of heads, RoPE, queries rounded and laid out, K and V written to their pages.
 
-    Work items are tokens. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m], KV slots i64 [m]
-    (tile * 32 + place), queries [kv][capacity][group][dim padded], the layer's KV tiles, then with `rope` the table
-    f32 [position][cos, sin][dim / 2], then with `head_norm` the f32 weights of the query and the key norm [dim].
+    Work items are tokens. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m], KV slots
+    i64 [m] (tile * 32 + place), queries [kv][capacity][group][dim padded], the layer's KV tiles, then with `rope` the
+    table f32 [position][cos, sin][dim / 2], then with `head_norm` the f32 weights of the query and the key norm [dim].
     Dims: `capacity` is the number of the dim that holds the tokens that the query buffer has room for.
     """
 

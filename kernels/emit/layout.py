@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import BF16, F32, I32, VF32, VI32, Builder, Value
+from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.math import round_bf16, to_bf16_bits
+from quire.kernels.emit.value import BF16, F32, I32, VF32, VI32, Value
 
 BLOCK = 32
 """Columns of a packed block, and the k of one accumulation of the numeric contract."""
@@ -53,6 +54,7 @@ class Numbers:
 
     @property
     def activation_bytes(self) -> int:
+        """Bytes of one element of activations."""
         return ELEMENT_BYTES[self.activations]
 
 
@@ -85,7 +87,7 @@ def round_activation(b: Builder, numbers: Numbers, value: Value) -> Value:
 
 
 def load_packed_pair(b: Builder, numbers: Numbers, matrix: Value, offset: Value, pair: Value) -> tuple[Value, Value]:
-    """The even and odd k of one pair for one column, as f32 scalars; `offset` is the column's tile and lane in bytes."""
+    """The even and odd k of one pair of one column, as f32; `offset` is that of the column's tile and lane in bytes."""
     if numbers.weights == F32:
         base = b.address(matrix, offset + pair * 128)
         return b.load(base, 0, F32), b.load(base, 64, F32)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from quire.kernels.emit.builder import F32, I16, I32, Builder, Value, vector, with_element
+from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.value import F32, I16, I32, Value, with_element
 
 LOG2_E = math.log2(math.e)
 
@@ -99,6 +100,3 @@ def to_bf16_bits(b: Builder, x: Value) -> Value:
 def rsqrt(b: Builder, x: Value) -> Value:
     """1 / sqrt(x), both steps correctly rounded."""
     return b.constant(1.0, x.type) / b.unary("math.sqrt", x)
-
-
-__all__ = ["ACTIVATIONS", "LOG2_E", "exp", "exp2", "round_bf16", "rsqrt", "to_bf16_bits", "vector"]

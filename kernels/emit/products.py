@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import F32, I16, I64, TILE, VF32, Builder, Value
+from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, Numbers, load_pair
+from quire.kernels.emit.value import F32, I16, I64, TILE, VF32, Value
 
 RowSink = Callable[[Value, Sequence[Value]], None]
 """Takes a row number and its two vectors of 16 columns."""
@@ -52,10 +53,12 @@ class Products:
 
     @property
     def shape(self) -> Shape:
+        """The blocking of this instruction set."""
         return SHAPES[self.isa]
 
     @property
     def uses_tiles(self) -> bool:
+        """Whether products are AMX tiles."""
         return self.numbers.activations != F32
 
     def emit(
@@ -74,7 +77,13 @@ class Products:
             self._emit_chunks(b, x, rows, blocks, block_at, sink)
 
     def _emit_chunks(
-        self, b: Builder, x: Operand, rows: Value, blocks: Value | int, block_at: Callable[[Value], Value], sink: RowSink
+        self,
+        b: Builder,
+        x: Operand,
+        rows: Value,
+        blocks: Value | int,
+        block_at: Callable[[Value], Value],
+        sink: RowSink,
     ) -> None:
         done: Value = b.index(0)
         for chunk in self.shape.row_chunks:
@@ -127,7 +136,13 @@ class Products:
         return [pairs.results[2 * i] + pairs.results[2 * i + 1] for i in range(count)]
 
     def _emit_tiles(
-        self, b: Builder, x: Operand, rows: Value, blocks: Value | int, block_at: Callable[[Value], Value], sink: RowSink
+        self,
+        b: Builder,
+        x: Operand,
+        rows: Value,
+        blocks: Value | int,
+        block_at: Callable[[Value], Value],
+        sink: RowSink,
     ) -> None:
         """Sixteen rows at a time as AMX tiles. Rows past the last are computed and not handed out."""
         height, width = b.constant(TILE_ROWS, I16), b.constant(64, I16)

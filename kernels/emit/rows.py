@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import F32, I32, VF32, Builder, Value
+from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import (
     BLOCK,
     PAIRS,
@@ -16,6 +16,7 @@ from quire.kernels.emit.layout import (
     tiled_offset,
 )
 from quire.kernels.emit.math import rsqrt
+from quire.kernels.emit.value import I32, VF32, Value
 
 
 @dataclass(frozen=True)

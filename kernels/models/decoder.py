@@ -9,7 +9,8 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.emit.kv import Heads
 from quire.kernels.emit.math import ACTIVATIONS
 from quire.kernels.errors import ModelError
-from quire.kernels.plan import Linear, PlanBuilder
+from quire.kernels.operands import Linear
+from quire.kernels.plan import PlanBuilder
 from quire.kernels.rope import Rope
 
 

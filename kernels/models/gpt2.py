@@ -5,7 +5,8 @@ from __future__ import annotations
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.kv import Heads
 from quire.kernels.models.decoder import activation_of
-from quire.kernels.plan import Buffer, Linear, PlanBuilder
+from quire.kernels.operands import Buffer, Linear
+from quire.kernels.plan import PlanBuilder
 
 
 def build(p: PlanBuilder, config: ModelConfig) -> None:

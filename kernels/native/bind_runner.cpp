@@ -112,7 +112,7 @@ void bind_step(nb::class_<Runner>& runner) {
 void bind_memory(nb::class_<Runner>& runner) {
   runner
       .def("allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
-           nb::arg("bytes"), "Address of zeroed memory that lives as long as the runner.")
+           nb::arg("num_bytes"), "Address of zeroed memory that lives as long as the runner.")
       .def(
           "upload",
           [](Runner& r, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> array) {

@@ -15,7 +15,9 @@ Outputs = list[tuple[list[int], list[float]]]
 
 def generate(model: str, lengths: tuple[int, ...], chunk: int, isa: str | None) -> Outputs:
     """Tokens and logprobs of 6 greedy steps after each prompt, all in one batch."""
-    options = runner.LoadOptions(model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa)
+    options = runner.LoadOptions(
+        model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa
+    )
     engine = runner.load_model(options)
     outputs: Outputs = []
     for length in lengths:
@@ -46,9 +48,7 @@ def soft_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, 512])
-def test_tiles_in_software_give_the_bits_of_fma(
-    demo_model: Path, chunk: int, request: pytest.FixtureRequest
-) -> None:
+def test_tiles_in_software_give_the_bits_of_fma(demo_model: Path, chunk: int, request: pytest.FixtureRequest) -> None:
     lengths = (1, 2, 17, 70, 290)
     expected = generate(str(demo_model), lengths, 512, "avx2")
     request.getfixturevalue("soft_amx")
