@@ -79,6 +79,17 @@ class Checkpoint:
         except msgspec.DecodeError as error:
             raise ModelError(f"{path} is no JSON object: {error}") from None
 
+    def eos_token_ids(self) -> list[int]:
+        """The tokens that end an answer: generation_config.json says, or else config.json."""
+        path = self.folder / "generation_config.json"
+        try:
+            generation = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
+        except msgspec.DecodeError as error:
+            raise ModelError(f"{path} is no JSON object: {error}") from None
+        ids = generation.get("eos_token_id", self.config.get("eos_token_id"))
+        ids = ids if isinstance(ids, list) else [ids]
+        return [i for i in ids if isinstance(i, int)]
+
     def _files(self) -> dict[Path, list[str]]:
         """The safetensors files, each with the tensors that the index promises in it."""
         single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"

@@ -113,17 +113,18 @@ class ModelRunner:
     """
 
     def __init__(
-        self, native: Runner, jit: Jit, plan: PlanBuilder, config: ModelConfig, options: LoadOptions, pages: int
-    ) -> None:
+        self, native: Runner, jit: Jit, plan: PlanBuilder, options: LoadOptions, *, pages: int, architecture: str,
+        eos_token_ids: list[int],
+    ) -> None:  # fmt: skip
         self._native = native
         self._jit = jit  # owns the code that the plan's launches point to
-        self.architecture = config.architecture
+        self.architecture = architecture
         self.vocab_size = plan.vocab_size
         self.max_model_len = plan.limits.max_model_len
         self.page_size = plan.limits.page_size
         self.num_pages = pages
         self.max_num_seqs = options.max_num_seqs
-        self.eos_token_ids: list[int] = []
+        self.eos_token_ids = eos_token_ids
         self.reserve = native.reserve
         self.release_pages = native.release_pages
         self.close = native.close
@@ -227,4 +228,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     kernels = assembly.addresses_of_kernels(jit, isa.name, progress)
     loader.load(weights)
     assembly.add_launches(kernels)
-    return ModelRunner(native, jit, plan, config, options, pages)
+    return ModelRunner(
+        native, jit, plan, options, pages=pages, architecture=config.architecture,
+        eos_token_ids=checkpoint.eos_token_ids(),
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Calls emitted kernels on numpy arrays, and the layouts they read and write."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels._native import Jit
+from quire.kernels.host import INSTRUCTION_SETS
+
+Array = npt.NDArray[Any]
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+def aligned(array: Array) -> Array:
+    """A copy that starts at a cache line, as kernels expect."""
+    memory = np.zeros(array.nbytes + 64, np.uint8)
+    offset = -memory.ctypes.data % 64
+    copy = memory[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def run(isa: str, text: str, name: str, buffers: list[Array], dims: list[int], items: tuple[int, int]) -> None:
+    """Runs work items [begin, end) of the kernel `name` over the buffers."""
+    target = INSTRUCTION_SETS[isa]
+    jit = Jit(target.cpu, target.features, target.vector_bits)
+    kernel = _KERNEL(jit.compile(text, [name])[0])
+    addresses = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
+    sizes = (ctypes.c_int64 * len(dims))(*dims)
+    kernel(ctypes.addressof(addresses), ctypes.addressof(sizes), *items)
+
+
+def to_bf16(x: Array) -> Array:
+    """f32 rounded to bf16 (nearest even), as f32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def pack(w: Array, weights: str) -> Array:
+    """Packs w[n, k] as emit/layout.py describes."""
+    n, k = (-(-size // 32) * 32 for size in w.shape)
+    padded = np.zeros((n, k), np.float32)
+    padded[: w.shape[0], : w.shape[1]] = w
+    blocks = padded.reshape(n // 32, 2, 16, k // 32, 16, 2)  # n block, tile, n, k block, pair, parity
+    if weights == "f32":
+        return aligned(blocks.transpose(0, 3, 1, 4, 5, 2).copy())
+    bits = (blocks.transpose(0, 3, 1, 4, 2, 5).copy().view(np.uint32) >> 16).astype(np.uint16)
+    return aligned(bits)
+
+
+def tile(x: Array) -> Array:
+    """Tiled f32 activations of x[m, k]."""
+    m, k = -(-x.shape[0] // 16) * 16, -(-x.shape[1] // 32) * 32
+    padded = np.zeros((m, k), np.float32)
+    padded[: x.shape[0], : x.shape[1]] = x
+    return aligned(padded.reshape(m // 16, 16, k // 32, 32).transpose(0, 2, 1, 3).copy())
+
+
+def untile(x: Array, shape: tuple[int, int]) -> Array:
+    """The inverse of `tile`."""
+    panels, blocks = x.shape[:2]
+    return x.transpose(0, 2, 1, 3).reshape(panels * 16, blocks * 32)[: shape[0], : shape[1]]

@@ -1,0 +1,137 @@
+"""Emitted kernels against numpy in float64, and against each other bit by bit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from kernel_calls import Array, aligned, pack, run, tile, to_bf16, untile
+
+from quire.kernels import host
+from quire.kernels.emit.gemm import Gemm
+from quire.kernels.emit.layout import Numbers
+from quire.kernels.emit.math import ACTIVATIONS
+from quire.kernels.emit.products import Products
+from quire.kernels.emit.rows import Embedding, Norm
+
+erf = np.vectorize(math.erf)
+
+FORMATS = {"bf16": Numbers("bf16", "bf16", "f32"), "f32": Numbers("f32", "f32", "f32")}
+ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+REFERENCES = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu": lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2))),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def inputs(m: int, k: int, n: int, form: str) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(m * 1000 + k + n)
+    x, w = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k), np.float32)
+    if form == "bf16":
+        x, w = to_bf16(x), to_bf16(w)
+    return x, w, rng.standard_normal(n, np.float32)
+
+
+def contract(x: Array, w: Array) -> Array:
+    """The numeric contract, literally: FMA chains over even and odd k of each block of 32, emulated in float64.
+
+    A product of two f32 is exact in float64, and so, for these magnitudes nearly always, is its sum with an f32:
+    rounding that to f32 is what FMA does.
+    """
+    m, k = x.shape
+    total = np.zeros((m, w.shape[0]), np.float32)
+    for block in range(0, k, 32):
+        chains = []
+        for parity in range(2):
+            chain = np.zeros_like(total)
+            for i in range(block + parity, min(block + 32, k), 2):
+                product = x[:, i, None].astype(np.float64) * w[None, :, i].astype(np.float64)
+                chain = (product + chain).astype(np.float32)
+            chains.append(chain)
+        total = total + (chains[0] + chains[1])
+    return total
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 32, 32), (3, 96, 80), (7, 400, 33), (70, 64, 64)])
+def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: int, n: int) -> None:
+    x, w, bias = inputs(m, k, n, form)
+    width = -(-n // 32) * 32
+    y = aligned(np.full((m, width), np.nan, np.float32))
+    padded = aligned(np.pad(bias, (0, width - n)))
+    text = Gemm("g", k, n, "store", bias=True).emit(Products(isa, FORMATS[form]))
+    items = width // 32 * -(-m // 64)
+    run(isa, text, "g", [tile(x), pack(w, form), y, padded], [m], (0, items))
+    expected = contract(x, w) + bias
+    if form == "bf16":  # products are exact in f32, so the emulation is exact
+        assert np.array_equal(y[:, :n], expected)
+    np.testing.assert_allclose(y[:, :n], expected, rtol=1e-5, atol=1e-4)
+    assert not y[:, n:].any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_gate_and_activation(isa: str, name: str) -> None:
+    m, k, n = 5, 64, 48
+    x, gate, bias = inputs(m, k, n, "f32")
+    up = inputs(m, k, n, "f32")[1][::-1].copy()
+    products = Products(isa, FORMATS["f32"])
+    y = tile(np.zeros((m, n), np.float32))
+    text = Gemm("a", k, n, "activation", bias=True, activation=name).emit(products)
+    run(isa, text, "a", [tile(x), pack(gate, "f32"), y, aligned(np.pad(bias, (0, 16)))], [m], (0, 2))
+    x64, gate64, up64 = (a.astype(np.float64) for a in (x, gate, up))
+    expected = REFERENCES[name](x64 @ gate64.T + bias)
+    np.testing.assert_allclose(untile(y, (m, n)), expected, rtol=2e-5, atol=2e-5)
+
+    both = np.stack([gate.reshape(3, 16, k), up.reshape(3, 16, k)], axis=1).reshape(2 * n, k)
+    y = tile(np.zeros((m, n), np.float32))
+    run(
+        isa,
+        Gemm("g", k, 2 * n, "gate", activation=name).emit(products),
+        "g",
+        [tile(x), pack(both, "f32"), y],
+        [m],
+        (0, 3),
+    )
+    expected = REFERENCES[name](x64 @ gate64.T) * (x64 @ up64.T)
+    np.testing.assert_allclose(untile(y, (m, n)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_activation_has_a_reference() -> None:
+    assert {f for n, f in ACTIVATIONS.items()} == {ACTIVATIONS[n] for n in REFERENCES}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mean", [False, True])
+def test_norm(isa: str, mean: bool) -> None:
+    m, width = 6, 80
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((m, width), np.float32) * 3 + 1
+    weight, bias = rng.standard_normal((2, width), np.float32)
+    hidden = aligned(np.pad(x, ((0, 0), (0, 16)), constant_values=np.nan))
+    rows = np.array([4, 0, 5], np.int32)
+    out = tile(np.zeros((3, width), np.float32))
+    text = Norm("n", width, 1e-5, mean=mean, bias=True, gather=True).emit(FORMATS["f32"])
+    run(isa, text, "n", [hidden, aligned(weight), out, aligned(bias), rows], [], (0, 3))
+    picked = x[rows].astype(np.float64)
+    centered = picked - picked.mean(1, keepdims=True) if mean else picked
+    expected = centered / np.sqrt((centered**2).mean(1, keepdims=True) + 1e-5) * weight + bias
+    np.testing.assert_allclose(untile(out, (3, width)), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("form", FORMATS)
+def test_embedding_reads_rows_of_the_packed_matrix(isa: str, form: str) -> None:
+    vocab, hidden = 101, 48
+    table = to_bf16(np.random.default_rng(2).standard_normal((vocab, hidden), np.float32))
+    positions = np.random.default_rng(3).standard_normal((9, hidden), np.float32)
+    ids, places = np.array([0, 100, 17, 33], np.int32), np.array([8, 0, 3, 1], np.int32)
+    out = aligned(np.full((4, 64), np.nan, np.float32))
+    text = Embedding("e", hidden, positions=True).emit(FORMATS[form])
+    run(isa, text, "e", [ids, pack(table, form), out, places, aligned(positions)], [], (0, 4))
+    assert np.array_equal(out[:, :hidden], table[ids] + positions[places])
+    assert not out[:, hidden:].any()

@@ -1,0 +1,90 @@
+"""The JIT's object cache: shared by processes, and never trusted when damaged."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.kernels._native import Jit
+from quire.kernels.host import INSTRUCTION_SETS
+
+AVX2 = INSTRUCTION_SETS["avx2"]
+SOURCE = """
+func.func @answer(%x: i64) -> i64 {
+  %c = arith.constant 42 : i64
+  %y = arith.addi %x, %c : i64
+  return %y : i64
+}
+"""
+
+
+def make(cache: Path | str, isa: str = "avx2") -> Jit:
+    target = INSTRUCTION_SETS[isa]
+    return Jit(target.cpu, target.features, target.vector_bits, str(cache))
+
+
+def call(jit: Jit) -> int:
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(jit.compile(SOURCE, ["answer"])[0])
+    return int(function(8))
+
+
+def test_second_start_compiles_nothing(tmp_path: Path) -> None:
+    first, second = make(tmp_path), make(tmp_path)
+    assert (call(first), first.compiled, first.cache_hits) == (50, 1, 0)
+    assert (call(second), second.compiled, second.cache_hits) == (50, 0, 1)
+
+
+def test_another_target_is_another_entry(tmp_path: Path) -> None:
+    call(make(tmp_path))
+    other = Jit(AVX2.cpu, "+avx512f", 512, str(tmp_path))
+    other.compile(SOURCE, ["answer"])
+    assert other.compiled == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-1] + bytes([b[-1] ^ 1])])
+def test_damaged_entry_is_rebuilt(tmp_path: Path, damage: object) -> None:
+    assert callable(damage)
+    call(make(tmp_path))
+    (entry,) = tmp_path.iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(damage(whole))
+    jit = make(tmp_path)
+    assert (call(jit), jit.compiled) == (50, 1)
+    assert entry.read_bytes() == whole
+
+
+def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
+    script = (
+        "import sys; from quire.kernels._native import Jit\n"
+        f"source = {SOURCE!r}\n"
+        "sys.stdin.readline()\n"
+        f"jit = Jit({AVX2.cpu!r}, {AVX2.features!r}, {AVX2.vector_bits}, sys.argv[1])\n"
+        "assert jit.compile(source, ['answer'])[0]\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(4)]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate()
+        assert writer.returncode == 0
+    assert len(list(tmp_path.iterdir())) == 1, "private names of writers are left"
+    jit = make(tmp_path)
+    assert (call(jit), jit.cache_hits) == (50, 1)
+
+
+def test_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert call(make(tmp_path / "file" / "below")) == 50
+
+
+def test_diagnostics_name_what_is_wrong() -> None:
+    with pytest.raises(RuntimeError, match=r"does not parse.*nonsense"):
+        make("").compile("func.func @f() { nonsense }", ["f"])

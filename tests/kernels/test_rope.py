@@ -1,0 +1,78 @@
+"""Rotary tables: our sine and cosine, and every scaling against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.rope import Rope, sine_cosine
+
+BASE = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 256, "hidden_size": 128}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+
+
+def make(kind: str, **extra: Any) -> Rope:
+    parameters = {"rope_type": kind, "rope_theta": 10000.0, **SCALINGS.get(kind, {}), **extra}
+    return Rope.from_config(ModelConfig({**BASE, "rope_parameters": parameters}), 64)
+
+
+def test_sine_and_cosine() -> None:
+    angles = np.concatenate([np.linspace(0, 50, 10001), np.random.default_rng(0).uniform(0, 2**23, 20000)])
+    sine, cosine = sine_cosine(angles)
+    assert np.abs(sine - np.sin(angles)).max() < 1e-13
+    assert np.abs(cosine - np.cos(angles)).max() < 1e-13
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_tables_are_those_of_transformers(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {"rope_type": kind, "rope_theta": 10000.0, **SCALINGS[kind]}
+    config = transformers.LlamaConfig(
+        hidden_size=128, num_attention_heads=2, max_position_embeddings=256, rope_parameters=parameters
+    )
+    reference = LlamaRotaryEmbedding(config)
+    table = make(kind).table(256)
+    cosine, sine = reference(torch.zeros(1), torch.arange(256)[None])
+    np.testing.assert_allclose(table[:, 0], cosine[0, :, :32].numpy(), atol=2e-6)
+    np.testing.assert_allclose(table[:, 1], sine[0, :, :32].numpy(), atol=2e-6)
+
+
+def test_dynamic_positions_past_the_original_follow_token_by_token_decoding() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    config = transformers.LlamaConfig(
+        hidden_size=128, num_attention_heads=2, max_position_embeddings=256, rope_parameters=parameters
+    )
+    reference = LlamaRotaryEmbedding(config)
+    table = make("dynamic").table(300)
+    for position in (256, 270, 299):
+        cosine, _ = reference(torch.zeros(1), torch.tensor([[position]]))
+        np.testing.assert_allclose(table[position, 0], cosine[0, 0, :32].numpy(), atol=1e-5)
+
+
+def test_what_is_not_known_is_refused() -> None:
+    with pytest.raises(ModelError, match="rope_type is 'longrope'; supported are default, linear, dynamic"):
+        make("longrope")
+    with pytest.raises(ModelError, match="partial_rotary_factor"):
+        make("default", partial_rotary_factor=0.5)
+    rope = Rope.from_config(ModelConfig({**BASE, "rope_scaling": {"type": "linear"}}), 64)
+    with pytest.raises(ModelError, match="'linear' lacks 'factor'"):
+        rope.table(8)
