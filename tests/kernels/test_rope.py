@@ -48,8 +48,12 @@ def test_tables_are_those_of_transformers(kind: str) -> None:
     reference = LlamaRotaryEmbedding(config)
     table = make(kind).table(256)
     cosine, sine = reference(torch.zeros(1), torch.arange(256)[None])
-    np.testing.assert_allclose(table[:, 0], cosine[0, :, :32].numpy(), atol=2e-6)
-    np.testing.assert_allclose(table[:, 1], sine[0, :, :32].numpy(), atol=2e-6)
+    np.testing.assert_allclose(
+        table[:, 0], cosine[0, :, :32].numpy(), atol=2e-5
+    )  # transformers rounds frequencies to f32 on the way
+    np.testing.assert_allclose(
+        table[:, 1], sine[0, :, :32].numpy(), atol=2e-5
+    )  # transformers rounds frequencies to f32 on the way
 
 
 def test_dynamic_positions_past_the_original_follow_token_by_token_decoding() -> None:
