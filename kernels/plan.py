@@ -178,7 +178,8 @@ class PlanBuilder:
         """
         if heads.dim % 16 or heads.query % heads.kv:
             raise ModelError(
-                f"head_dim {heads.dim} must be a multiple of 16, and {heads.query} query heads of {heads.kv} KV heads"
+                f"config.json: num_attention_heads ({heads.query}) must be a multiple of num_key_value_heads "
+                f"({heads.kv}), and head_dim ({heads.dim}) a multiple of 16"
             )
         self.heads, self.layers = heads, max(self.layers, layer + 1)
         query_rows = self.limits.capacity * heads.query + TILE_ROWS  # AMX reads whole tiles of rows

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <stdexcept>
@@ -67,19 +68,40 @@ void pack_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* t
   }
 }
 
+/// The common case, a whole tile of bf16 rows: a transposition of 16 rows of 16 pairs, each pair moved as one word.
+void pack_whole_bf16_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, Bf16* tile) {
+  std::array<std::array<std::uint32_t, kPairs>, kTileColumns> rows;
+  for (std::int64_t n = 0; n < kTileColumns; n++)
+    std::memcpy(rows[n].data(), static_cast<const Bf16*>(source.data) + (n0 + n) * source.n_stride + k0,
+                sizeof rows[n]);
+  for (std::int64_t pair = 0; pair < kPairs; pair++) {
+    std::array<std::uint32_t, kTileColumns> line;
+    for (std::int64_t n = 0; n < kTileColumns; n++) line[n] = rows[n][pair];
+    std::memcpy(tile + pair * 2 * kTileColumns, line.data(), sizeof line);
+  }
+}
+
 template <class From, class To>
 void pack_as(ThreadPool& pool, const MatrixView& source, const PackedMatrix& target, std::int64_t first_tile,
              std::int64_t tile_step) {
   const std::int64_t tiles = (source.n + kTileColumns - 1) / kTileColumns;
   const std::int64_t k_blocks = (source.k + kBlock - 1) / kBlock;
   constexpr std::int64_t tile_elements = kTileColumns * kBlock;
-  pool.run([&](int thread) {
-    for (std::int64_t i = tiles * thread / pool.size(); i < tiles * (thread + 1) / pool.size(); i++) {
-      const std::int64_t tile = first_tile + i * tile_step;
-      To* column = static_cast<To*>(target.data) + tile / 2 * target.k_blocks * 2 * tile_elements;
-      for (std::int64_t block = 0; block < k_blocks; block++)
-        pack_tile<From, To>(source, i * kTileColumns, block * kBlock,
-                            column + (block * 2 + tile % 2) * tile_elements);
+  std::atomic<std::int64_t> next{0};
+  pool.run([&](int) {
+    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
+      const std::int64_t tile = first_tile + i * tile_step, n0 = i * kTileColumns;
+      To* column = static_cast<To*>(target.data) + (tile / 2 * target.k_blocks * 2 + tile % 2) * tile_elements;
+      for (std::int64_t block = 0; block < k_blocks; block++, column += 2 * tile_elements) {
+        if constexpr (std::is_same_v<From, Bf16> && std::is_same_v<To, Bf16>) {
+          const bool whole = n0 + kTileColumns <= source.n && (block + 1) * kBlock <= source.k;
+          if (whole && source.k_stride == 1) {
+            pack_whole_bf16_tile(source, n0, block * kBlock, column);
+            continue;
+          }
+        }
+        pack_tile<From, To>(source, n0, block * kBlock, column);
+      }
     }
   });
 }
