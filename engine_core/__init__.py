@@ -1,0 +1,1 @@
+"""The engine process: requests, scheduler, KV cache, `step()`, executor and the IO thread."""

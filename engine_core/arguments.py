@@ -1,0 +1,114 @@
+"""The command line of the engine process, `python -m quire.engine_core`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.kernels.runner import LoadOptions
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `4GiB`, `512MB`, `1.5G` or `1048576`. K, M, G, T alone mean KiB, MiB, GiB, TiB."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as 4GiB, 512MiB or a number of bytes")
+    number, unit, binary = match.groups()
+    decimal = unit and not binary and text.strip().upper().endswith("B")
+    return int(float(number) * (1000 if decimal else 1024) ** ("KMGT".index(unit.upper()) + 1 if unit else 0))
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
+    return value
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments; prints what is wrong with them and raises SystemExit(2)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m quire.engine_core",
+        description="Runs one engine. Prints `READY <address>` once clients can connect. "
+        "SIGTERM lets its requests end first, SIGINT aborts them.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _add_model(parser)
+    _add_scheduling(parser)
+    _add_process(parser)
+    parsed = parser.parse_args(arguments)
+    if parsed.enable_prefix_caching:
+        parser.error("--enable-prefix-caching: this engine has no prefix cache yet; leave the option out")
+    if parsed.kv_memory is not None and parsed.num_pages is not None:
+        parser.error("--kv-memory and --num-pages both give the size of the KV memory; leave one of them out")
+    return parsed
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", required=True, metavar="PATH", help="checkpoint folder")
+    group.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of weights and KV")
+    group.add_argument("--max-model-len", type=positive, metavar="N", help="context length; the model's own by default")
+    group.add_argument("--threads", type=positive, metavar="N", help="as many as the CPUs granted by default")
+    group.add_argument("--cache-dir", type=Path, metavar="DIR", help="where compiled kernels are kept")
+
+
+def _add_scheduling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("batches and KV memory")
+    group.add_argument("--max-num-seqs", type=positive, default=256, metavar="N", help="requests that run at once")
+    group.add_argument("--max-num-batched-tokens", type=positive, default=2048, metavar="N", help="tokens in one step")
+    group.add_argument("--page-size", type=positive, default=32, metavar="N", help="tokens in one KV page")
+    group.add_argument("--kv-memory", type=parse_size, metavar="SIZE", help="for KV pages, such as 4GiB")
+    group.add_argument("--num-pages", type=positive, metavar="N", help="KV pages, instead of --kv-memory")
+    group.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help="not in this engine yet")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="for requests that bring none")
+
+
+def _add_process(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("process and socket")
+    group.add_argument("--address", metavar="ADDR", help="ipc://PATH or tcp://HOST:PORT; a private ipc:// by default")
+    group.add_argument("--curve-keys", type=Path, metavar="DIR", help="CURVE keys, without which tcp:// is refused")
+    group.add_argument("--insecure-tcp", action="store_true", help="allow tcp:// without keys, for whoever reaches it")
+    group.add_argument("--heartbeat-seconds", type=seconds, default=1.0, metavar="S", help="between signs of life")
+    group.add_argument("--drain-seconds", type=seconds, default=30.0, metavar="S", help="most time to end on SIGTERM")
+    group.add_argument("--log-level", choices=_LOG_LEVELS, default="warning", help="of messages on stderr")
+    group.add_argument(
+        "--die-with-parent",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PID",
+        help="end when the process that started this one is gone; PID, if given, is that process",
+    )
+
+
+def load_options(parsed: argparse.Namespace) -> LoadOptions:
+    """What of the arguments concerns the model."""
+    return LoadOptions(
+        model=parsed.model,
+        dtype=parsed.dtype,
+        max_model_len=parsed.max_model_len,
+        max_num_seqs=parsed.max_num_seqs,
+        max_num_batched_tokens=parsed.max_num_batched_tokens,
+        page_size=parsed.page_size,
+        kv_bytes=parsed.kv_memory,
+        num_pages=parsed.num_pages,
+        threads=parsed.threads,
+        cache_dir=None if parsed.cache_dir is None else str(parsed.cache_dir),
+        isa=None,
+    )

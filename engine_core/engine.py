@@ -1,0 +1,247 @@
+"""The engine core: requests in, one step for all of them at a time, increments out."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import NO_SLOT, Request, RequestStatus
+from quire.engine_core.scheduler import Batch, Scheduler
+from quire.engine_core.stats import LastStep, collect_stats
+from quire.engine_core.stopping import explain_end, is_last
+from quire.engine_core.validation import RequestError, check_request
+from quire.protocol.messages import (
+    Abort,
+    ClientMessage,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineMessage,
+    ErrorMessage,
+    EventType,
+    Goodbye,
+    SchedulerStats,
+    TokenLogprobs,
+    UtilityCall,
+    UtilityResult,
+)
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[bytes, EngineMessage], None]
+
+
+class EngineCore:
+    """Owns every request from its message to its terminal output.
+
+    Each request that arrives ends in exactly one output with a `finish_reason`, sent to its own client only; the one
+    exception is a `request_id` that this client already uses, which is answered with an ErrorMessage, because an output
+    would be taken for the other's. Not thread-safe: one loop calls it. `send` must not block.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        limits: EngineLimits,
+        send: Send,
+        *,
+        seed: int = 0,
+        server_stats: Callable[[], dict[str, int]] = dict,
+    ) -> None:
+        self.scheduler = Scheduler(executor, limits)
+        self.limits = limits
+        self.draining = False  # set: what is here goes on, what comes is refused
+        self._executor = executor
+        self._send = send
+        self._server_stats = server_stats
+        self._seeds = random.Random(seed)
+        self._requests: dict[bytes, dict[str, Request]] = {}
+        self._increments: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
+        self._last = LastStep()
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether there is anything to step for."""
+        return self.scheduler.has_requests
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The engine as it is now; tokens and times are those of the last step."""
+        return collect_stats(self._last, self.scheduler, self._executor)
+
+    def receive(self, client_id: bytes, message: ClientMessage) -> None:
+        """Takes one message of a client; Hello and Ping are the server's and mean nothing here."""
+        match message:
+            case EngineCoreRequest():
+                self._add(client_id, message)
+            case Abort():
+                own = self._requests.get(client_id, {})
+                for request_id in message.request_ids:
+                    if request := own.get(request_id):  # not there: it has just ended by itself
+                        self._finish(request, RequestStatus.FINISHED_ABORTED)
+            case Goodbye():
+                self._end_client(client_id, RequestStatus.FINISHED_ABORTED)
+            case UtilityCall():
+                self._answer(client_id, message)
+
+    def end_all(self, error: str | None = None) -> None:
+        """Ends every request, with ABORT, or with ERROR if there is an `error` to tell, and sends the outputs."""
+        status = RequestStatus.FINISHED_ABORTED if error is None else RequestStatus.FINISHED_ERROR
+        for client_id in list(self._requests):
+            self._end_client(client_id, status, error)
+        self.flush()
+
+    def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
+        request_id, own = message.request_id, self._requests.get(client_id, {})
+        if request_id in own:
+            text = f"request_id {request_id!r} is in use by a request that has not ended; choose another id"
+            self._send(client_id, ErrorMessage(text))
+            return
+        try:
+            self._check(message)
+        except RequestError as error:
+            reason = RequestStatus.FINISHED_IGNORED.finish_reason
+            self._increments[client_id].append(EngineCoreOutput(request_id, finish_reason=reason, error=str(error)))
+            return
+        request = Request.from_message(
+            client_id,
+            message,
+            seed=self._seeds.getrandbits(63),
+            max_model_len=self.limits.max_model_len,
+            pool_tokens=self.limits.pool_tokens,
+        )
+        request.record(EventType.QUEUED, time.monotonic())
+        self._requests.setdefault(client_id, own)[request_id] = request
+        self.scheduler.add(request)
+
+    def _check(self, message: EngineCoreRequest) -> None:
+        if self.draining:
+            raise RequestError("the engine is shutting down and takes no more requests; send it to another engine")
+        check_request(message, self.limits)
+
+    def _end_client(self, client_id: bytes, status: RequestStatus, error: str | None = None) -> None:
+        for request in list(self._requests.get(client_id, {}).values()):
+            self._finish(request, status, error)
+
+    def _answer(self, client_id: bytes, call: UtilityCall) -> None:
+        result = UtilityResult(call.call_id)
+        if call.method == "stats":
+            result.result = msgspec.structs.asdict(self.stats) | self._server_stats()
+        elif call.method == "reset_cache":
+            result.result = 0  # pages dropped: none outlives its request in this engine
+        elif call.method == "shutdown":
+            self.draining = True
+        else:
+            result.error = f"there is no utility call {call.method!r}; there are stats, reset_cache and shutdown"
+        self._send(client_id, result)
+
+    def step(self) -> None:
+        """Schedules, executes, updates and sends what one step adds. Without requests it only sends what is due."""
+        begun = time.monotonic()
+        batch = self.scheduler.schedule()
+        for request, text in batch.failed:
+            self._finish(request, RequestStatus.FINISHED_ERROR, text)
+        self.flush()  # refusals and aborts need not wait for the step
+        if not batch.requests:
+            return
+        scheduled = time.monotonic()
+        result = self._execute(batch)
+        executed = time.monotonic()
+        if result is not None:
+            self._update(batch, result)
+        self._last = LastStep(
+            number=self._last.number + 1,
+            prefill_tokens=batch.num_prefill_tokens,
+            decode_tokens=batch.num_decodes,
+            schedule_seconds=scheduled - begun,
+            execute_seconds=executed - scheduled,
+            update_seconds=time.monotonic() - executed,
+        )
+        self.flush(self.stats)
+
+    def flush(self, stats: SchedulerStats | None = None) -> None:
+        """Sends the outputs that have come together, to each client its own."""
+        if not self._increments:
+            return
+        now = time.monotonic()
+        for client_id, outputs in self._increments.items():
+            self._send(client_id, EngineCoreOutputs(outputs, stats, now))
+        self._increments.clear()
+
+    def _execute(self, batch: Batch) -> StepResult | None:
+        """None if the step failed as a whole: its requests have ended then, and the others go on."""
+        try:
+            return self._executor.execute(batch.slots, batch.starts, batch.counts)
+        except Exception as error:
+            logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
+            for request in batch.requests:
+                self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
+            return None
+
+    def _update(self, batch: Batch, result: StepResult) -> None:
+        """Moves each request of the batch on by what was computed. This is the per-token path: keep it short."""
+        increments, logprobs = self._increments, result.logprobs
+        for index, entries in result.prompt_logprobs.items():
+            self._collect_prompt_logprobs(batch.requests[index], entries)
+        for index, (request, count, token_id) in enumerate(
+            zip(batch.requests, batch.counts, result.token_ids, strict=True)
+        ):
+            request.num_computed_tokens += count
+            if token_id < 0:
+                continue
+            request.num_tokens += 1
+            output = EngineCoreOutput(request.request_id, [token_id])
+            if request.events or request.prompt_logprobs is not None:
+                _attach(request, output)
+            if logprobs is not None and (entry := logprobs[index]) is not None:
+                output.new_logprobs = [TokenLogprobs(*entry)]
+            if is_last(request, token_id):
+                self._end(request, token_id, output)
+            increments[request.client_id].append(output)
+        for index, text in result.errors.items():
+            self._finish(batch.requests[index], RequestStatus.FINISHED_ERROR, text)
+
+    @staticmethod
+    def _collect_prompt_logprobs(request: Request, entries: Sequence[LogprobsEntry]) -> None:
+        if request.prompt_logprobs is not None:  # else they were told before a preemption
+            request.prompt_logprobs.extend(TokenLogprobs(*entry) for entry in entries)
+
+    def _end(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
+        """Makes `output`, which carries the request's last token, its terminal output."""
+        end = explain_end(request, token_id, self.limits)
+        output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
+        self._release(request, end.status)
+
+    def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
+        """Ends a request between tokens: its terminal output carries none."""
+        output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, error=error)
+        _attach(request, output)
+        self._increments[request.client_id].append(output)
+        self._release(request, status)
+
+    def _release(self, request: Request, status: RequestStatus) -> None:
+        """Gives back all that a request holds, whatever ended it."""
+        self.scheduler.remove(request)
+        if request.slot != NO_SLOT:
+            self._executor.close(request.slot)
+            request.slot = NO_SLOT
+        request.status = status
+        own = self._requests[request.client_id]
+        del own[request.request_id]
+        if not own:
+            del self._requests[request.client_id]
+
+
+def _attach(request: Request, output: EngineCoreOutput) -> None:
+    """Lets `output` carry what has waited for the request's next output."""
+    if request.events:
+        output.events, request.events = request.events, []
+    if request.prompt_logprobs is not None and request.num_computed_tokens >= request.num_prompt_tokens:
+        output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None

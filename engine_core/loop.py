@@ -1,0 +1,95 @@
+"""The engine's main loop: drain the inbox, step, sleep on the inbox when there is nothing to do."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import queue
+import time
+
+from quire.engine_core.engine import EngineCore
+from quire.engine_core.server import EngineServer, Inbox
+from quire.protocol.messages import UtilityCall
+
+IDLE_SECONDS = 1.0  # the longest sleep; the loop then looks whether its parent is still there
+_SHUTDOWN = (b"", UtilityCall(0, "shutdown"))  # as a client may call it, but of none
+
+
+class EngineLoop:
+    """Runs the core until it is told to end. `drain` and `stop` may be called by signal handlers and other threads."""
+
+    def __init__(
+        self, core: EngineCore, server: EngineServer, inbox: Inbox, *, drain_seconds: float, parent: int | None = None
+    ) -> None:
+        """`parent`: the process id without which the loop ends."""
+        self._core = core
+        self._server = server
+        self._inbox = inbox
+        self._drain_seconds = drain_seconds
+        self._parent = parent
+        self._deadline = math.inf
+        self._is_clean = True  # no garbage since the last collection
+
+    def drain(self) -> None:
+        """Takes no more requests; ends when those that have come have ended, or after `drain_seconds`."""
+        self._inbox.put(_SHUTDOWN)
+
+    def stop(self) -> None:
+        """Ends after the step that is running."""
+        self._deadline = -math.inf
+        self._inbox.put(_SHUTDOWN)
+
+    def run(self) -> None:
+        """Returns when told to end, all requests having ended. RuntimeError if the server's thread has failed."""
+        try:
+            while not self._is_over():
+                self._receive()
+                self._core.step()
+                self._server.last_step = time.monotonic()
+        except Exception as error:
+            if self._server.failure is None:  # else nobody can be told
+                self._core.end_all(f"the engine failed: {error}")
+            raise
+        self._core.draining = True
+        self._receive_waiting()  # to be refused, not left without an answer
+        self._core.end_all()
+
+    def _is_over(self) -> bool:
+        if self._server.failure is not None:
+            raise RuntimeError("the thread of the engine's socket has failed") from self._server.failure
+        if self._parent is not None and os.getppid() != self._parent:
+            return True
+        now = time.monotonic()
+        is_drained = False
+        if self._core.draining:
+            self._deadline = min(self._deadline, now + self._drain_seconds)
+            is_drained = not self._core.has_requests and self._inbox.empty()
+        return is_drained or now >= self._deadline
+
+    def _receive(self) -> None:
+        if not self._core.has_requests:
+            self._sleep()
+        self._receive_waiting()
+
+    def _receive_waiting(self) -> None:
+        """All that has come, but not what comes meanwhile, so that a flood cannot keep the loop from stepping."""
+        for _ in range(self._inbox.qsize()):
+            self._core.receive(*self._inbox.get_nowait())
+
+    def _sleep(self) -> None:
+        self._server.last_step = math.inf
+        try:
+            message = self._inbox.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            self._collect_garbage()
+        else:
+            self._core.receive(*message)
+            self._is_clean = False
+        self._server.last_step = time.monotonic()
+
+    def _collect_garbage(self) -> None:
+        """The collector is off so that it never pauses a step; the engine makes no cycles, and libraries few."""
+        if not self._is_clean:
+            gc.collect()
+            self._is_clean = True

@@ -1,0 +1,140 @@
+"""The mailbox of a client that does not read as fast as the engine writes.
+
+Increments of one request merge while they wait, so what waits grows with the tokens, not with the steps, and one output
+a request remains. `waiting` measures it, so that the server can give up on a client that never reads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from quire.protocol.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineGoodbye,
+    EngineMessage,
+    ErrorMessage,
+    Pong,
+    SchedulerStats,
+)
+
+_OUTPUT_VALUES = 16  # an output with its lists takes about the memory of so many numbers
+_CONTROL_VALUES = 64
+_MAX_ERRORS = 16
+
+
+class Mailbox:
+    """What waits for one client: replies first in, first out, then the merged outputs, a farewell last."""
+
+    def __init__(self) -> None:
+        self._replies: deque[EngineMessage] = deque()
+        self._outputs: dict[str, EngineCoreOutput] = {}
+        self._values = 0
+        self._stats: SchedulerStats | None = None
+        self._timestamp = 0.0
+        self._goodbye: EngineGoodbye | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._replies or self._outputs or self._stats or self._goodbye)
+
+    @property
+    def waiting(self) -> int:
+        """The memory of what waits, in numbers (a Python number in a list takes about 36 bytes)."""
+        return self._values + _CONTROL_VALUES * len(self._replies)
+
+    def put(self, message: EngineMessage) -> int:
+        """Adds a message; returns how many outputs of it were merged into others.
+
+        Nothing of it is changed: its lists are copied before anything is appended to them.
+        """
+        if isinstance(message, EngineCoreOutputs):
+            self._stats = message.stats or self._stats
+            self._timestamp = message.timestamp
+            return sum([self._put_output(output) for output in message.outputs])
+        if isinstance(message, EngineGoodbye):
+            self._goodbye = message
+        else:
+            self._put_reply(message)
+        return 0
+
+    def take(self, max_values: int) -> EngineMessage | None:
+        """Removes and returns the next message, outputs up to about `max_values` numbers; None if nothing waits."""
+        if self._replies:
+            return self._replies.popleft()
+        if self._outputs or self._stats:
+            return self._take_outputs(max_values)
+        goodbye, self._goodbye = self._goodbye, None
+        return goodbye
+
+    def _put_reply(self, message: EngineMessage) -> None:
+        """Pongs and errors are news, of which the latest suffice; results of calls are all kept."""
+        same = [waiting for waiting in self._replies if type(waiting) is type(message)]
+        if (isinstance(message, Pong) and same) or (isinstance(message, ErrorMessage) and len(same) >= _MAX_ERRORS):
+            self._replies.remove(same[0])
+        self._replies.append(message)
+
+    def _put_output(self, output: EngineCoreOutput) -> bool:
+        """Adds an output; tells whether it was merged."""
+        waiting = self._outputs.get(output.request_id)
+        if waiting is None:
+            self._outputs[output.request_id] = _copy(output)
+            self._values += weigh(output)
+        elif waiting.finish_reason is None:  # else the request is over: a second end must not reach the client
+            _merge(waiting, output)
+            self._values += weigh(output) - _OUTPUT_VALUES
+            return True
+        return False
+
+    def _take_outputs(self, max_values: int) -> EngineCoreOutputs:
+        taken: list[EngineCoreOutput] = []
+        budget = max_values
+        for output in self._outputs.values():
+            taken.append(output)
+            budget -= weigh(output)
+            if budget <= 0:
+                break
+        for output in taken:
+            del self._outputs[output.request_id]
+        self._values -= max_values - budget
+        stats, self._stats = self._stats, None
+        return EngineCoreOutputs(taken, stats, self._timestamp)
+
+
+def weigh(output: EngineCoreOutput) -> int:
+    """How much memory an output takes, in numbers."""
+    values = _OUTPUT_VALUES + len(output.new_token_ids) + 4 * len(output.events)
+    for logprobs in (output.new_logprobs, output.new_prompt_logprobs):
+        if logprobs is not None:
+            values += sum(8 + 2 * len(entry.token_ids) for entry in logprobs if entry is not None)
+    return values
+
+
+def _copy(output: EngineCoreOutput) -> EngineCoreOutput:
+    """A copy with lists of its own; the engine may have kept the original's."""
+    return EngineCoreOutput(
+        output.request_id,
+        list(output.new_token_ids),
+        None if output.new_logprobs is None else list(output.new_logprobs),
+        None if output.new_prompt_logprobs is None else list(output.new_prompt_logprobs),
+        output.finish_reason,
+        output.stop_reason,
+        output.error,
+        list(output.events),
+        output.num_cached_tokens,
+    )
+
+
+def _merge(waiting: EngineCoreOutput, more: EngineCoreOutput) -> None:
+    """Appends `more` to `waiting`, which has not ended."""
+    waiting.new_token_ids.extend(more.new_token_ids)
+    if more.new_logprobs is not None:
+        waiting.new_logprobs = waiting.new_logprobs or []
+        waiting.new_logprobs.extend(more.new_logprobs)
+    if more.new_prompt_logprobs is not None:
+        waiting.new_prompt_logprobs = waiting.new_prompt_logprobs or []
+        waiting.new_prompt_logprobs.extend(more.new_prompt_logprobs)
+    waiting.events.extend(more.events)
+    waiting.finish_reason = more.finish_reason
+    waiting.stop_reason = more.stop_reason
+    waiting.error = more.error
+    waiting.num_cached_tokens = max(waiting.num_cached_tokens, more.num_cached_tokens)

@@ -1,0 +1,116 @@
+"""The engine process: load the model, open the socket, say READY, run the loop, end cleanly."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.engine_core.arguments import load_options, parse_arguments
+from quire.engine_core.engine import EngineCore
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.loop import EngineLoop
+from quire.engine_core.native_executor import NativeExecutor
+from quire.engine_core.server import EngineServer, Inbox
+from quire.kernels.errors import ModelError
+from quire.kernels.runner import ModelRunner, load_model
+from quire.protocol.address import default_address
+from quire.protocol.errors import AddressError, KeyFileError
+from quire.protocol.keys import Security
+from quire.protocol.messages import PROTOCOL_VERSION, Ready
+
+_SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one engine; returns the exit status. What is wrong is told on stderr."""
+    parsed = parse_arguments(arguments)
+    faulthandler.enable()
+    logging.basicConfig(level=parsed.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    parent = None if parsed.die_with_parent is None else parsed.die_with_parent or os.getppid()
+    try:
+        return _run(parsed, parent)
+    except (ModelError, AddressError, KeyFileError) as error:
+        print("\n" * sys.stderr.isatty() + f"error: {error}", file=sys.stderr)  # progress may stand on the line
+        return 1
+    except KeyboardInterrupt:  # while the model loads; later SIGINT has a handler
+        return 128 + signal.SIGINT
+
+
+def _run(parsed: argparse.Namespace, parent: int | None) -> int:
+    runner = load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
+    inbox: Inbox = queue.SimpleQueue()
+    server = EngineServer(
+        parsed.address or default_address(),
+        _make_ready(parsed, runner),
+        inbox,
+        Security(keys=parsed.curve_keys, insecure_tcp=parsed.insecure_tcp),
+    )
+    core = EngineCore(
+        NativeExecutor(runner),
+        _make_limits(parsed, runner),
+        server.send,
+        seed=parsed.seed,
+        server_stats=lambda: msgspec.structs.asdict(server.counters),
+    )
+    loop = EngineLoop(core, server, inbox, drain_seconds=parsed.drain_seconds, parent=parent)
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    signal.signal(signal.SIGINT, lambda *_: loop.stop())
+    try:
+        server.start()
+        print("READY", server.address, flush=True)
+        _tune_interpreter()
+        loop.run()
+    finally:
+        server.stop()
+    return 0
+
+
+def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimits:
+    return EngineLimits(
+        vocab_size=runner.vocab_size,
+        max_model_len=runner.max_model_len,
+        max_num_seqs=runner.max_num_seqs,
+        max_num_batched_tokens=parsed.max_num_batched_tokens,
+        page_size=runner.page_size,
+        num_pages=runner.num_pages,
+    )
+
+
+def _make_ready(parsed: argparse.Namespace, runner: ModelRunner) -> Ready:
+    return Ready(
+        protocol_version=PROTOCOL_VERSION,
+        model=parsed.model,
+        architecture=runner.architecture,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        num_pages=runner.num_pages,
+        page_size=runner.page_size,
+        max_num_seqs=runner.max_num_seqs,
+        engine_pid=os.getpid(),
+        heartbeat_seconds=parsed.heartbeat_seconds,
+        eos_token_ids=runner.eos_token_ids,
+    )
+
+
+def _tune_interpreter() -> None:
+    """No garbage collection pauses a step (the loop collects when it is idle), and the IO thread has its turn soon."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def _show_progress(what: str, done: int, total: int) -> None:
+    end = "\n" if done >= total else ""
+    print(f"\r{what}: {100 * done // max(total, 1)} %", end=end, file=sys.stderr, flush=True)

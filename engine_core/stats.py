@@ -1,0 +1,39 @@
+"""What the engine tells about itself after each step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.engine_core.executor import Executor
+from quire.engine_core.scheduler import Scheduler
+from quire.protocol.messages import SchedulerStats
+
+
+class LastStep(msgspec.Struct, frozen=True, gc=False):
+    """What the last step did, and how long its parts took."""
+
+    number: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    schedule_seconds: float = 0.0
+    execute_seconds: float = 0.0
+    update_seconds: float = 0.0
+
+
+def collect_stats(last: LastStep, scheduler: Scheduler, executor: Executor) -> SchedulerStats:
+    """Queues and pages as they are now; tokens and times are those of the last step."""
+    return SchedulerStats(
+        step=last.number,
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        prefill_tokens=last.prefill_tokens,
+        decode_tokens=last.decode_tokens,
+        preemptions=scheduler.num_preemptions,
+        pages_free=executor.free_pages,
+        pages_cached=executor.cached_pages,
+        pages_held=executor.held_pages,
+        pages_total=scheduler.limits.num_pages,
+        schedule_seconds=last.schedule_seconds,
+        execute_seconds=last.execute_seconds,
+        update_seconds=last.update_seconds,
+    )

@@ -1,0 +1,35 @@
+"""When a sampled token is a request's last, and why."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request, RequestStatus
+
+
+class End(NamedTuple):
+    """How a request ended; `stop_reason` is the token that the client asked to stop at, None for an eos token."""
+
+    status: RequestStatus
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+def is_last(request: Request, token_id: int) -> bool:
+    """Whether the request ends with `token_id`, which it has just been given."""
+    return token_id in request.stop_token_ids or request.num_tokens >= request.token_limit
+
+
+def explain_end(request: Request, token_id: int, limits: EngineLimits) -> End:
+    """Why the request ends with `token_id`; a token that stops counts before the length."""
+    if token_id in request.stop_token_ids:
+        return End(RequestStatus.FINISHED_STOPPED, None if token_id in request.eos_token_ids else token_id)
+    if request.num_tokens >= request.max_total_tokens:
+        return End(RequestStatus.FINISHED_LENGTH_CAPPED)
+    error = (
+        f"the request has grown to {request.num_tokens} tokens, and all {limits.num_pages} KV pages of the engine hold "
+        f"{limits.pool_tokens}; lower max_tokens to {request.num_output_tokens} or less, "
+        "or start the engine with more KV memory"
+    )
+    return End(RequestStatus.FINISHED_ERROR, error=error)

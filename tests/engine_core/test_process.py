@@ -1,0 +1,377 @@
+"""A real engine process, spoken to over its socket: how it starts, serves, rests and ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import zmq
+
+from quire.protocol.address import default_address, remove_address
+from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, encode
+from quire.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineGoodbye,
+    EngineMessage,
+    ErrorMessage,
+    FinishReason,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    SamplingParams,
+    UtilityCall,
+    UtilityResult,
+)
+from quire.protocol.sockets import connect_client
+
+TIMEOUT = 60.0
+HEARTBEAT = 0.2  # seconds
+PROMPT = [40, 50, 60]
+
+
+def command(model: Path, *flags: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "quire.engine_core", "--model", str(model), "--num-pages", "256", *flags]
+
+
+class Engine:
+    """An engine process on a private socket; killed at the end if it has not ended by itself."""
+
+    def __init__(self, model: Path, *flags: str) -> None:
+        self.address = default_address()
+        self.process = subprocess.Popen(
+            command(model, "--address", self.address, "--heartbeat-seconds", str(HEARTBEAT), *flags),
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().decode() == f"READY {self.address}\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        remove_address(self.address)
+
+    def ended(self) -> int:
+        """Its exit status; nothing of its socket may be left."""
+        status = self.process.wait(TIMEOUT)
+        assert not Path(self.address.removeprefix("ipc://")).exists()
+        return status
+
+
+class Client:
+    """A DEALER in the hands of the test. `messages` is what has come beside outputs and Pongs."""
+
+    def __init__(self, address: str, version: int | None = PROTOCOL_VERSION, heartbeat: float = HEARTBEAT) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = connect_client(self._context, address)
+        self.messages: list[EngineMessage] = []
+        self._outputs: dict[str, list[EngineCoreOutput]] = {}
+        self._decoder = ClientDecoder()
+        self._heartbeat = heartbeat
+        self._next_ping = time.monotonic() + heartbeat
+        if version is not None:
+            self.send(Hello(version, "test"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._context.destroy(linger=0)
+
+    def send(self, message: ClientMessage) -> None:
+        self.socket.send_multipart(encode(message))
+
+    def request(self, request_id: str, max_tokens: int | None = 8, **sampling: Any) -> None:
+        """A request that has no eos token."""
+        params = SamplingParams(seed=1, max_tokens=max_tokens, **sampling)
+        self.send(EngineCoreRequest(request_id, PROMPT, params))
+
+    def receive(self, seconds: float = 0.05) -> EngineMessage | None:
+        """The next message, if one comes in that time; a sign of life goes out when it is due."""
+        if (now := time.monotonic()) >= self._next_ping:
+            self.send(Ping())
+            self._next_ping = now + self._heartbeat
+        if not self.socket.poll(int(seconds * 1000)):
+            return None
+        message = self._decoder.decode(self.socket.recv_multipart())
+        if isinstance(message, EngineCoreOutputs):
+            for output in message.outputs:
+                self._outputs.setdefault(output.request_id, []).append(output)
+        elif not isinstance(message, Pong):
+            self.messages.append(message)
+        return message
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            assert time.monotonic() < deadline, self.messages[-3:]
+            self.receive()
+
+    def first(self, kind: type[Any]) -> Any:
+        """The first message of a kind."""
+        self.until(lambda: any(isinstance(message, kind) for message in self.messages))
+        return next(message for message in self.messages if isinstance(message, kind))
+
+    def outputs(self, request_id: str) -> list[EngineCoreOutput]:
+        return self._outputs.get(request_id, [])
+
+    def end(self, request_id: str) -> EngineCoreOutput:
+        """The terminal output, once it has come; it is the last, and the only one."""
+        outputs = self._outputs.setdefault(request_id, [])
+        self.until(lambda: bool(outputs) and outputs[-1].finish_reason is not None)
+        assert [output.finish_reason is not None for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        return outputs[-1]
+
+    def tokens(self, request_id: str) -> list[int]:
+        self.end(request_id)
+        return [token for output in self.outputs(request_id) for token in output.new_token_ids]
+
+    def call(self, method: str) -> dict[str, Any]:
+        call_id = sum(isinstance(message, UtilityResult) for message in self.messages)
+        self.send(UtilityCall(call_id, method))
+        results: list[UtilityResult] = []
+
+        def answered() -> bool:
+            results.extend(m for m in self.messages if isinstance(m, UtilityResult) and m.call_id == call_id)
+            return bool(results)
+
+        self.until(answered)
+        assert isinstance(results[0].result, dict)
+        return results[0].result
+
+    def wait_until_at_rest(self) -> dict[str, Any]:
+        """The statistics, once nothing runs; every page must be free."""
+        while (stats := self.call("stats"))["running"] + stats["waiting"]:
+            pass  # each look is a round trip
+        assert stats["pages_held"] == 0
+        assert stats["pages_free"] + stats["pages_cached"] == stats["pages_total"]
+        return stats
+
+
+@pytest.fixture(scope="module")
+def engine(demo_model: Path) -> Iterator[Engine]:
+    with Engine(demo_model) as started:
+        yield started
+        with Client(started.address) as client:
+            client.wait_until_at_rest()
+        started.process.send_signal(signal.SIGTERM)
+        assert started.ended() == 0
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    with Client(engine.address) as connected:
+        yield connected
+        connected.send(Goodbye())
+        connected.socket.close(linger=1000)
+
+
+def test_ready_says_what_a_client_needs(engine: Engine, client: Client, demo_model: Path) -> None:
+    ready = client.first(Ready)
+    assert ready.model == str(demo_model)
+    assert (ready.engine_pid, ready.num_pages, ready.page_size) == (engine.process.pid, 256, 32)
+    assert ready.vocab_size > 256
+    assert ready.heartbeat_seconds == HEARTBEAT
+
+
+def test_a_request_streams_its_tokens_and_the_same_ones_again(client: Client) -> None:
+    client.request("a", 30)
+    client.request("b", 30)
+    assert len(client.tokens("a")) == 30
+    assert client.tokens("a") == client.tokens("b")
+    assert len(client.outputs("a")) > 1
+    assert client.end("a").finish_reason is FinishReason.LENGTH
+    client.wait_until_at_rest()
+
+
+def test_bad_requests_are_refused_and_a_good_one_is_unharmed(client: Client) -> None:
+    client.request("good", 100)
+    client.request("long", 10**6)
+    client.request("nan", temperature=float("nan"))
+    client.send(EngineCoreRequest("empty", [], SamplingParams()))
+    for name in ("long", "nan", "empty"):
+        assert client.end(name).finish_reason is FinishReason.ERROR
+    assert "exceeds the context length" in (client.end("long").error or "")
+    assert len(client.tokens("good")) == 100
+
+
+def test_frames_that_are_no_messages_are_answered_and_harm_nobody(engine: Engine, client: Client) -> None:
+    client.request("good", 200)
+    with Client(engine.address) as noisy:
+        noisy.first(Ready)
+        frames = [[b"\xc1"], [b""], [b"\x93\x01\x02\x03"], [b"a", b"b"], [b"\x00" * (MAX_FRAME_BYTES + 1)]]
+        for frame in frames:
+            noisy.socket.send_multipart(frame)
+        noisy.until(lambda: sum(isinstance(m, ErrorMessage) for m in noisy.messages) == len(frames))
+        assert not any(m.fatal for m in noisy.messages if isinstance(m, ErrorMessage))
+        noisy.request("still", 4)
+        assert len(noisy.tokens("still")) == 4
+    assert len(client.tokens("good")) == 200
+    assert client.call("stats")["frames_refused"] >= 5
+
+
+def test_a_client_of_another_version_is_told_at_once(engine: Engine) -> None:
+    with Client(engine.address, version=PROTOCOL_VERSION + 1) as stranger:
+        error = stranger.first(ErrorMessage)
+        assert error.fatal
+        assert f"protocol version {PROTOCOL_VERSION + 1}" in error.message
+
+
+def test_a_client_that_says_nothing_costs_nothing(engine: Engine, client: Client) -> None:
+    with Client(engine.address, version=None):
+        client.request("a")
+        assert len(client.tokens("a")) == 8
+
+
+def test_the_requests_of_a_silent_client_are_aborted(demo_model: Path) -> None:
+    """One at a time, its requests would take minutes."""
+    with Engine(demo_model, "--max-num-seqs", "1") as engine, Client(engine.address) as witness:
+        with Client(engine.address) as silent:
+            silent.first(Ready)
+            for index in range(100):
+                silent.request(str(index), None)
+            silent.until(lambda: len(silent.outputs("0")) > 0)
+            stats = witness.wait_until_at_rest()
+        assert stats["clients_silent"] == 1
+        witness.request("a")
+        assert len(witness.tokens("a")) == 8
+
+
+def cpu_seconds(process_id: int) -> float:
+    """The CPU time of all threads of a process (its clock id as clock_getcpuclockid makes it)."""
+    return time.clock_gettime((~process_id << 3) | 2)
+
+
+def test_at_rest_it_uses_less_than_a_hundredth_of_a_core(demo_model: Path) -> None:
+    """With a client attached, and after it has worked."""
+    with Engine(demo_model, "--heartbeat-seconds", "1") as engine, Client(engine.address, heartbeat=1.0) as client:
+        client.request("a", 20)
+        client.end("a")
+        client.wait_until_at_rest()
+        began, used = time.monotonic(), cpu_seconds(engine.process.pid)
+        while (elapsed := time.monotonic() - began) < 5:
+            client.receive(1.0)  # heartbeats of the engine, Pings of the client
+        assert (cpu_seconds(engine.process.pid) - used) / elapsed < 0.01
+
+
+def test_sigterm_lets_requests_end_and_takes_no_more(demo_model: Path) -> None:
+    with Engine(demo_model) as engine, Client(engine.address) as client:
+        client.request("a", 1000)
+        client.until(lambda: len(client.outputs("a")) > 0)
+        engine.process.send_signal(signal.SIGTERM)
+        late = 0
+        while True:  # until the signal has arrived
+            client.request(f"late-{late}", 1)
+            end = client.end(f"late-{late}")
+            if end.finish_reason is FinishReason.ERROR:
+                break
+            late += 1
+        assert "shutting down" in (end.error or "")
+        assert len(client.tokens("a")) == 1000
+        client.first(EngineGoodbye)
+        assert engine.ended() == 0
+
+
+def test_sigterm_has_its_limit(demo_model: Path) -> None:
+    with (
+        Engine(demo_model, "--drain-seconds", "0.1", "--max-num-seqs", "1") as engine,
+        Client(engine.address) as client,
+    ):
+        for index in range(50):
+            client.request(str(index), None)
+        client.until(lambda: len(client.outputs("0")) > 0)
+        engine.process.send_signal(signal.SIGTERM)
+        assert client.end("49").finish_reason is FinishReason.ABORT
+        assert engine.ended() == 0
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "shutdown"])
+def test_sigint_and_shutdown_end_it(demo_model: Path, how: str) -> None:
+    with Engine(demo_model) as engine, Client(engine.address) as client:
+        client.request("a", None)
+        client.until(lambda: len(client.outputs("a")) > 0)
+        if how == "SIGINT":
+            engine.process.send_signal(signal.SIGINT)
+            assert client.end("a").finish_reason is FinishReason.ABORT
+        else:
+            client.send(UtilityCall(1, "shutdown"))
+            assert client.end("a").finish_reason is FinishReason.LENGTH
+        client.first(EngineGoodbye)
+        assert engine.ended() == 0
+
+
+def test_it_ends_when_its_parent_is_killed(demo_model: Path) -> None:
+    address = default_address()
+    arguments = command(demo_model, "--address", address, "--die-with-parent")
+    script = f"import subprocess; subprocess.run({arguments!r})"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline().startswith(b"READY")
+        with Client(address) as client:
+            end_of_engine = os.pidfd_open(client.first(Ready).engine_pid)
+            parent.kill()
+            client.first(EngineGoodbye)
+        assert select.select([end_of_engine], [], [], TIMEOUT)[0]
+        os.close(end_of_engine)
+    remove_address(address)
+
+
+def refused(model: Path, *flags: str) -> str:
+    """The words in which an engine refuses to start."""
+    result = subprocess.run(command(model, *flags), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    return result.stderr
+
+
+def test_an_address_in_use_is_refused_and_its_owner_unharmed(engine: Engine, client: Client, demo_model: Path) -> None:
+    assert refused(demo_model, "--address", engine.address).startswith(
+        f"error: address '{engine.address}' is in use by another process"
+    )
+    client.request("a")
+    assert len(client.tokens("a")) == 8
+
+
+def test_memory_for_less_than_a_page_is_refused(demo_model: Path) -> None:
+    arguments = [flag for flag in command(demo_model, "--kv-memory", "1KiB") if flag not in {"--num-pages", "256"}]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: KV memory of 1024 bytes holds no page")
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path / "nothing")
+    assert error.startswith("error: ")
+    assert "nothing" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--enable-prefix-caching"], "no prefix cache yet"),
+        (["--kv-memory", "lots"], "'lots' is not a size; write it as 4GiB"),
+        (["--kv-memory", "4GiB"], "leave one of them out"),
+        (["--max-num-seqs", "0"], "'0' must be a whole number of at least 1"),
+        (["--drain-seconds", "nan"], "'nan' must be a number of seconds above 0"),
+    ],
+)
+def test_wrong_arguments_are_named(flags: list[str], words: str, tmp_path: Path) -> None:
+    result = subprocess.run(command(tmp_path, *flags), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert result.returncode == 2
+    assert words in result.stderr

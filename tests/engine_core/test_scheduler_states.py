@@ -1,0 +1,136 @@
+"""Requests, aborts, steps, failures and departures in any order, with pages for little: accounts stay exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from paged_executor import Engine, expected_tokens
+
+from quire.protocol.messages import Abort, EngineCoreOutput, ErrorMessage, FinishReason, Goodbye
+
+CLIENTS = st.sampled_from([b"one", b"two", b"three"])
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+STOP_TOKEN = 3
+VOCAB_SIZE = 60
+
+
+@dataclass
+class Sent:
+    """One request as its client sees it; the outputs of an id belong to the requests that used it, in turn."""
+
+    prompt: list[int]
+    seed: int
+    max_tokens: int | None
+    tokens: list[int]
+    end: EngineCoreOutput | None = None
+
+
+class EngineStates(RuleBasedStateMachine):
+    @initialize(
+        num_pages=st.integers(2, 20),
+        page_size=st.sampled_from([2, 4]),
+        max_num_seqs=st.integers(2, 8),
+        max_num_batched_tokens=st.integers(1, 20),
+    )
+    def start(self, **limits: int) -> None:
+        self.engine = Engine(vocab_size=VOCAB_SIZE, max_model_len=60, **limits)
+        self.requests: dict[tuple[bytes, str], list[Sent]] = {}
+        self.read: dict[tuple[bytes, str], int] = {}
+        self.num_duplicates = 0
+
+    def _send(self, client: bytes, name: str, prompt: list[int], seed: int, max_tokens: int | None) -> None:
+        sent = self.requests.setdefault((client, name), [])
+        if sent and sent[-1].end is None:
+            self.num_duplicates += 1
+        else:
+            sent.append(Sent(prompt, seed, max_tokens, []))
+        self.engine.add(name, prompt, client, seed=seed, max_tokens=max_tokens, stop_token_ids=[STOP_TOKEN])
+
+    @rule(
+        client=CLIENTS,
+        name=NAMES,
+        prompt=st.lists(st.integers(0, VOCAB_SIZE), max_size=25),
+        seed=st.integers(0, 5),
+        max_tokens=st.none() | st.integers(0, 50),
+    )
+    def add(self, client: bytes, name: str, prompt: list[int], seed: int, max_tokens: int | None) -> None:
+        """Now and then one that must be refused: an empty prompt, a token out of range, max_tokens=0, too long."""
+        self._send(client, name, prompt, seed, max_tokens)
+
+    @rule(client=CLIENTS, name=NAMES, length=st.integers(1, 8), seed=st.integers(0, 5), max_tokens=st.integers(20, 40))
+    def add_small(self, client: bytes, name: str, length: int, seed: int, max_tokens: int) -> None:
+        self._send(client, name, [1] * length, seed, max_tokens)
+
+    @rule(client=CLIENTS, names=st.lists(NAMES, max_size=3))
+    def abort(self, client: bytes, names: list[str]) -> None:
+        self.engine.core.receive(client, Abort(names))
+
+    @rule(client=CLIENTS)
+    def disconnect(self, client: bytes) -> None:
+        self.engine.core.receive(client, Goodbye())
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            computed = self.engine.step()
+            assert bool(computed) or not self.engine.core.has_requests
+
+    @rule(name=NAMES)
+    def fail_sequence(self, name: str) -> None:
+        self.engine.executor.fail_sequence = name
+        self.engine.step()
+        self.engine.executor.fail_sequence = None
+
+    @rule()
+    def fail_step(self) -> None:
+        self.engine.executor.fail_step = RuntimeError("out of luck")
+        self.engine.step()
+        self.engine.executor.fail_step = None
+
+    @invariant()
+    def outputs_are_those_of_the_requests(self) -> None:
+        self.engine.core.flush()
+        self.engine.check_accounts()
+        for key, sent in self.requests.items():
+            outputs = self.engine.outputs(key[1], key[0])
+            for output in outputs[self.read.get(key, 0) :]:
+                request = sent[-1]
+                assert request.end is None
+                request.tokens.extend(output.new_token_ids)
+                if output.finish_reason is not None:
+                    request.end = output
+            self.read[key] = len(outputs)
+        live = sum(request.end is None for sent in self.requests.values() for request in sent)
+        scheduler = self.engine.core.scheduler
+        assert live == len(scheduler.running) + len(scheduler.waiting)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.finish()
+        event(f"preempted: {self.engine.core.stats.preemptions > 0}")
+        self.outputs_are_those_of_the_requests()
+        for sent in self.requests.values():
+            for request in sent:
+                self._check_answer(request)
+        errors = [m for messages in self.engine.sent.values() for m in messages if isinstance(m, ErrorMessage)]
+        assert len(errors) == self.num_duplicates
+
+    def _check_answer(self, request: Sent) -> None:
+        assert request.end is not None
+        expected = expected_tokens(request.prompt, request.seed, VOCAB_SIZE, len(request.tokens))
+        assert request.tokens == expected
+        assert STOP_TOKEN not in expected[:-1]
+        reason = request.end.finish_reason
+        assert (reason is FinishReason.ERROR) == (request.end.error is not None)
+        assert reason is not FinishReason.STOP or expected[-1] == request.end.stop_reason == STOP_TOKEN
+        if reason is FinishReason.LENGTH:
+            most = 60 - len(request.prompt) if request.max_tokens is None else request.max_tokens
+            assert len(request.tokens) == most
+
+
+EngineStates.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestEngineStates = EngineStates.TestCase
