@@ -13,7 +13,7 @@ from quire.protocol.keys import Security
 DEMO_MODEL = str(Path(__file__).parent / "demo_model")
 
 DTYPES = ("auto", "bfloat16", "float32")
-BLOCK_SIZES = (16, 32, 64, 128)
+BLOCK_SIZES = (32, 64, 128)
 
 
 class EngineOptions(TypedDict, total=False):

@@ -56,6 +56,8 @@ def make_prompt(prompt: PromptType, tokenizer: Tokenizer | None, vocab_size: int
     if text is not None:
         if tokenizer is None:
             raise RequestError("the prompt is text, but there is no tokenizer; give token ids, or name a tokenizer")
+        if not text:  # a tokenizer may put a token before it, but an empty text is hardly ever meant
+            raise RequestError("the prompt is empty; give some text, or the token ids to begin with")
         token_ids = tokenizer.encode(text)
     return checked_prompt(Prompt(token_ids, text), vocab_size)
 

@@ -106,6 +106,13 @@ def _num_pages(options: LoadOptions, limits: Limits, page_bytes: int) -> int:
     return pages
 
 
+def _default_threads() -> int:
+    try:
+        return default_threads()
+    except ValueError as error:  # what QUIRE_THREADS says
+        raise ModelError(str(error)) from None
+
+
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
@@ -215,7 +222,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     tiles_per_page = plan.limits.page_size // KV_TILE
     tile_bytes = heads.tile_bytes(plan.numbers)
     pages = _num_pages(options, plan.limits, plan.layers * tiles_per_page * tile_bytes)
-    threads = options.threads or default_threads()
+    threads = options.threads or _default_threads()
     native = Runner(
         threads=threads, pin=False, num_pages=pages, page_size=plan.limits.page_size, vocab_size=plan.vocab_size,
         capacity=plan.limits.capacity, logit_capacity=min(LOGIT_ROWS_AT_ONCE, plan.limits.capacity),

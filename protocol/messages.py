@@ -1,6 +1,6 @@
 """Every message that crosses a process boundary, as msgspec Structs.
 
-All messages are msgpack arrays (`array_like`) without trailing defaults, and each direction is one tagged
+All messages are msgpack arrays (`array_like`), and each direction is one tagged
 union (`ClientMessage`, `EngineMessage`), so a frame decodes into a declared type or not at all. Times are
 seconds of the engine's monotonic clock. Token ids are ints in `[0, vocab_size)`.
 """
@@ -35,9 +35,7 @@ class EventType(enum.IntEnum):
     PREEMPTED = 3
 
 
-class SamplingParams(
-    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, kw_only=True, forbid_unknown_fields=True
-):
+class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """How tokens of a request are drawn, and when it ends. Field names and meanings are vLLM's.
 
     `stop`, `bad_words`, `detokenize`, `skip_special_tokens`, `spaces_between_special_tokens`,
@@ -70,14 +68,14 @@ class SamplingParams(
     include_stop_str_in_output: bool = False
 
 
-class EngineCoreEvent(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
     """One event of a request, with the engine's monotonic time in seconds."""
 
     type: EventType
     timestamp: float
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     """Log probabilities at one position: the chosen token first, then the top-N in falling order.
 
     `token_ids` and `logprobs` have 1 + N entries; `rank` is the chosen token's rank in the vocabulary, 1 the likeliest.
@@ -88,7 +86,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fals
     rank: int
 
 
-class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=1):
+class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1):
     """Client to engine: generate. `request_id` is unique per client; `eos_token_ids` end it unless `ignore_eos`."""
 
     request_id: str
@@ -99,41 +97,42 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     priority: int = 0
 
 
-class Abort(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=2):
+class Abort(msgspec.Struct, array_like=True, gc=False, tag=2):
     """Client to engine: end these requests. Each that is still running gets its terminal output (ABORT)."""
 
     request_ids: list[str]
 
 
-class Hello(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=3):
+class Hello(msgspec.Struct, array_like=True, gc=False, tag=3):
     """Client to engine, first message of a connection."""
 
     protocol_version: int
     client_name: str = ""
 
 
-class Ping(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=4):
+class Ping(msgspec.Struct, array_like=True, gc=False, tag=4):
     """Client to engine: I am alive; answered with Pong."""
 
 
-class UtilityCall(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=5):
+class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5):
     """Client to engine: one of `stats`, `reset_cache`, `shutdown`."""
 
     call_id: int
     method: str
 
 
-class Goodbye(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=6):
+class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6):
     """Client to engine: the client leaves now; its remaining requests are aborted."""
 
     reason: str = ""
 
 
-class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     """What one or more steps added to one request. The output with a `finish_reason` is the request's last.
 
-    `stop_reason` is the token id that stopped it; `error` says what was wrong when `finish_reason` is ERROR.
-    `prompt_logprobs` come once, with the first output after the prompt was computed (entry 0 is None).
+    `stop_reason` is the token id of `stop_token_ids` that stopped it, None for an eos token; `error` says what was
+    wrong when `finish_reason` is ERROR. `prompt_logprobs` come once, with the first output after the prompt was
+    computed (entry 0 is None).
     """
 
     request_id: str
@@ -147,7 +146,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     num_cached_tokens: int = 0
 
 
-class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """The engine after one step. Pages are KV pages: `free + cached + held == total` always."""
 
     step: int = 0
@@ -165,7 +164,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     update_seconds: float = 0.0
 
 
-class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=11):
+class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
     """Engine to client: increments for the requests of this client that one step advanced."""
 
     outputs: list[EngineCoreOutput]
@@ -173,7 +172,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     timestamp: float = 0.0
 
 
-class Ready(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=12):
+class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     """Engine to client, the answer to Hello: what a client needs to know of the engine."""
 
     protocol_version: int
@@ -189,7 +188,7 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=1
     eos_token_ids: list[int] = []
 
 
-class UtilityResult(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=13):
+class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):
     """Engine to client: the answer to a UtilityCall; `error` is set when it failed."""
 
     call_id: int
@@ -197,14 +196,14 @@ class UtilityResult(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fals
     error: str | None = None
 
 
-class ErrorMessage(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=14):
+class ErrorMessage(msgspec.Struct, array_like=True, gc=False, tag=14):
     """Engine to client: a frame was refused; `fatal` when the connection is of no use (wrong version)."""
 
     message: str
     fatal: bool = False
 
 
-class Pong(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=15):
+class Pong(msgspec.Struct, array_like=True, gc=False, tag=15):
     """Engine to client: I am alive; answers Ping and is also sent unasked every heartbeat.
 
     `last_step_age` is how many seconds ago the loop last stepped or was idle.
@@ -213,7 +212,7 @@ class Pong(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=15
     last_step_age: float = 0.0
 
 
-class EngineGoodbye(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=16):
+class EngineGoodbye(msgspec.Struct, array_like=True, gc=False, tag=16):
     """Engine to client: the engine is going away; no more outputs follow."""
 
     reason: str = ""

@@ -78,8 +78,7 @@ void pack_matrix(Runner& runner, Address target, const std::string& target_forma
                  std::int64_t first_tile, std::int64_t tile_step, Address source, const std::string& source_format,
                  std::int64_t n, std::int64_t k, std::int64_t n_stride, std::int64_t k_stride) {
   nb::gil_scoped_release release;
-  pack(runner.threads(),
-       {reinterpret_cast<const void*>(source), format_of(source_format), n, k, n_stride, k_stride},
+  pack(runner.threads(), {reinterpret_cast<const void*>(source), format_of(source_format), n, k, n_stride, k_stride},
        {reinterpret_cast<void*>(target), format_of(target_format), k_blocks}, first_tile, tile_step);
 }
 
@@ -88,17 +87,19 @@ void bind_step(nb::class_<Runner>& runner) {
       .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
            nb::arg("temperature") = 1.0f, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f,
            nb::arg("repetition_penalty") = 1.0f, nb::arg("presence_penalty") = 0.0f,
-           nb::arg("frequency_penalty") = 0.0f,
-           nb::arg("logit_bias") = std::vector<std::pair<std::int32_t, float>>{},
+           nb::arg("frequency_penalty") = 0.0f, nb::arg("logit_bias") = std::vector<std::pair<std::int32_t, float>>{},
            nb::arg("allowed_token_ids") = std::vector<std::int32_t>{},
            nb::arg("bad_words_token_ids") = std::vector<std::vector<std::int32_t>>{},
            nb::arg("stop_token_ids") = std::vector<std::int32_t>{}, nb::arg("min_tokens") = 0, nb::arg("seed") = 0,
-           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1,
-           "Opens a sequence and returns its slot.")
-      .def("reserve", [](Runner& r, std::int32_t slot, std::int64_t tokens) { return r.sequences().reserve(slot, tokens); },
-           nb::arg("slot"), nb::arg("num_tokens"))
-      .def("release_pages", [](Runner& r, std::int32_t slot) { r.sequences().release_pages(slot); }, nb::arg("slot"))
-      .def("close", [](Runner& r, std::int32_t slot) { r.sequences().close(slot); }, nb::arg("slot"))
+           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1, "Opens a sequence and returns its slot.")
+      .def(
+          "reserve",
+          [](Runner& r, std::int32_t slot, std::int64_t tokens) { return r.sequences().reserve(slot, tokens); },
+          nb::arg("slot"), nb::arg("num_tokens"))
+      .def(
+          "release_pages", [](Runner& r, std::int32_t slot) { r.sequences().release_pages(slot); }, nb::arg("slot"))
+      .def(
+          "close", [](Runner& r, std::int32_t slot) { r.sequences().close(slot); }, nb::arg("slot"))
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
@@ -111,8 +112,9 @@ void bind_step(nb::class_<Runner>& runner) {
 
 void bind_memory(nb::class_<Runner>& runner) {
   runner
-      .def("allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
-           nb::arg("num_bytes"), "Address of zeroed memory that lives as long as the runner.")
+      .def(
+          "allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
+          nb::arg("num_bytes"), "Address of zeroed memory that lives as long as the runner.")
       .def(
           "upload",
           [](Runner& r, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> array) {
@@ -128,9 +130,10 @@ void bind_memory(nb::class_<Runner>& runner) {
       .def_prop_ro("inputs", [](Runner& r) {
         const StepInputs& in = r.inputs();
         auto address = [](const auto* pointer) { return reinterpret_cast<Address>(pointer); };
-        return std::map<std::string, Address>{{"token_ids", address(in.token_ids)}, {"positions", address(in.positions)},
-                                              {"kv_slots", address(in.kv_slots)},   {"entries", address(in.entries)},
-                                              {"logit_rows", address(in.logit_rows)}, {"logits", address(in.logits)}};
+        return std::map<std::string, Address>{
+            {"token_ids", address(in.token_ids)},   {"positions", address(in.positions)},
+            {"kv_slots", address(in.kv_slots)},     {"entries", address(in.entries)},
+            {"logit_rows", address(in.logit_rows)}, {"logits", address(in.logits)}};
       });
 }
 

@@ -164,7 +164,8 @@ std::vector<std::string> host_features() {
 
 std::string llvm_version() { return LLVM_VERSION_STRING; }
 
-Jit::Jit(Target target, std::filesystem::path cache_dir) : target_(std::move(target)), cache_dir_(std::move(cache_dir)) {
+Jit::Jit(Target target, std::filesystem::path cache_dir)
+    : target_(std::move(target)), cache_dir_(std::move(cache_dir)) {
   register_passes();
   impl_ = std::make_unique<Impl>(target_);
 }
@@ -195,8 +196,7 @@ std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::v
     llvm::orc::SimpleCompiler compiler(*impl_->machine);
     object = unwrap(compiler(*module), "LLVM code generation failed");
     compiled_++;
-    if (!cache_dir_.empty())
-      write_cache_entry(entry_path(source), {object->getBufferStart(), object->getBufferSize()});
+    if (!cache_dir_.empty()) write_cache_entry(entry_path(source), {object->getBufferStart(), object->getBufferSize()});
   }
   auto& library = unwrap(impl_->jit->createJITDylib("kernels." + std::to_string(impl_->libraries++)), "JIT library");
   library.addToLinkOrder(impl_->jit->getMainJITDylib());

@@ -40,8 +40,8 @@ class Jit {
   /// Assembly of the module, for people.
   std::string assembly(const std::string& source) const;
 
-  int compiled() const { return compiled_; }     ///< modules compiled since the start
-  int cache_hits() const { return cache_hits_; } ///< modules taken from the cache since the start
+  int compiled() const { return compiled_; }      ///< modules compiled since the start
+  int cache_hits() const { return cache_hits_; }  ///< modules taken from the cache since the start
 
  private:
   struct Impl;

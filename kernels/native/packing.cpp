@@ -110,9 +110,12 @@ template <class From>
 void pack_from(ThreadPool& pool, const MatrixView& source, const PackedMatrix& target, std::int64_t first_tile,
                std::int64_t tile_step) {
   switch (target.format) {
-    case Format::bf16: return pack_as<From, Bf16>(pool, source, target, first_tile, tile_step);
-    case Format::f32: return pack_as<From, float>(pool, source, target, first_tile, tile_step);
-    case Format::f16: throw std::invalid_argument("a packed matrix is bf16 or f32, not f16");
+    case Format::bf16:
+      return pack_as<From, Bf16>(pool, source, target, first_tile, tile_step);
+    case Format::f32:
+      return pack_as<From, float>(pool, source, target, first_tile, tile_step);
+    case Format::f16:
+      throw std::invalid_argument("a packed matrix is bf16 or f32, not f16");
   }
 }
 
@@ -131,9 +134,12 @@ void pack(ThreadPool& pool, const MatrixView& source, const PackedMatrix& target
     throw std::invalid_argument("a matrix of k=" + std::to_string(source.k) + " does not fit " +
                                 std::to_string(target.k_blocks) + " blocks of 32");
   switch (source.format) {
-    case Format::bf16: return pack_from<Bf16>(pool, source, target, first_tile, tile_step);
-    case Format::f16: return pack_from<F16>(pool, source, target, first_tile, tile_step);
-    case Format::f32: return pack_from<float>(pool, source, target, first_tile, tile_step);
+    case Format::bf16:
+      return pack_from<Bf16>(pool, source, target, first_tile, tile_step);
+    case Format::f16:
+      return pack_from<F16>(pool, source, target, first_tile, tile_step);
+    case Format::f32:
+      return pack_from<float>(pool, source, target, first_tile, tile_step);
   }
 }
 

@@ -26,9 +26,7 @@ struct Launch {
   std::int64_t times = 1;
   bool dynamic = false;
 
-  std::int64_t items(const Dims& dims) const {
-    return times * ((dims[static_cast<std::size_t>(dim)] + per - 1) / per);
-  }
+  std::int64_t items(const Dims& dims) const { return times * ((dims[static_cast<std::size_t>(dim)] + per - 1) / per); }
 };
 
 /// A list of launches that run one after the other, each on all threads.

@@ -78,13 +78,13 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
     const Sequence& sequence = sequences_.at(slots[i]);
     const std::int64_t end = starts[i] + counts[i];
     if (starts[i] < 0 || counts[i] < 1 || end > static_cast<std::int64_t>(sequence.tokens.size()))
-      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": tokens [" + std::to_string(starts[i]) +
-                                  ", " + std::to_string(end) + ") are not among its " +
+      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": tokens [" + std::to_string(starts[i]) + ", " +
+                                  std::to_string(end) + ") are not among its " +
                                   std::to_string(sequence.tokens.size()));
     if (end > static_cast<std::int64_t>(sequence.pages.size()) * config_.page_size)
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its " +
-                                  std::to_string(sequence.pages.size()) + " pages don't cover " +
-                                  std::to_string(end) + " tokens; reserve them first");
+                                  std::to_string(sequence.pages.size()) + " pages don't cover " + std::to_string(end) +
+                                  " tokens; reserve them first");
     total += counts[i];
   }
   if (total > config_.capacity)
@@ -99,8 +99,8 @@ void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, 
     const std::int64_t position = start + i;
     inputs_.token_ids[first + i] = sequence.tokens[position];
     inputs_.positions[first + i] = static_cast<std::int32_t>(position);
-    inputs_.kv_slots[first + i] = std::int64_t{sequence.pages[position / config_.page_size]} * config_.page_size +
-                                  position % config_.page_size;
+    inputs_.kv_slots[first + i] =
+        std::int64_t{sequence.pages[position / config_.page_size]} * config_.page_size + position % config_.page_size;
   }
   for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry)
     inputs_.entries[dim(dims, Dim::entries)++] = {first + i, std::min(config_.tokens_per_entry, count - i), start + i,

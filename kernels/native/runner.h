@@ -24,12 +24,12 @@ struct AttentionEntry {
 
 /// What kernels read of a step. The arrays stay where they are for the runner's life.
 struct StepInputs {
-  std::int32_t* token_ids;    ///< [capacity]
-  std::int32_t* positions;    ///< [capacity]
-  std::int64_t* kv_slots;     ///< [capacity]: page * page_size + place in the page
-  AttentionEntry* entries;    ///< [capacity]
-  std::int32_t* logit_rows;   ///< [logit capacity]: batch rows whose logits are wanted
-  float* logits;              ///< [logit capacity][logit stride]
+  std::int32_t* token_ids;   ///< [capacity]
+  std::int32_t* positions;   ///< [capacity]
+  std::int64_t* kv_slots;    ///< [capacity]: page * page_size + place in the page
+  AttentionEntry* entries;   ///< [capacity]
+  std::int32_t* logit_rows;  ///< [logit capacity]: batch rows whose logits are wanted
+  float* logits;             ///< [logit capacity][logit stride]
 };
 
 struct RunnerConfig {
@@ -72,7 +72,8 @@ class Runner {
   Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
-  /// end, draws one token and appends it. Throws std::invalid_argument when the batch can't be; nothing has changed then.
+  /// end, draws one token and appends it. Throws std::invalid_argument when the batch can't be; nothing has changed
+  /// then.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts);
 

@@ -36,8 +36,8 @@ bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   Sequence& sequence = at(slot);
   const std::int64_t needed = (num_tokens + page_size_ - 1) / page_size_;
   const std::int64_t missing = needed - static_cast<std::int64_t>(sequence.pages.size());
-  return missing <= 0 || (missing <= pool_.total() &&
-                          pool_.allocate(static_cast<std::int32_t>(missing), sequence.pages));
+  return missing <= 0 ||
+         (missing <= pool_.total() && pool_.allocate(static_cast<std::int32_t>(missing), sequence.pages));
 }
 
 void Sequences::release_pages(std::int32_t slot) {

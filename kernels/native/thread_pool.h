@@ -37,7 +37,7 @@ class ThreadPool {
   void run(Task task, void* context);
 
   template <class F>
-  requires std::invocable<F&, int>
+    requires std::invocable<F&, int>
   void run(F&& function) {
     using Function = std::remove_reference_t<F>;
     void* context = const_cast<void*>(static_cast<const void*>(std::addressof(function)));
