@@ -1,4 +1,4 @@
-"""The `quire` command: puts its subcommands together, and turns what goes wrong into one line and an exit status.
+"""The `quire` command: puts its subcommands together.
 
 Subcommands import what they need when they run, so that `quire --help` is quick.
 """
@@ -6,17 +6,13 @@ Subcommands import what they need when they run, so that `quire --help` is quick
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from quire.frontend.cli import chat, complete, engine, info, keys, serve, version
-from quire.frontend.cli.failures import exit_status
 from quire.frontend.cli.flags import SAMPLING_NOTE
-from quire.frontend.cli.signals import end_on_signals
 
 
 def _paragraphs(docstring: str) -> str:
@@ -54,15 +50,6 @@ for _command in (serve.serve, chat.chat, complete.complete, engine.engine, info.
     app.command(help=_paragraphs(_command.__doc__ or ""), epilog=_epilog(_command))(_command)
 
 
-def main() -> NoReturn:
-    """Run the `quire` command and exit with its status."""
-    end_on_signals()
-    try:
-        status = app(prog_name="quire", standalone_mode=False)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is becomes one line
-        status = exit_status(error)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as in `quire complete ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(status or 0)
+def run() -> int:
+    """Run the command that the arguments name; return the status to exit with. Raises what goes wrong."""
+    return int(app(prog_name="quire", standalone_mode=False) or 0)

@@ -14,7 +14,9 @@ from quire.frontend.cli.output import Answer, say, tolerate_encoding, write
 
 @takes(engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
 def complete(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads it from stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; - or nothing reads it from stdin.", show_default=False)
+    ] = None,
     echo: Annotated[bool, switch(None, "--echo", "Write the prompt before its continuation.")] = False,
     *,
     engine: EngineFlags,

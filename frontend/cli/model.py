@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags
 
 if TYPE_CHECKING:
+    import asyncio
+
     from quire.frontend.async_llm import AsyncLLM
     from quire.protocol.messages import SamplingParams
 
@@ -50,13 +51,17 @@ class Model:
 @contextmanager
 def open_model(engine: EngineFlags, attach: AttachFlags) -> Iterator[Model]:
     """Start an engine, or attach to one; at the end of the `with` it is left, and ended if it was started here."""
+    import asyncio
+
     from quire.frontend.async_llm import AsyncLLM
 
     model, options = engine_options(engine, attach)
     llm = AsyncLLM(model, **options)
     try:
         with asyncio.Runner() as runner:
-            yield Model(llm, runner, runner.run(_tokenizer_folder(llm)))
+            # Not by `runner.run`: it takes Ctrl-C for a wish to cancel, and a coroutine that never waits ignores that.
+            folder = runner.get_loop().run_until_complete(_tokenizer_folder(llm))
+            yield Model(llm, runner, folder)
     finally:
         llm.close()
 

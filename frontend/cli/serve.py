@@ -17,7 +17,9 @@ WATCH_SECONDS = 0.25
 
 @takes(engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
 def serve(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; the answer is streamed to stdout.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; the answer is streamed to stdout.", show_default=False)
+    ] = None,
     as_message: Annotated[
         bool, switch(None, "--chat", "Take PROMPT as a message to answer, by the model's chat template.")
     ] = False,

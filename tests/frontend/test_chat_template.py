@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quire.frontend.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 from quire.frontend.engine_args import DEMO_MODEL
 
@@ -128,7 +130,11 @@ def test_the_reason_of_a_template_is_passed_on() -> None:
 
 @pytest.mark.parametrize(
     ("source", "what"),
-    [("{% if %}", "error in line 1"), ("\n{{ x | nofilter }}", "line 2.*nofilter"), ("x" * 1_000_001, "1000001 characters")],
+    [
+        ("{% if %}", "error in line 1"),
+        ("\n{{ x | nofilter }}", "line 2.*nofilter"),
+        ("x" * 1_000_001, "1000001 characters"),
+    ],
 )
 def test_a_broken_template_is_refused_when_it_is_loaded(source: str, what: str) -> None:
     with pytest.raises(ChatTemplateError, match=what):
@@ -152,10 +158,13 @@ def test_a_broken_template_is_refused_when_it_is_loaded(source: str, what: str) 
     ],
 )
 def test_a_hostile_template_cannot_escape(source: str) -> None:
-    try:
+    with contextlib.suppress(ChatTemplateError):
         assert not render(source).strip()
-    except ChatTemplateError:
-        pass
+
+
+def repeat(what: str, start: str = "1", times: int = 99) -> str:
+    """Return a template that sets `ns.x`, at first `start`, again and again."""
+    return f"{{% set ns = namespace(x={start}) %}}{{% for i in range({times}) %}}{what}{{% endfor %}}"
 
 
 @pytest.mark.parametrize(
@@ -166,13 +175,13 @@ def test_a_hostile_template_cannot_escape(source: str) -> None:
         "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
         "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
         "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
-        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x | replace('a', 'aaaa') %}{% endfor %}",
-        "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x=(1,)) %}{% for i in range(99) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x == ns.x }}",
+        repeat("{% set ns.x = ns.x ~ ns.x %}", "'aaaaaaaa'"),
+        repeat("{% set ns.x = ns.x + ns.x %}", "'aaaaaaaa'"),
+        repeat("{% set ns.x = ns.x | replace('a', 'aaaa') %}", "'a'"),
+        repeat("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}", "'a'"),
+        repeat("{% set ns.x = [ns.x, ns.x] %}", "[1]") + "{{ ns.x }}",
+        repeat("{% set ns.x = dict(a=ns.x, b=ns.x) %}", "[1]"),
+        repeat("{% set ns.x = (ns.x, ns.x) %}", "(1,)") + "{{ ns.x == ns.x }}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(99) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
@@ -180,7 +189,7 @@ def test_a_hostile_template_cannot_escape(source: str) -> None:
         "{{ 'a' * 10 ** 10 }}",
         "{{ [0] * 10 ** 10 }}",
         "{{ 10 ** (10 ** 10) }}",
-        "{% set ns = namespace(x=10 ** 99) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        repeat("{% set ns.x = ns.x * ns.x %}", "10 ** 99"),
         "{{ 'a' | center(10 ** 10) }}",
         "{{ 'a'.ljust(10 ** 10) }}",
         "{{ 'a\\na' | indent(10 ** 10) }}",
@@ -194,7 +203,7 @@ def test_a_hostile_template_cannot_escape(source: str) -> None:
         "{{ ([['a'] * 9999] * 99999) | map('list') | list | length }}",
         "{{ ([[0] * 9999] * 9999) | tojson | length }}",
         "{{ ('ab' * 99999).replace('a', 'b' * 99999) }}",
-        "{% for i in range(99999) %}{% for j in range(999) %}{{ range(9999) | list | sort | first }}{% endfor %}{% endfor %}",
+        repeat("{% for j in range(999) %}{{ range(9999) | list | sort | first }}{% endfor %}", "1", 99999),
         "{% set s = 'a' * 999999 %}{% for i in range(99999) %}{% if s[1:] == s[:-1] %}{% endif %}{% endfor %}",
         "{{ lipsum(n=10 ** 9) }}",
         "{{ messages" + " + messages" * 9 + " + [messages | sum] }}",
@@ -211,7 +220,7 @@ def test_a_hostile_template_cannot_run_or_grow_without_bound(source: str) -> Non
 
 
 def test_long_output_is_refused() -> None:
-    with pytest.raises(ChatTemplateError, match="characters; .* are allowed"):
+    with pytest.raises(ChatTemplateError, match=r"characters; .* are allowed"):
         render("{{ 'x' * 4500000 }}")
 
 
@@ -225,7 +234,7 @@ def test_a_long_conversation_passes() -> None:
 
 
 def test_templates_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ChatTemplateError, match="no chat template .*give a prompt instead of messages"):
+    with pytest.raises(ChatTemplateError, match=r"no chat template .*give a prompt instead of messages"):
         load_chat_template(tmp_path)
     config = {"chat_template": [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": {"content": "<s>"}}))

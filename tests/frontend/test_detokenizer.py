@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 import small_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire.frontend.detokenizer import IncrementalDetokenizer
 from quire.frontend.stop_strings import StopScanner
 from quire.frontend.tokenizer import Tokenizer
@@ -100,14 +101,18 @@ def test_special_tokens_next_to_each_other(tokenizers: dict[str, Tokenizer]) -> 
     ids = [tokenizer.token_id("<|begin|>") or 0, tokenizer.token_id("<|user|>") or 0, *tokenizer.encode("fox")]
 
     def text(spaces_between: bool) -> str:
-        options = {"skip_special_tokens": False, "spaces_between_special_tokens": spaces_between}
-        return "".join(stream(IncrementalDetokenizer(tokenizer, [], **options), ids))
+        detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=False, spaces_between_special_tokens=spaces_between
+        )
+        return "".join(stream(detokenizer, ids))
 
     assert text(True) == "<|begin|> <|user|> fox"
     assert text(False) == "<|begin|><|user|> fox"
 
 
-def brute_force(pieces: Sequence[str], stops: Sequence[str], min_tokens: int, include: bool) -> tuple[str, str | None, int]:
+def brute_force(
+    pieces: Sequence[str], stops: Sequence[str], min_tokens: int, include: bool
+) -> tuple[str, str | None, int]:
     """Return text, stop string and tokens kept, by looking at every prefix of the text."""
     text = ""
     for num_tokens, piece in enumerate(pieces, 1):
@@ -135,7 +140,7 @@ def test_stop_strings_cut_as_brute_force_does(
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     ids = [
         token_id
-        for start, end in zip(edges, edges[1:], strict=False)
+        for start, end in pairwise(edges)
         for token_id in tokenizer.encode(text[start:end], add_special_tokens=False)
     ]
     pieces = [tokenizer.token_text(token_id) for token_id in ids]
@@ -157,7 +162,17 @@ def test_only_what_may_begin_a_stop_string_is_held_back(tokenizers: dict[str, To
     tokenizer = tokenizers["byte_level"]
     ids = tokenizer.encode("say END now, EN", add_special_tokens=False)
     letters = [i for char in "a ENx EN" for i in tokenizer.encode(char, add_special_tokens=False)]
-    assert stream(IncrementalDetokenizer(tokenizer, [], ["END"]), letters) == ["a", " ", "", "", "ENx", " ", "", "", "EN"]
+    assert stream(IncrementalDetokenizer(tokenizer, [], ["END"]), letters) == [
+        "a",
+        " ",
+        "",
+        "",
+        "ENx",
+        " ",
+        "",
+        "",
+        "EN",
+    ]
     detokenizer = IncrementalDetokenizer(tokenizer, [], ["END"])
     assert detokenizer.update(ids) == "END"
     assert detokenizer.update(ids) == "END"

@@ -10,6 +10,7 @@ import small_tokenizers
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.frontend.tokenizer_files import TokenizerError, TokenizerMissingError
 
@@ -89,7 +90,9 @@ def test_tokens_without_bytes_of_their_own(folders: dict[str, Path]) -> None:
     assert tokenizer.token_text(token_id) == "fox"
 
 
-def test_eos_ids_are_those_of_the_tokenizer_and_of_the_generation_config(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_eos_ids_are_those_of_the_tokenizer_and_of_the_generation_config(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     end = Tokenizer(folders["byte_level"]).token_id("<|end|>")
     assert Tokenizer(folders["byte_level"]).eos_token_ids == [end]
     many = copy(folders["byte_level"], tmp_path / "many", generation_config={"eos_token_id": [end, 2, 7]})
@@ -105,7 +108,9 @@ def test_a_token_named_special_is_skipped(folders: dict[str, Path], tmp_path: Pa
     state = json.loads((folders["byte_level"] / "tokenizer.json").read_text(encoding="utf-8"))
     for token in state["added_tokens"]:
         token["special"] = False
-    named = copy(folders["byte_level"], tmp_path / "n", tokenizer=state, tokenizer_config={"eos_token": {"content": "<|end|>"}})
+    named = copy(
+        folders["byte_level"], tmp_path / "n", tokenizer=state, tokenizer_config={"eos_token": {"content": "<|end|>"}}
+    )
     tokenizer = Tokenizer(named)
     assert tokenizer.decode(tokenizer.encode("<|user|>fox<|end|>")) == "<|begin|><|user|>fox"
     assert tokenizer.eos_token_ids == [tokenizer.token_id("<|end|>")]
@@ -115,7 +120,9 @@ def test_add_bos_token_of_a_llama_tokenizer_outranks_the_file(folders: dict[str,
     config = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     without = copy(folders["sentencepiece"], tmp_path / "0", tokenizer_config={**config, "add_bos_token": False})
     both = copy(
-        folders["sentencepiece"], tmp_path / "1", tokenizer_config={**config, "add_bos_token": True, "add_eos_token": True}
+        folders["sentencepiece"],
+        tmp_path / "1",
+        tokenizer_config={**config, "add_bos_token": True, "add_eos_token": True},
     )
     plain = Tokenizer(without).encode("fox")
     assert Tokenizer(both).encode("fox") == [1, *plain, 2]
@@ -178,7 +185,7 @@ def test_a_broken_file_is_named(folders: dict[str, Path], tmp_path: Path, name: 
 
 
 def test_text_that_cannot_be_encoded(byte_level: Tokenizer) -> None:
-    with pytest.raises(TokenizerError, match="lone surrogate .* at character 3"):
+    with pytest.raises(TokenizerError, match=r"lone surrogate .* at character 3"):
         byte_level.encode("fox\ud800")
     with pytest.raises(TokenizerError, match="must be a str, not int"):
         byte_level.encode_batch(["fox", 5])  # type: ignore[list-item]

@@ -1,0 +1,460 @@
+"""Runs the real `quire` command, at a terminal and without one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_tokenizers
+
+SCRIPT = Path(sys.executable).parent / "quire"
+QUIRE = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from quire.frontend.cli import main; main()"]
+FLAGS = [
+    "--model",
+    "--dtype",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--kv-memory",
+    "--page-size",
+    "--threads",
+    "--cache-dir",
+    "--address",
+    "--temperature",
+    "--top-p",
+    "--top-k",
+    "--min-p",
+    "--repetition-penalty",
+    "--max-tokens",
+    "--seed",
+    "--stop",
+]
+PATIENCE = 120.0  # seconds; the first run compiles the kernels
+MARK = "QUIRE_TEST_MARK"
+
+needs_kernels = pytest.mark.skipif(
+    importlib.util.find_spec("quire.kernels._native") is None, reason="the native extension is not built"
+)
+
+
+class Workplace:
+    """A place for commands to run: own TMPDIR, and a mark by which their processes are found."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "TMPDIR": str(folder), MARK: str(folder), "TERM": "xterm", "COLUMNS": "100"}
+
+    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*QUIRE, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self.env,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*QUIRE, *arguments], text=True, env=self.env, **pipes)
+
+    def processes(self) -> list[int]:
+        """The processes that commands started here, or that those started, and that are still there."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={self.folder}\0".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:  # it ended meanwhile, or is not ours
+                continue
+        return found
+
+    def engine(self, *, exclude: int) -> int:
+        return next(pid for pid in self.processes() if pid != exclude)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    """A workplace that must be left clean: no process, no socket, no shared memory."""
+    shared = set(os.listdir("/dev/shm"))
+    workplace = Workplace(tmp_path)
+    yield workplace
+    deadline = time.monotonic() + 10.0  # an engine whose owner was killed while it started it sees that for itself
+    while (left := workplace.processes()) and time.monotonic() < deadline:
+        select.select([], [], [], 0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_socket() or path.name.startswith("quire-")] == []
+    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "quire" in name}
+
+
+class Terminal:
+    """A command at a terminal of its own, so that Ctrl-C and Ctrl-D are what they are for a user."""
+
+    def __init__(self, place: Workplace, *arguments: str) -> None:
+        self._master, slave = os.openpty()
+        self.process = subprocess.Popen(
+            [*QUIRE, *arguments], env=place.env, preexec_fn=lambda: os.login_tty(slave), close_fds=False
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def expect(self, pattern: str) -> str:
+        """Wait until `pattern` appears after what was expected before; return what came up to its end."""
+        deadline = time.monotonic() + PATIENCE
+        while (match := re.search(pattern, self.seen)) is None:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{pattern!r} did not come; there is {self.seen!r}"
+            self.seen += self._read()
+        before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+        return before
+
+    def _read(self) -> str:
+        try:
+            chunk = os.read(self._master, 65536)
+        except OSError:  # EIO: the command has ended
+            chunk = b""
+        assert chunk, f"the command ended; there is {self.seen!r}"
+        return chunk.decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def leave(self, act: Callable[[], None]) -> int:
+        """Do what ends the command, and wait for its end; return its status.
+
+        Again if need be: a signal between the prompt and the wait for keys shows its effect with the next key.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"the command goes on; there is {self.seen!r}"
+            with contextlib.suppress(OSError):  # it has just ended
+                act()
+            if select.select([self._master], [], [], 1.0)[0]:
+                with contextlib.suppress(AssertionError):
+                    self.seen += self._read()
+        return self.process.wait()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def address_of(line: str) -> str:
+    assert line.startswith("quire: engine listening at "), line
+    return line.rsplit(" ", maxsplit=1)[-1].strip()
+
+
+# ---- without an engine --------------------------------------------------------------------------
+
+
+def test_help_says_everything(place: Workplace) -> None:
+    overview = place.run("--help").stdout
+    for command in ("serve", "chat", "complete", "engine", "info", "keys", "version"):
+        assert command in overview
+        text = place.run(command, "--help").stdout
+        assert "Usage: quire " + command in text
+        if command in ("serve", "chat", "complete"):
+            assert [flag for flag in FLAGS if flag not in text] == []
+            assert "Default: 2048." in " ".join(text.replace("│", " ").split())
+
+
+def test_version(place: Workplace) -> None:
+    done = place.run("version")
+    assert done.stdout.startswith("quire ")
+    assert place.run("--version").stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["bogus"], "No such command 'bogus'"),
+        (["serve", "--bogus"], "No such option: --bogus"),
+        (["complete", "x", "--top-k", "many"], "--top-k"),
+        (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
+        (["keys"], "Missing argument"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[str], what: str) -> None:
+    done = place.run(*arguments)
+    assert done.returncode == 2
+    assert what.lower() in done.stderr.lower()
+    assert done.stderr.count("\n") == 1
+    assert "--help" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["complete", "x", "--model", "/nowhere"], "model='/nowhere' is not a folder"),
+        (["serve", "x", "--dtype", "int3"], "dtype='int3' is not known"),
+        (["chat", "--address", "ipc:///nowhere/e.sock"], "nobody listens at ipc:///nowhere/e.sock"),
+        (["complete", "x", "--address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
+        (["complete", "x", "--address", "ftp://x"], "must start with ipc:// or tcp://"),
+        (["info", "--model", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_errors_are_one_line_and_status_1(place: Workplace, arguments: list[str], what: str) -> None:
+    done = place.run(*arguments)
+    assert done.returncode == 1
+    assert what in done.stderr
+    assert done.stderr.startswith("quire: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert "Traceback" in place.run(*arguments, "--debug").stderr
+
+
+def test_keys(place: Workplace) -> None:
+    folder = place.folder / "keys"
+    assert str(folder) in place.run("keys", str(folder)).stdout
+    assert sorted(path.name for path in folder.iterdir())[:2] == ["authorized_clients", "client.secret"]
+    assert "already holds" in place.run("keys", str(folder)).stderr
+
+
+# ---- with an engine -----------------------------------------------------------------------------
+
+
+@needs_kernels
+def test_complete_streams_a_text(place: Workplace) -> None:
+    arguments = ["complete", "Once upon a time", "--max-tokens", "20", "--seed", "5"]
+    done = place.run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout) > 20
+    assert place.run(*arguments).stdout == done.stdout
+    assert place.run("complete", *arguments[2:], stdin="Once upon a time\n").stdout == done.stdout
+    assert place.run(*arguments, "--echo").stdout == "Once upon a time" + done.stdout
+    stop = done.stdout[8:12]
+    assert place.run(*arguments, "--stop", stop).stdout.rstrip("\n") == done.stdout[: done.stdout.index(stop)].rstrip(
+        "\n"
+    )
+
+
+@needs_kernels
+def test_serve_with_a_prompt_answers_and_ends(place: Workplace) -> None:
+    arguments = ["Once upon a time", "--max-tokens", "20", "--temperature", "0"]
+    done = place.run("serve", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == place.run("complete", *arguments).stdout
+    assert place.run("serve", "--chat", "Tell me a tale", *arguments[1:]).returncode == 0
+
+
+@needs_kernels
+def test_tokens_are_written_as_they_come(place: Workplace) -> None:
+    with place.start("complete", "Once", "--ignore-eos", "--max-tokens", "1500") as process:
+        assert process.stdout is not None
+        assert os.read(process.stdout.fileno(), 1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+
+
+@needs_kernels
+def test_the_reader_may_leave(place: Workplace) -> None:
+    with place.start("complete", "Once", "--ignore-eos", "--max-tokens", "1500") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        os.read(process.stdout.fileno(), 1)
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 1
+        assert process.stderr.read() == ""
+
+
+@needs_kernels
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_serve_without_a_terminal_listens_until_a_signal(place: Workplace, number: int, status: int) -> None:
+    with place.start("serve") as process:
+        address = address_of(line_of(process))
+        done = place.run("complete", "Once", "--address", address, "--max-tokens", "3")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert place.run("serve", "Once", "--address", address, "--max-tokens", "3").returncode == 0
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, out, err) == (status, "", "")
+    gone = place.run("complete", "Once", "--address", address)
+    assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
+
+
+@needs_kernels
+def test_serve_ends_when_its_engine_dies(place: Workplace) -> None:
+    with place.start("serve") as process:
+        address_of(line_of(process))
+        os.kill(place.engine(exclude=process.pid), signal.SIGKILL)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 1
+        assert "SIGKILL" in err
+
+
+@needs_kernels
+def test_a_signal_while_the_engine_starts(place: Workplace) -> None:
+    """At whatever moment: nothing is left behind."""
+    with place.start("serve") as process:
+        deadline = time.monotonic() + PATIENCE
+        while len(place.processes()) < 2 and time.monotonic() < deadline:
+            select.select([], [], [], 0.01)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 143
+
+
+@needs_kernels
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, {0, 130}), (signal.SIGTERM, {0, 143})])
+def test_engine_alone(place: Workplace, number: int, status: set[int]) -> None:
+    with place.start("engine", "--max-num-seqs", "4", "--address", f"ipc://{place.folder}/e.sock") as process:
+        word, address = line_of(process).split()
+        assert word == "READY"
+        done = place.run("complete", "Once", "--address", address, "--max-tokens", "3")
+        assert (done.returncode, done.stderr) == (0, "")
+        process.send_signal(number)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode in status
+
+
+@needs_kernels
+def test_chat_without_a_terminal_answers_every_line(place: Workplace) -> None:
+    done = place.run(
+        "chat", "--max-tokens", "8", "--temperature", "0", stdin="Tell me a tale\nAnd then?\n\n/reset\nTell me a tale\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first = place.run("serve", "--chat", "Tell me a tale", "--max-tokens", "8", "--temperature", "0").stdout
+    assert done.stdout.startswith(first)
+    assert done.stdout.endswith(first)
+    assert len(done.stdout) > 2 * len(first)
+
+
+@needs_kernels
+def test_bad_prompts_and_values(place: Workplace) -> None:
+    too_long = place.run("complete", "--max-model-len", "64", stdin="fox " * 500)
+    assert too_long.returncode == 1
+    assert "context length is 64" in too_long.stderr
+    assert place.run("complete", "x", "--top-p", "7").stderr.startswith("quire: top_p=7.0 is out of range")
+    assert place.run("complete", "x", "--temperature", "nan").returncode in (1, 2)
+    lines = place.run("chat", "--max-model-len", "64", "--max-tokens", "4", stdin="fox " * 500 + "\nfox\n")
+    assert lines.returncode == 0, "one bad message does not end a conversation"
+    assert "context length is 64" in lines.stderr
+    assert lines.stdout.strip()
+
+
+@needs_kernels
+def test_a_model_without_a_chat_template(place: Workplace, tmp_path: Path) -> None:
+    model = demo_copy(tmp_path / "model", tokenizer_config={"eos_token": "<|end|>"})
+    done = place.run("chat", "--model", str(model), stdin="hello\n")
+    assert done.returncode == 1
+    assert "has no chat template" in done.stderr
+    assert place.run("complete", "fox", "--model", str(model), "--max-tokens", "3").returncode == 0
+
+
+def demo_copy(folder: Path, **files: Any) -> Path:
+    from quire.frontend.engine_args import DEMO_MODEL
+
+    folder.mkdir()
+    for file in Path(DEMO_MODEL).iterdir():
+        if file.stem not in files and file.is_file():
+            (folder / file.name).symlink_to(file)
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+@needs_kernels
+def test_a_model_without_a_tokenizer_still_serves_token_ids(place: Workplace, tmp_path: Path) -> None:
+    model = demo_copy(tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    done = place.run("complete", "fox", "--model", str(model))
+    assert done.returncode == 1
+    assert "there is no tokenizer; give token ids" in done.stderr
+    with place.start("serve", "--model", str(model)) as process:
+        address = address_of(line_of(process))
+        tokenizer = small_tokenizers.write(tmp_path / "other", "byte_level")
+        attached = ["complete", "fox", "--address", address, "--tokenizer", str(tokenizer), "--max-tokens", "3"]
+        assert place.run(*attached).returncode == 0
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+
+
+@needs_kernels
+def test_info(place: Workplace) -> None:
+    facts = json.loads(place.run("info", "--json").stdout)
+    assert facts["threads"] >= 1
+    assert facts["isa"] in ("amx", "avx512", "avx2")
+    text = place.run("info").stdout
+    for word in ("instruction set", "threads", "memory", "Qwen3ForCausalLM"):
+        assert word in text
+
+
+# ---- at a terminal ------------------------------------------------------------------------------
+
+
+@needs_kernels
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_a_conversation_at_a_terminal(place: Workplace, command: str) -> None:
+    terminal = Terminal(place, command, "--max-tokens", "6", "--temperature", "0")
+    terminal.expect(r"Say something.*\n.*> ")
+    terminal.type("Tell me a tale\n")
+    first = terminal.expect(r"\[\d+ tokens, .*\]\r\n.*> ")
+    terminal.type("/reset\n")
+    terminal.expect("> ")
+    terminal.type("Tell me a tale\n")
+    again = terminal.expect(r"\[\d+ tokens, .*\]\r\n.*> ")
+    assert first.split("[")[0] == again.split("[")[0]
+    terminal.type("/what\n")
+    terminal.expect("/what is not a command; there are /help, ")
+    terminal.type("/help\n")
+    terminal.expect("/system TEXT")
+    assert terminal.leave(lambda: terminal.type("/exit\n")) == 0
+
+
+@needs_kernels
+def test_ctrl_c_stops_the_answer_and_then_leaves(place: Workplace) -> None:
+    terminal = Terminal(place, "chat", "--ignore-eos", "--max-tokens", "1800")
+    terminal.expect("> ")
+    terminal.type("Tell me a tale\n")
+    terminal.expect(r"tale\r\n.*\w+ \w+ \w+")
+    terminal.type("\x03")
+    terminal.expect(r"\[stopped\]\r\n.*> ")
+    terminal.type("And another\n")
+    terminal.expect(r"another\r\n.*\w+ \w+ \w+")
+    terminal.type("\x03")
+    terminal.expect(r"\[stopped\]\r\n.*> ")
+    assert terminal.leave(lambda: terminal.type("\x03")) == 130
+    assert "Traceback" not in terminal.seen
+
+
+@needs_kernels
+def test_ctrl_d_leaves(place: Workplace) -> None:
+    terminal = Terminal(place, "serve")
+    terminal.expect("> ")
+    assert terminal.leave(lambda: terminal.type("\x04")) == 0
+
+
+@needs_kernels
+def test_sigterm_at_the_prompt_leaves(place: Workplace) -> None:
+    terminal = Terminal(place, "chat")
+    terminal.expect("> ")
+    assert terminal.leave(lambda: terminal.process.send_signal(signal.SIGTERM)) == 143
+    assert "Traceback" not in terminal.seen
+
+
+@needs_kernels
+def test_a_terminal_that_goes_away(place: Workplace) -> None:
+    terminal = Terminal(place, "chat", "--ignore-eos", "--max-tokens", "1800")
+    terminal.expect("> ")
+    terminal.type("Tell me a tale\n")
+    terminal.expect(r"tale\r\n.*\w+ \w+ \w+")
+    os.close(terminal._master)
+    assert terminal.process.wait(PATIENCE) != 0
