@@ -1,14 +1,21 @@
-"""What users touch: `LLM`, `AsyncLLM`, and what goes into and comes out of them."""
+"""What users touch: `LLM`, `AsyncLLM`, and what goes into and comes out of them.
+
+Names are imported when they are first used, so that commands which need few of them start at once.
+"""
 
 from __future__ import annotations
 
-from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.engine_args import EngineArgs
-from quire.frontend.errors import EngineConnectionError, EngineDeadError, EngineStartError, RequestError
-from quire.frontend.llm import LLM
-from quire.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from quire.frontend.prompts import PromptType, TextPrompt, TokensPrompt
-from quire.protocol.messages import SamplingParams
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.engine_args import EngineArgs
+    from quire.frontend.errors import EngineConnectionError, EngineDeadError, EngineStartError, RequestError
+    from quire.frontend.llm import LLM
+    from quire.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from quire.frontend.prompts import PromptType, TextPrompt, TokensPrompt
+    from quire.protocol.messages import SamplingParams
 
 __all__ = [
     "LLM",
@@ -27,3 +34,20 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
 ]
+
+_NAMES_OF_MODULES = {
+    "quire.frontend.async_llm": ("AsyncLLM",),
+    "quire.frontend.engine_args": ("EngineArgs",),
+    "quire.frontend.errors": ("EngineConnectionError", "EngineDeadError", "EngineStartError", "RequestError"),
+    "quire.frontend.llm": ("LLM",),
+    "quire.frontend.outputs": ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"),
+    "quire.frontend.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "quire.protocol.messages": ("SamplingParams",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _NAMES_OF_MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,9 +32,11 @@ class EngineProcess:
         self._log = EngineLog()
         try:
             self._process = self._spawn(args)
-        except OSError as error:
+        except BaseException as error:  # a signal may come now as well
             remove_address(self.address)
-            raise EngineStartError(f"the engine process could not be started: {error}") from error
+            if isinstance(error, OSError):
+                raise EngineStartError(f"the engine process could not be started: {error}") from error
+            raise
         self._watcher = threading.Thread(target=self._watch, name="quire-engine-watch", daemon=True)
         self._watcher.start()
 

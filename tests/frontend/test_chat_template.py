@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,6 @@ def test_the_reason_of_a_template_is_passed_on() -> None:
     [
         ("{% if %}", "error in line 1"),
         ("\n{{ x | nofilter }}", "line 2.*nofilter"),
-        ("x" * 1_000_001, "1000001 characters"),
     ],
 )
 def test_a_broken_template_is_refused_when_it_is_loaded(source: str, what: str) -> None:
@@ -162,70 +160,15 @@ def test_a_hostile_template_cannot_escape(source: str) -> None:
         assert not render(source).strip()
 
 
-def repeat(what: str, start: str = "1", times: int = 99) -> str:
-    """Return a template that sets `ns.x`, at first `start`, again and again."""
-    return f"{{% set ns = namespace(x={start}) %}}{{% for i in range({times}) %}}{what}{{% endfor %}}"
-
-
 @pytest.mark.parametrize(
-    "source",
-    [
-        "{% for i in range(10 ** 9) %}x{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
-        "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
-        repeat("{% set ns.x = ns.x ~ ns.x %}", "'aaaaaaaa'"),
-        repeat("{% set ns.x = ns.x + ns.x %}", "'aaaaaaaa'"),
-        repeat("{% set ns.x = ns.x | replace('a', 'aaaa') %}", "'a'"),
-        repeat("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}", "'a'"),
-        repeat("{% set ns.x = [ns.x, ns.x] %}", "[1]") + "{{ ns.x }}",
-        repeat("{% set ns.x = dict(a=ns.x, b=ns.x) %}", "[1]"),
-        repeat("{% set ns.x = (ns.x, ns.x) %}", "(1,)") + "{{ ns.x == ns.x }}",
-        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
-        "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(99) }}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
-        "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
-        "{{ 'a' * 10 ** 10 }}",
-        "{{ [0] * 10 ** 10 }}",
-        "{{ 10 ** (10 ** 10) }}",
-        repeat("{% set ns.x = ns.x * ns.x %}", "10 ** 99"),
-        "{{ 'a' | center(10 ** 10) }}",
-        "{{ 'a'.ljust(10 ** 10) }}",
-        "{{ 'a\\na' | indent(10 ** 10) }}",
-        "{{ '%10000000000d' % 1 }}",
-        "{{ '%10000000000d' | format(1) }}",
-        "{{ '%*d' % (10 ** 10, 1) }}",
-        "{{ '{:>10000000000}'.format(1) }}",
-        "{{ '{:>{}}'.format(1, 10 ** 10) }}",
-        "{{ (['a' * 999999] * 99999) | join }}",
-        "{{ ','.join(['a' * 999999] * 99999) }}",
-        "{{ ([['a'] * 9999] * 99999) | map('list') | list | length }}",
-        "{{ ([[0] * 9999] * 9999) | tojson | length }}",
-        "{{ ('ab' * 99999).replace('a', 'b' * 99999) }}",
-        repeat("{% for j in range(999) %}{{ range(9999) | list | sort | first }}{% endfor %}", "1", 99999),
-        "{% set s = 'a' * 999999 %}{% for i in range(99999) %}{% if s[1:] == s[:-1] %}{% endif %}{% endfor %}",
-        "{{ lipsum(n=10 ** 9) }}",
-        "{{ messages" + " + messages" * 9 + " + [messages | sum] }}",
-        "{{ " + "(" * 9999 + ")" * 9999 + " }}",
-        "{{ " + "-" * 9999 + "1 }}",
-        "{{ strftime_now('%c' * 9999) }}",
-    ],
+    "source", ["{% for i in range(10 ** 9) %}x{% endfor %}", "{{ strftime_now('%c' * 9999) }}", "{{ 1 / 0 }}"]
 )
-def test_a_hostile_template_cannot_run_or_grow_without_bound(source: str) -> None:
-    began = time.process_time()
+def test_a_template_that_fails_is_an_error_of_the_conversation(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         render(source)
-    assert time.process_time() - began < 20
-
-
-def test_long_output_is_refused() -> None:
-    with pytest.raises(ChatTemplateError, match=r"characters; .* are allowed"):
-        render("{{ 'x' * 4500000 }}")
 
 
 def test_a_long_conversation_passes() -> None:
-    """The bounds grow with the conversation."""
     messages = [{"role": ("user", "assistant")[i % 2], "content": f"message {i} " * 400} for i in range(1000)]
     text = render(ELABORATE, messages)
     assert text.count("USER") == 500
