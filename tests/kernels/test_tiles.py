@@ -33,6 +33,8 @@ def generate(model: str, lengths: tuple[int, ...], chunk: int, isa: str | None) 
             done += count
             if result.token_ids[0] >= 0:
                 tokens.append(result.token_ids[0])
+                assert result.logprobs is not None
+                assert result.logprobs[0] is not None
                 values += result.logprobs[0][1]
         outputs.append((tokens, values))
         engine.close(slot)
