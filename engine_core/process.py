@@ -31,6 +31,8 @@ _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
 
 logger = logging.getLogger(__name__)
 
+_BAR_CELLS = 40
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one engine; returns the exit status. What is wrong is told on stderr."""
@@ -90,7 +92,7 @@ def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimit
 def _make_ready(parsed: argparse.Namespace, runner: ModelRunner) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
-        model=parsed.model,
+        model=os.path.abspath(parsed.model),  # noqa: PTH100 - clients may stand in another folder; links stay
         architecture=runner.architecture,
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
@@ -112,5 +114,7 @@ def _tune_interpreter() -> None:
 
 
 def _show_progress(what: str, done: int, total: int) -> None:
-    end = "\n" if done >= total else ""
-    print(f"\r{what}: {100 * done // max(total, 1)} %", end=end, file=sys.stderr, flush=True)
+    share = min(done / max(total, 1), 1.0)
+    bar = ("━" * int(share * _BAR_CELLS)).ljust(_BAR_CELLS, "╌")
+    end = "\n" if share == 1 else ""
+    print(f"\r{what:<18} {bar} {share:4.0%}", end=end, file=sys.stderr, flush=True)

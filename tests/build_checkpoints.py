@@ -1,0 +1,170 @@
+"""Writes the checkpoints of `checkpoints.py`, each with what `transformers` answers.
+
+Each is a subfolder (config, sharded safetensors, tokenizer) with a `reference.json`: prompts, greedy continuations in
+float32, and the prompts' log probabilities in float32 and bfloat16, all by `transformers` with eager attention on the
+same weights. It runs in a process of its own, so that the tests need not import torch:
+
+    python -P tests/build_checkpoints.py FOLDER [NAME...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+from checkpoints import CHECKPOINTS, NEW_TOKENS, PROMPT_LENGTHS, Checkpoint, Reference, by_name
+
+sys.path.pop()  # the folders beside must not shadow packages that transformers looks for
+
+# Greedy tokens can only be compared where the two likeliest tokens differ by more than float32 rounding: a prompt with
+# a nearer tie on its way is replaced by another. The order of summation makes differences below 5e-4 here.
+MIN_GAP = 2e-3
+
+
+def build(folder: Path, names: list[str]) -> None:
+    """Writes the named checkpoints and their references; a finished one is left as it is."""
+    for checkpoint in map(by_name, names):
+        target = folder / checkpoint.name
+        if (target / "reference.json").exists():
+            continue
+        scratch = folder / f".{checkpoint.name}.new"
+        shutil.rmtree(scratch, ignore_errors=True)
+        _write_checkpoint(checkpoint, scratch)
+        references = _answer(checkpoint, scratch)
+        (scratch / "reference.json").write_text(json.dumps([dataclasses.asdict(entry) for entry in references]))
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+        print(f"{checkpoint.name}: smallest gap of the two likeliest {min(r.gap for r in references):.4f}", flush=True)
+
+
+def _write_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(20)
+    config = AutoConfig.for_model(
+        checkpoint.model_type, bos_token_id=0, eos_token_id=0, pad_token_id=None, **checkpoint.config
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _fill(name, parameter)
+    model.to(getattr(torch, checkpoint.dtype))
+    model.save_pretrained(target, max_shard_size=checkpoint.max_shard_size)
+    _write_tokenizer(target, checkpoint.config["vocab_size"])
+
+
+def _fill(name: str, parameter: Any) -> None:
+    """Random values at which every part of the model matters: norms near 1, biases not 0, logits a few units apart."""
+    if "norm" in name or "ln_" in name:
+        parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
+    elif name.endswith("bias"):
+        parameter.normal_(0.0, 0.2)
+    elif "embed_tokens" in name or "wte" in name or "wpe" in name or "lm_head" in name:
+        parameter.normal_(0.0, 0.3)
+    else:
+        fan_in = parameter.shape[0 if ".c_" in name else 1]
+        # What the layers add outweighs the embedding, or a greedy continuation would repeat one token.
+        gain = 3.0 if "o_proj" in name or "down_proj" in name or "attn.c_proj" in name else 1.2
+        if "attn.c_attn" in name:
+            gain = 2.0
+        parameter.normal_(0.0, gain * fan_in**-0.5)
+
+
+def _write_tokenizer(target: Path, vocab_size: int) -> None:
+    """A byte-level BPE with a few merges, so that the checkpoint is complete: text in, text out."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
+    tokenizer.save(str(target / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "bos_token": "<|end|>"}
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _answer(checkpoint: Checkpoint, folder: Path) -> list[Reference]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    load = {"attn_implementation": "eager", "local_files_only": True}
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **load).eval()
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **load).eval()
+    draw = random.Random(checkpoint.name)
+    references = []
+    with torch.inference_mode():
+        for length in PROMPT_LENGTHS:
+            prompt, greedy, gap = _prompt_without_ties(exact, draw, length)
+            references.append(Reference(prompt, greedy, _logprobs(exact, prompt), _logprobs(rounded, prompt), gap))
+    return references
+
+
+def _prompt_without_ties(model: Any, draw: random.Random, length: int) -> tuple[list[int], list[int], float]:
+    for _ in range(100):
+        prompt = [draw.randrange(model.config.vocab_size) for _ in range(length)]
+        greedy, gap = _greedy(model, prompt)
+        if gap >= MIN_GAP:
+            return prompt, greedy, gap
+    raise RuntimeError(f"no prompt of {length} tokens keeps its two likeliest tokens {MIN_GAP} apart")
+
+
+def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
+    """Greedy tokens with the KV cache, confirmed by one pass over the whole sequence; and the smallest top-2 gap."""
+    import torch
+
+    tokens, cache, ids = [], None, torch.tensor([prompt])
+    for _ in range(NEW_TOKENS):
+        step = model(ids, past_key_values=cache, use_cache=True)
+        cache, ids = step.past_key_values, step.logits[:, -1:].argmax(-1)
+        tokens.append(int(ids))
+    logits = model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, len(prompt) - 1 :]
+    best = logits.topk(2).values
+    gap = float((best[:, 0] - best[:, 1]).min())
+    if gap >= MIN_GAP and logits.argmax(-1).tolist() != tokens:
+        raise RuntimeError("transformers answers differently with and without its KV cache")
+    return tokens, gap
+
+
+def _logprobs(model: Any, prompt: list[int]) -> list[float]:
+    import torch
+
+    logprobs = model(torch.tensor([prompt]), use_cache=False).logits[0].float().log_softmax(-1)
+    return [float(logprobs[i, token]) for i, token in enumerate(prompt[1:])]
+
+
+def _quiet_torch() -> None:
+    import torch
+    from transformers.utils import logging
+
+    torch.set_num_threads(1)  # the models are so small that a second thread only waits
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def main() -> None:
+    """Builds the checkpoints named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", default=[checkpoint.name for checkpoint in CHECKPOINTS])
+    arguments = parser.parse_args()
+    _quiet_torch()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    build(arguments.folder, arguments.names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The random-weight Hugging Face checkpoints that the model tests run, and the answers `transformers` gave to them.
+
+`CHECKPOINTS` says what there is; `build_checkpoints.py` writes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+PROMPT_LENGTHS = (1, 2, 5, 31, 64, 129, 300, 700)
+NEW_TOKENS = 64
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256, "rope_theta": 10000.0,
+}  # fmt: skip
+LINEAR_ROPE = {"rope_type": "linear", "factor": 2.5, "rope_theta": 10000.0}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint: the arguments of its config class, the dtype it is stored in, and how its files are split."""
+
+    name: str
+    model_type: str
+    config: dict[str, Any]
+    dtype: str = "float32"
+    max_shard_size: str = "1GB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What `transformers` answers to one prompt; log probabilities are those of prompt tokens 1, 2, ..."""
+
+    prompt: list[int]
+    greedy: list[int]
+    logprobs: list[float]
+    logprobs_bfloat16: list[float]
+    gap: float
+
+
+def _decoder(
+    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 1024,
+        **more,
+    }
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        "gpt2-tied", "gpt2", {"n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 503, "n_positions": 1024}
+    ),
+    Checkpoint(
+        "gpt2-untied",
+        "gpt2",
+        {"n_embd": 320, "n_head": 4, "n_layer": 3, "n_inner": 704, "vocab_size": 1021, "n_positions": 800,
+         "tie_word_embeddings": False},
+        dtype="bfloat16",
+        max_shard_size="700KB",
+    ),
+    Checkpoint(
+        "llama-tied-llama3",
+        "llama",
+        _decoder(256, 688, 2, 4, 4, 64, vocab_size=503, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE),
+        max_shard_size="900KB",
+    ),
+    Checkpoint(
+        "llama-biases-linear",
+        "llama",
+        _decoder(384, 512, 3, 4, 1, 96, vocab_size=1021, attention_bias=True, mlp_bias=True,
+                 rope_parameters=LINEAR_ROPE),
+        dtype="bfloat16",
+        max_shard_size="800KB",
+    ),
+    Checkpoint(
+        "llama-gqa8-dynamic",
+        "llama",
+        _decoder(256, 352, 2, 8, 1, 128, vocab_size=1021, rope_parameters=DYNAMIC_ROPE, rms_norm_eps=1e-5),
+    ),
+    Checkpoint(
+        "mistral-window128",
+        "mistral",
+        _decoder(256, 512, 2, 4, 1, 64, vocab_size=503, sliding_window=128, tie_word_embeddings=True),
+    ),
+    Checkpoint(
+        "mistral-window77",
+        "mistral",
+        _decoder(320, 448, 3, 8, 1, 80, vocab_size=1021, sliding_window=77),
+        dtype="bfloat16",
+        max_shard_size="600KB",
+    ),
+    Checkpoint(
+        "qwen2-tied-window",
+        "qwen2",
+        _decoder(256, 512, 3, 4, 4, 64, vocab_size=503, tie_word_embeddings=True, use_sliding_window=True,
+                 sliding_window=100, max_window_layers=1),
+    ),
+    Checkpoint(
+        "qwen2-yarn",
+        "qwen2",
+        _decoder(512, 480, 2, 4, 1, 128, vocab_size=1021, rope_parameters=YARN_ROPE),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
+    Checkpoint(
+        "qwen3-tied",
+        "qwen3",
+        _decoder(256, 512, 2, 8, 2, 128, vocab_size=503, tie_word_embeddings=True,
+                 rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
+    Checkpoint(
+        "qwen3-biases-window",
+        "qwen3",
+        _decoder(384, 400, 3, 6, 6, 96, vocab_size=1021, attention_bias=True, use_sliding_window=True,
+                 sliding_window=150, max_window_layers=2),
+        max_shard_size="700KB",
+    ),
+)  # fmt: skip
+
+
+def by_name(name: str) -> Checkpoint:
+    """The checkpoint of that name."""
+    return next(checkpoint for checkpoint in CHECKPOINTS if checkpoint.name == name)
+
+
+def load_references(folder: Path) -> list[Reference]:
+    """The references of one checkpoint folder."""
+    return [Reference(**entry) for entry in json.loads((folder / "reference.json").read_text())]

@@ -1,0 +1,131 @@
+"""Fixtures of all tests: models, engines whose pages are counted at their end, a session that leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from quire.frontend import LLM
+
+REPOSITORY = Path(__file__).parents[1]
+SCRATCH = REPOSITORY / "build"
+BUILDER = Path(__file__).with_name("build_checkpoints.py")
+MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
+
+EngineFactory = Callable[..., "LLM"]
+
+
+def _processes_of_session() -> list[str]:
+    """Command lines of the other processes that carry the mark of this session."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            if int(folder.name) != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append(f"{folder.name}: {command}")
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process of a test is left at the end, and no socket; compiled kernels are cached below `build/`."""
+    tmp_path_factory.getbasetemp()  # pytest's own folders stay in the usual place
+    os.environ[MARK] = uuid.uuid4().hex
+    os.environ["XDG_CACHE_HOME"] = str(SCRATCH / "test-cache")
+    with tempfile.TemporaryDirectory(prefix="quire-test-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        yield
+        tempfile.tempdir = None
+        del os.environ["TMPDIR"]
+        sockets = [str(path) for path in Path(folder).rglob("*") if path.is_socket()]
+        assert not sockets, f"sockets are left: {sockets}"
+    processes = _processes_of_session()
+    assert not processes, f"processes are left: {processes}"
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The folder of the model that the package ships."""
+    from quire.frontend.engine_args import DEMO_MODEL
+
+    if not (Path(DEMO_MODEL) / "config.json").exists():
+        pytest.skip(f"the demo model is not in {DEMO_MODEL}")
+    return Path(DEMO_MODEL)
+
+
+def _reference_folder() -> Path:
+    """Where the checkpoints live, named after all that decides what is in them."""
+    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
+    sources = [BUILDER.read_bytes(), BUILDER.with_name("checkpoints.py").read_bytes()]
+    key = hashlib.sha256(b"".join(sources) + repr(versions).encode()).hexdigest()[:16]
+    return SCRATCH / "test-checkpoints" / key
+
+
+@pytest.fixture(scope="session")
+def checkpoints() -> Path:
+    """The folder of all checkpoints of `checkpoints.py` with the answers of transformers; built once, then kept."""
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed; `pip install '.[reference]'` brings it")
+    folder = _reference_folder()
+    # -P: the repository's folders must not shadow packages that transformers looks for
+    command = [sys.executable, "-P", str(BUILDER), str(folder)]
+    subprocess.run(command, check=True, timeout=600)
+    return folder
+
+
+def assert_all_pages_free(llm: LLM) -> None:
+    """Every KV page is accounted for, and no request holds one, once the aborts on their way have arrived."""
+    deadline = time.monotonic() + 10.0
+    while (stats := llm.stats())["running"] + stats["waiting"] + stats["pages_held"] and time.monotonic() < deadline:
+        pass  # each look is a round trip to the engine
+    assert stats["pages_free"] + stats["pages_cached"] + stats["pages_held"] == stats["pages_total"], stats
+    assert stats["running"] == stats["waiting"] == stats["pages_held"] == 0, stats
+
+
+def _start(started: list[LLM], model: Path | str, options: dict[str, Any]) -> LLM:
+    from quire.frontend import LLM
+
+    if "kv_cache_memory_bytes" not in options:
+        options = {"num_pages": 256, **options}
+    started.append(LLM(str(model), **{"start_timeout": 120.0, **options}))
+    return started[-1]
+
+
+def _end(started: list[LLM]) -> None:
+    """Ends the engines, all of them even if the pages of one do not add up."""
+    with contextlib.ExitStack() as stack:
+        for llm in started:
+            stack.callback(llm.close)
+            stack.callback(assert_all_pages_free, llm)
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineFactory]:
+    """Starts engines with a small KV memory; at the end of the test their pages are counted, and they end."""
+    started: list[LLM] = []
+    yield lambda model, **options: _start(started, model, options)
+    _end(started)
+
+
+@pytest.fixture(scope="module")
+def module_engine() -> Iterator[EngineFactory]:
+    """As `engine`, for a whole module."""
+    started: list[LLM] = []
+    yield lambda model, **options: _start(started, model, options)
+    _end(started)

@@ -1,0 +1,283 @@
+"""A checkpoint that cannot be served is refused at the start, with a message that says what is wrong and where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+if TYPE_CHECKING:
+    from conftest import EngineFactory
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+INDEX = "model.safetensors.index.json"
+
+
+def weights() -> dict[str, np.ndarray]:
+    """All tensors of the model that `CONFIG` describes."""
+    draw = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (128, 64),
+        "model.norm.weight": (64,),
+        "lm_head.weight": (128, 64),
+    }
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}self_attn.{name}_proj.weight": (64, 64) for name in "qkvo"}
+        shapes |= {f"{prefix}mlp.{name}_proj.weight": (96, 64) for name in ("gate", "up")}
+        shapes[f"{prefix}mlp.down_proj.weight"] = (64, 96)
+        shapes |= {f"{prefix}{name}_layernorm.weight": (64,) for name in ("input", "post_attention")}
+    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any] = CONFIG) -> Path:
+    """A checkpoint in one file."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def shard(folder: Path) -> dict[str, Any]:
+    """Splits the checkpoint over two files; returns the index, as a copy to spoil."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map: dict[str, str] = {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index))
+    return index
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A complete checkpoint, to be spoiled."""
+    return write(tmp_path / "model", weights())
+
+
+def refusal(engine: EngineFactory, model: Path, **options: Any) -> str:
+    """What the user is told when this model is started."""
+    from quire.frontend.errors import EngineStartError
+
+    with pytest.raises((EngineStartError, ValueError)) as caught:
+        engine(model, skip_tokenizer_init=True, **options)
+    message = str(caught.value)
+    assert "Traceback" not in message
+    return message
+
+
+def test_the_checkpoint_is_good_before_it_is_spoiled(good: Path, engine: EngineFactory) -> None:
+    from quire.frontend import SamplingParams
+
+    once = engine(good, skip_tokenizer_init=True)
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, detokenize=False)
+    whole = once.generate([[1, 2]], params)[0].outputs[0].token_ids
+    shard(good)
+    again = engine(good, skip_tokenizer_init=True)
+    assert again.generate([[1, 2]], params)[0].outputs[0].token_ids == whole
+    assert len(whole) == 3
+
+
+def test_a_missing_tensor_is_named(good: Path, engine: EngineFactory) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    write(good, {key: value for key, value in weights().items() if key != name})
+    assert name in refusal(engine, good)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "expected"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", (64, 96), (96, 64)),
+        ("model.layers.0.self_attn.k_proj.weight", (32, 64), (64, 64)),
+        ("model.embed_tokens.weight", (120, 64), (128, 64)),
+        ("model.norm.weight", (65,), (64,)),
+        ("lm_head.weight", (128, 64, 1), (128, 64)),
+    ],
+)
+def test_a_wrong_shape_is_named_with_both_shapes(
+    good: Path, engine: EngineFactory, name: str, found: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    write(good, {**weights(), name: np.zeros(found, np.float32)})
+    message = refusal(engine, good)
+    assert name in message
+    for shape in (found, expected):
+        assert re.search(r"\b" + r"\D{1,3}".join(map(str, shape)) + r"\b", message), f"{shape} is not in {message}"
+
+
+def test_a_tensor_of_integers_is_refused(good: Path, engine: EngineFactory) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    write(good, {**weights(), name: np.zeros((64, 64), np.int64)})
+    assert name in refusal(engine, good)
+
+
+def cut_in_half(file: Path) -> None:
+    """As an interrupted download leaves it."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def cut_the_header(file: Path) -> None:
+    """Less than the header says it has."""
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def spoil_the_header(file: Path) -> None:
+    """A header that is not JSON."""
+    content = bytearray(file.read_bytes())
+    content[8:12] = b"\xff\xff{{"
+    file.write_bytes(content)
+
+
+def claim_a_huge_header(file: Path) -> None:
+    """A header length beyond any file."""
+    content = bytearray(file.read_bytes())
+    content[:8] = (1 << 62).to_bytes(8, "little")
+    file.write_bytes(content)
+
+
+def empty(file: Path) -> None:
+    """No bytes at all."""
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [cut_in_half, cut_the_header, spoil_the_header, claim_a_huge_header, empty])
+def test_a_damaged_file_is_named(good: Path, engine: EngineFactory, spoil: Callable[[Path], None]) -> None:
+    spoil(good / "model.safetensors")
+    assert "model.safetensors" in refusal(engine, good)
+
+
+def test_offsets_that_disagree_with_the_shape_are_refused(good: Path, engine: EngineFactory) -> None:
+    file = good / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["model.norm.weight"]["data_offsets"][1] += 4
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    assert "model.norm.weight" in refusal(engine, good)
+
+
+def test_an_index_that_names_an_absent_file_is_refused(good: Path, engine: EngineFactory) -> None:
+    shard(good)
+    (good / "model-00002-of-00002.safetensors").unlink()
+    assert "model-00002-of-00002.safetensors" in refusal(engine, good)
+
+
+def test_an_index_that_names_the_wrong_file_for_a_tensor_is_refused(good: Path, engine: EngineFactory) -> None:
+    index = shard(good)
+    name, file = next((name, file) for name, file in index["weight_map"].items() if "00001" in file)
+    index["weight_map"][name] = file.replace("00001", "00002", 1)
+    (good / INDEX).write_text(json.dumps(index))
+    assert name in refusal(engine, good)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"lm_head.weight": 3}}'])
+def test_a_damaged_index_is_named(good: Path, engine: EngineFactory, text: str) -> None:
+    shard(good)
+    (good / INDEX).write_text(text)
+    assert INDEX in refusal(engine, good)
+
+
+def test_an_index_cannot_reach_out_of_the_folder(good: Path, engine: EngineFactory) -> None:
+    index = shard(good)
+    (good / "model-00001-of-00002.safetensors").rename(good.parent / "outside.safetensors")
+    moved = {name: file.replace("model-00001-of-00002", "../outside") for name, file in index["weight_map"].items()}
+    (good / INDEX).write_text(json.dumps({"weight_map": moved}))
+    assert "outside.safetensors" in refusal(engine, good)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(good: Path, engine: EngineFactory) -> None:
+    write(good, weights(), {**CONFIG, "architectures": ["MambaForCausalLM"], "model_type": "mamba"})
+    message = refusal(engine, good).lower()
+    for word in ("mamba", "gpt2", "llama", "mistral", "qwen2", "qwen3"):
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "architectures"]
+)
+def test_a_config_without_a_field_is_refused_by_its_name(good: Path, engine: EngineFactory, field: str) -> None:
+    write(good, weights(), {key: value for key, value in CONFIG.items() if key != field})
+    assert field in refusal(engine, good)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "word"),
+    [
+        ("hidden_size", -64, "hidden_size"),
+        ("hidden_size", "64", "hidden_size"),
+        ("num_attention_heads", 0, "num_attention_heads"),
+        ("num_key_value_heads", 3, "num_key_value_heads"),
+        ("rms_norm_eps", "small", "rms_norm_eps"),
+        ("rope_scaling", {"rope_type": "spiral", "factor": 2.0}, "rope_type"),
+        ("rope_scaling", {"rope_type": "linear"}, "factor"),
+        ("hidden_act", "sine", "hidden_act"),
+    ],
+)
+def test_a_config_with_a_bad_value_is_refused_by_its_name(
+    good: Path, engine: EngineFactory, field: str, value: object, word: str
+) -> None:
+    write(good, weights(), {**CONFIG, field: value})
+    assert word in refusal(engine, good)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"text"'])
+def test_a_config_that_is_not_an_object_is_refused(good: Path, engine: EngineFactory, text: str) -> None:
+    (good / "config.json").write_text(text)
+    assert "config.json" in refusal(engine, good)
+
+
+def test_a_folder_without_config_or_weights_is_refused(good: Path, engine: EngineFactory) -> None:
+    (good / "model.safetensors").unlink()
+    assert "safetensors" in refusal(engine, good)
+    (good / "config.json").unlink()
+    assert "config.json" in refusal(engine, good)
+
+
+def test_a_path_that_is_no_folder_is_refused(good: Path, engine: EngineFactory) -> None:
+    for path in (good / "absent", good / "config.json"):
+        assert str(path) in refusal(engine, path)
+
+
+def test_too_little_memory_for_a_page_is_refused_with_what_is_needed(good: Path, engine: EngineFactory) -> None:
+    message = refusal(engine, good, kv_cache_memory_bytes=1000)
+    assert "1000" in message.replace(",", "")
+    assert "page" in message
+
+
+def test_another_engine_is_unharmed(good: Path, demo_model: Path, engine: EngineFactory) -> None:
+    from quire.frontend import SamplingParams
+
+    llm = engine(demo_model)
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    before = llm.generate("Once upon a time", params)[0].outputs[0].text
+    (good / "model.safetensors").write_bytes(b"")
+    refusal(engine, good)
+    assert llm.generate("Once upon a time", params)[0].outputs[0].text == before

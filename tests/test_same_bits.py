@@ -1,0 +1,163 @@
+"""The tokens and log probabilities of a request are the same bits, whatever the engine does besides or how it does it.
+
+Every comparison is `==` on floats: one engine answers 32 requests at once, and everything else must repeat it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import EngineFactory
+
+    from quire.frontend import LLM, SamplingParams
+
+REQUESTS = 32
+ALONE = (0, 1, 2, 3, 13, 31)  # every kind of parameters, and the longest prompt
+TOKENS = 24
+MANY_TOKENS = 90  # in a pool of FEW_PAGES they outgrow what a request was admitted with
+FEW_PAGES = 20
+LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 100, 128, 257)
+
+# What a request answered: tokens, text, and all log probabilities.
+Answer = tuple[Any, ...]
+
+
+def instruction_sets() -> list[str]:
+    """What this host has, by the names of QUIRE_ISA."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    needs = {"amx": {"amx_tile", "amx_bf16"}, "avx512": {"avx512f", "avx512bw", "avx512vl"}, "avx2": {"avx2", "fma"}}
+    return [name for name, flag in needs.items() if flag <= flags]
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    """Prompts of many lengths, around the edges of pages and chunks."""
+    draw = random.Random(5)
+    lengths = [*LENGTHS, *(draw.randrange(1, 120) for _ in range(REQUESTS - len(LENGTHS) - 1)), 400]
+    return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+def params(max_tokens: int) -> list[SamplingParams]:
+    """Greedy and random, with and without penalties and filters, in turn."""
+    from quire.frontend import SamplingParams
+
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0, "prompt_logprobs": 2},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "prompt_logprobs": 0},
+        {
+            "temperature": 1.2,
+            "min_p": 0.02,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.3,
+            "repetition_penalty": 1.2,
+        },
+    ]
+    shared: dict[str, Any] = {"logprobs": 5, "max_tokens": max_tokens, "ignore_eos": True}
+    return [SamplingParams(seed=100 + i, **shared, **kinds[i % len(kinds)]) for i in range(REQUESTS)]
+
+
+def ask(llm: LLM, vocab_size: int, chosen: Sequence[int], max_tokens: int) -> list[Answer]:
+    """The answers to the chosen requests, sent together."""
+    each = params(max_tokens)
+    tokens = prompts(vocab_size)
+    outputs = llm.generate([tokens[i] for i in chosen], [each[i] for i in chosen], use_tqdm=False)
+    return [
+        (output.outputs[0].token_ids, output.outputs[0].text, output.outputs[0].logprobs, output.prompt_logprobs)
+        for output in outputs
+    ]
+
+
+class Subject:
+    """One model in one dtype, with its answers to all requests at once."""
+
+    def __init__(self, start: EngineFactory, model: Path, dtype: str) -> None:
+        self.options: dict[str, Any] = {"model": model, "dtype": dtype, "num_pages": 256}
+        self.llm = start(**self.options, max_num_batched_tokens=8192)
+        self.vocab_size: int = min(500, self.llm.get_tokenizer().vocab_size)
+        self.together = self.ask(self.llm)
+
+    def ask(self, llm: LLM, chosen: Sequence[int] = range(REQUESTS), max_tokens: int = TOKENS) -> list[Answer]:
+        """The answers of this or another engine of the same model, to all requests or the chosen ones."""
+        return ask(llm, self.vocab_size, chosen, max_tokens)
+
+    def check_after_preemption(self, llm: LLM) -> None:
+        """An engine with FEW_PAGES must send requests back, and still give the answers of the large one."""
+        some = range(8, REQUESTS, 2)
+        assert self.ask(llm, some, MANY_TOKENS) == self.ask(self.llm, some, MANY_TOKENS)
+        assert llm.stats()["preemptions"] > 0, "the KV memory was large enough; nothing was shown"
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def demo(request: pytest.FixtureRequest, module_engine: EngineFactory, demo_model: Path) -> Subject:
+    """The demo model."""
+    return Subject(module_engine, demo_model, request.param)
+
+
+ODD = [("gpt2-untied", "bfloat16"), ("mistral-window77", "float32"), ("qwen3-biases-window", "bfloat16")]
+
+
+@pytest.fixture(scope="module", params=ODD, ids="-".join)
+def checkpoint(request: pytest.FixtureRequest, module_engine: EngineFactory, checkpoints: Path) -> Subject:
+    """Models of odd shapes, with a window of attention, biases and norms; the demo model has none of them."""
+    name, dtype = request.param
+    return Subject(module_engine, checkpoints / name, dtype)
+
+
+def test_the_answers_differ_from_each_other(demo: Subject) -> None:
+    """Otherwise the comparisons below would compare nothing."""
+    assert len({tuple(answer[0]) for answer in demo.together}) > REQUESTS // 2
+
+
+@pytest.mark.parametrize("index", ALONE)
+def test_alone_as_among_31_others(demo: Subject, index: int) -> None:
+    assert demo.ask(demo.llm, [index]) == [demo.together[index]]
+
+
+def test_in_another_order(demo: Subject) -> None:
+    assert demo.ask(demo.llm, range(REQUESTS - 1, -1, -1)) == demo.together[::-1]
+
+
+@pytest.mark.parametrize("budget", [16, 100])
+def test_in_chunks(demo: Subject, engine: EngineFactory, budget: int) -> None:
+    assert demo.ask(engine(**demo.options, max_num_batched_tokens=budget)) == demo.together
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_on_any_number_of_threads(demo: Subject, engine: EngineFactory, threads: int) -> None:
+    assert demo.ask(engine(**demo.options, threads=threads)) == demo.together
+
+
+@pytest.mark.parametrize("isa", ["amx", "avx512", "avx2"])
+def test_on_any_instruction_set(
+    demo: Subject, engine: EngineFactory, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isa not in instruction_sets():
+        pytest.skip(f"this host has no {isa}")
+    monkeypatch.setenv("QUIRE_ISA", isa)
+    assert demo.ask(engine(**demo.options)) == demo.together
+
+
+def test_after_preemption(demo: Subject, engine: EngineFactory) -> None:
+    demo.check_after_preemption(engine(**{**demo.options, "num_pages": FEW_PAGES}))
+
+
+@pytest.mark.parametrize("page_size", [64, 128])
+def test_with_other_pages(demo: Subject, engine: EngineFactory, page_size: int) -> None:
+    assert demo.ask(engine(**demo.options, block_size=page_size)) == demo.together
+
+
+def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once: small chunks, few pages, one thread, the least instruction set."""
+    assert checkpoint.ask(checkpoint.llm, [31]) == [checkpoint.together[31]]
+    monkeypatch.setenv("QUIRE_ISA", "avx2")
+    options = {**checkpoint.options, "num_pages": FEW_PAGES, "max_num_batched_tokens": 100, "threads": 1}
+    llm = engine(**options)
+    assert checkpoint.ask(llm) == checkpoint.together
+    checkpoint.check_after_preemption(llm)
