@@ -67,6 +67,7 @@ class Checkpoint:
         self.config = self._read_config()
         self._maps: list[mmap.mmap] = []
         self._tensors: dict[str, Tensor] = {}
+        self._foreign: dict[str, str] = {}  # dtypes of tensors that no model can use
         for file, names in self._files().items():
             self._open(file, names)
 
@@ -136,8 +137,9 @@ class Checkpoint:
             raise ModelError(f"{path} lacks tensor {missing[0]}, which the index says is in it")
 
     def _add(self, path: Path, name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> None:
-        if entry.dtype not in FORMATS:
-            return  # buffers such as attention masks; a needed tensor of such a type is reported by `get`
+        if entry.dtype not in FORMATS:  # buffers such as attention masks; `get` reports one that is needed
+            self._foreign[name] = entry.dtype
+            return
         begin, end = entry.data_offsets
         format_, element_bytes = FORMATS[entry.dtype]
         expected = element_bytes * int(np.prod(entry.shape, dtype=np.int64))
@@ -155,6 +157,10 @@ class Checkpoint:
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`, which must have `shape`. A base model's names lack the first part (`model.`)."""
         tensor = self._tensors.get(name) or self._tensors.get(name.split(".", 1)[-1])
+        if tensor is None and name in self._foreign:
+            raise ModelError(
+                f"{self.folder}: tensor {name} is of type {self._foreign[name]}; supported are {', '.join(FORMATS)}"
+            )
         if tensor is None:
             raise ModelError(
                 f"{self.folder}: tensor {name} of shape {list(shape)} is missing "

@@ -71,7 +71,7 @@ class EngineFlags:
         _engine("Memory for KV pages in bytes, or such as 512MiB, 4GiB. Default: chosen by the engine.", "SIZE"),
     ] = None
     num_pages: Annotated[int | None, _engine("KV pages, in place of --kv-memory.", "N", min=1)] = None
-    page_size: Annotated[int | None, _engine("Tokens in one KV page: 16, 32, 64 or 128. Default: 32.", "TOKENS")] = None
+    page_size: Annotated[int | None, _engine("Tokens in one KV page: 32, 64 or 128. Default: 32.", "TOKENS")] = None
     threads: Annotated[
         int | None, _engine("Threads of the engine. Default: QUIRE_THREADS, or every usable core.", "N", min=1)
     ] = None
