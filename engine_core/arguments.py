@@ -72,7 +72,9 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches and KV memory")
     group.add_argument("--max-num-seqs", type=positive, default=256, metavar="N", help="requests that run at once")
     group.add_argument("--max-num-batched-tokens", type=positive, default=2048, metavar="N", help="tokens in one step")
-    group.add_argument("--page-size", type=positive, default=32, metavar="N", help="tokens in one KV page: 32, 64 or 128")
+    group.add_argument(
+        "--page-size", type=positive, default=32, metavar="N", help="tokens in one KV page: 32, 64 or 128"
+    )
     group.add_argument("--kv-memory", type=parse_size, metavar="SIZE", help="for KV pages, such as 4GiB")
     group.add_argument("--num-pages", type=positive, metavar="N", help="KV pages, instead of --kv-memory")
     group.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help="not in this engine yet")
