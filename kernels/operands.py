@@ -96,14 +96,13 @@ Operand = Buffer | KvLayer | Matrix | Vector | Table | Rows
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel over its operands; `dim`, `per`, `times` and `dynamic` as the native `Launch` has them."""
+    """A kernel over its operands; `dim`, `per` and `times` as the native `Launch` has them."""
 
     kernel: Kernel
     operands: tuple[Operand, ...]
     dim: str
     per: int = 1
     times: int = 1
-    dynamic: bool = False
     head: bool = False
 
 

@@ -77,9 +77,8 @@ class PlanBuilder:
 
     def _add(
         self, kernel: Kernel, operands: Sequence[Operand], dim: str, *, per: int = 1, times: int = 1,
-        dynamic: bool = False,
     ) -> None:  # fmt: skip
-        launch = Launch(self._kernel(kernel), tuple(operands), dim, per, times, dynamic, head=dim == "logit_rows")
+        launch = Launch(self._kernel(kernel), tuple(operands), dim, per, times, head=dim == "logit_rows")
         self.launches.append(launch)
 
     @property
@@ -205,7 +204,6 @@ class PlanBuilder:
             [Buffer("entries", input=True), queries, KvLayer(layer), out],
             "entries",
             times=heads.kv,
-            dynamic=True,
         )
         return out
 

@@ -186,7 +186,7 @@ class _Assembly:
             target: Plan = self.native.head if launch.head else self.native.body
             target.add(
                 kernels[launch.kernel], [self._address(o, buffers) for o in launch.operands], launch.dim, launch.per,
-                launch.times, launch.dynamic,
+                launch.times,
             )  # fmt: skip
 
     def _address(self, operand: Operand, buffers: dict[str, int]) -> int:

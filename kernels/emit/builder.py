@@ -176,6 +176,13 @@ class Builder:
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
         self.emit(f"llvm.store {value.name}, {target.name}{aligned} : {value.type}, {PTR}")
 
+    def prefetch(self, base: Value, offset: Value | int) -> None:
+        """Asks for the cache line at `base` plus `offset` bytes; an address that can't be read is no error."""
+        at = self.address(base, offset)
+        self.emit(
+            f'"llvm.intr.prefetch"({at.name}) <{{rw = 0 : i32, hint = 3 : i32, cache = 1 : i32}}> : ({PTR}) -> ()'
+        )
+
     def scratch(self, size: int) -> Value:
         """`size` bytes on the stack, aligned to a cache line, for the whole call."""
         count = self.constant(size, I64)

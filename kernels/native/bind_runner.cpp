@@ -26,8 +26,8 @@ Dim dim_of(const std::string& name) {
 }
 
 void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
-                std::int64_t per, std::int64_t times, bool dynamic) {
-  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), per, times, dynamic};
+                std::int64_t per, std::int64_t times) {
+  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), per, times};
   for (Address buffer : buffers) launch.buffers.push_back(reinterpret_cast<void*>(buffer));
   plan.add(std::move(launch));
 }
@@ -147,7 +147,7 @@ void bind_runner(nb::module_& m) {
       .def_ro("errors", &StepResult::errors);
   nb::class_<Plan>(m, "Plan", "A list of kernel launches.")
       .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("per") = 1,
-           nb::arg("times") = 1, nb::arg("dynamic") = false)
+           nb::arg("times") = 1)
       .def("__len__", &Plan::size);
   nb::class_<Runner> runner(m, "Runner", "Runs a model: owns its memory, threads, pages, sequences and plan.");
   runner

@@ -1,9 +1,15 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
 namespace quire {
+namespace {
+
+constexpr std::int64_t kChunksPerThread = 8;
+
+}  // namespace
 
 void Plan::add(Launch launch) {
   if (!launch.kernel || launch.per < 1 || launch.times < 1)
@@ -19,13 +25,9 @@ void Plan::run(ThreadPool& pool, const Dims& dims) {
     for (std::size_t i = 0; i < launches_.size(); i++) {
       const Launch& launch = launches_[i];
       const std::int64_t items = launch.items(dims);
-      if (launch.dynamic) {
-        for (std::int64_t item; (item = next_[i].fetch_add(1, std::memory_order_relaxed)) < items;)
-          launch.kernel(launch.buffers.data(), dims.data(), item, item + 1);
-      } else {
-        const std::int64_t begin = items * thread / pool.size(), end = items * (thread + 1) / pool.size();
-        if (begin < end) launch.kernel(launch.buffers.data(), dims.data(), begin, end);
-      }
+      const std::int64_t chunk = std::max<std::int64_t>(1, items / (pool.size() * kChunksPerThread));
+      for (std::int64_t begin; (begin = next_[i].fetch_add(chunk, std::memory_order_relaxed)) < items;)
+        launch.kernel(launch.buffers.data(), dims.data(), begin, std::min(begin + chunk, items));
       pool.barrier(thread);
     }
   });

@@ -16,20 +16,20 @@ enum class Dim { tokens, logit_rows, capacity, entries, count };
 using Dims = std::array<std::int64_t, static_cast<std::size_t>(Dim::count)>;
 using Kernel = void (*)(void* const* buffers, const std::int64_t* dims, std::int64_t begin, std::int64_t end);
 
-/// One kernel over its buffers. It has `times * ceil(dims[dim] / per)` work items, which threads share: in equal
-/// ranges, or one by one as they come free when `dynamic`, for items of unequal cost. Results never depend on it.
+/// One kernel over its buffers. It has `times * ceil(dims[dim] / per)` work items; results never depend on which thread
+/// computes which.
 struct Launch {
   Kernel kernel;
   std::vector<void*> buffers;
   Dim dim;
   std::int64_t per = 1;
   std::int64_t times = 1;
-  bool dynamic = false;
 
   std::int64_t items(const Dims& dims) const { return times * ((dims[static_cast<std::size_t>(dim)] + per - 1) / per); }
 };
 
-/// A list of launches that run one after the other, each on all threads.
+/// A list of launches that run one after the other, each on all threads. Threads take a launch's items in chunks as
+/// they come free, so that one that the system holds up, or that has the costlier items, does not hold up the others.
 class Plan {
  public:
   Plan() = default;
