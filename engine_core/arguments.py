@@ -5,12 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from quire.kernels.runner import LoadOptions
+from quire.kernels.options import LoadOptions
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
+
+_MOST_DIGITS = 20
+_MOST_INT32 = 2**31 - 1
+_MOST_SEQS = 1 << 16
+_MOST_BATCHED_TOKENS = 1 << 20
+_MOST_THREADS = 1024
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -22,14 +29,21 @@ def parse_size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as 4GiB, 512MiB or a number of bytes")
     number, unit, binary = match.groups()
     decimal = unit and not binary and text.strip().upper().endswith("B")
-    return int(float(number) * (1000 if decimal else 1024) ** ("KMGT".index(unit.upper()) + 1 if unit else 0))
+    size = float(number) * (1000 if decimal else 1024) ** ("KMGT".index(unit.upper()) + 1 if unit else 0)
+    if size >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than there can be; write it as 4GiB, 512MiB")
+    return int(size)
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
+def whole(most: int) -> Callable[[str], int]:
+    """Reads a whole number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or len(text) > _MOST_DIGITS or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 to {most}")
+        return int(text)
+
+    return read
 
 
 def seconds(text: str) -> float:
@@ -40,9 +54,17 @@ def seconds(text: str) -> float:
     return value
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line that begins as all errors of an engine do, which its owner looks for."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2."""
+        self.exit(2, f"error: {message}\n")
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments; prints what is wrong with them and raises SystemExit(2)."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m quire.engine_core",
         description="Runs one engine. Prints `READY <address>` once clients can connect. "
         "SIGTERM lets its requests end first, SIGINT aborts them.",
@@ -63,20 +85,32 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", required=True, metavar="PATH", help="checkpoint folder")
     group.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of weights and KV")
-    group.add_argument("--max-model-len", type=positive, metavar="N", help="context length; the model's own by default")
-    group.add_argument("--threads", type=positive, metavar="N", help="as many as the CPUs granted by default")
+    group.add_argument(
+        "--max-model-len", type=whole(_MOST_INT32), metavar="N", help="context length; the model's own by default"
+    )
+    group.add_argument(
+        "--threads", type=whole(_MOST_THREADS), metavar="N", help="as many as the CPUs granted by default"
+    )
     group.add_argument("--cache-dir", type=Path, metavar="DIR", help="where compiled kernels are kept")
 
 
 def _add_scheduling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches and KV memory")
-    group.add_argument("--max-num-seqs", type=positive, default=256, metavar="N", help="requests that run at once")
-    group.add_argument("--max-num-batched-tokens", type=positive, default=2048, metavar="N", help="tokens in one step")
     group.add_argument(
-        "--page-size", type=positive, default=32, metavar="N", help="tokens in one KV page: 32, 64 or 128"
+        "--max-num-seqs", type=whole(_MOST_SEQS), default=256, metavar="N", help="requests that run at once"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=whole(_MOST_BATCHED_TOKENS),
+        default=2048,
+        metavar="N",
+        help="tokens in one step",
+    )
+    group.add_argument(
+        "--page-size", type=whole(_MOST_INT32), default=32, metavar="N", help="tokens in one KV page: 32, 64 or 128"
     )
     group.add_argument("--kv-memory", type=parse_size, metavar="SIZE", help="for KV pages, such as 4GiB")
-    group.add_argument("--num-pages", type=positive, metavar="N", help="KV pages, instead of --kv-memory")
+    group.add_argument("--num-pages", type=whole(_MOST_INT32), metavar="N", help="KV pages, instead of --kv-memory")
     group.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help="not in this engine yet")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="for requests that bring none")
 

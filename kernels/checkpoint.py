@@ -6,6 +6,7 @@ range, then the data. A folder holds `model.safetensors`, or `model.safetensors.
 
 from __future__ import annotations
 
+import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class Checkpoint:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path} is no JSON object: {error}") from None
 
     def eos_token_ids(self) -> list[int]:
@@ -85,8 +86,8 @@ class Checkpoint:
         path = self.folder / "generation_config.json"
         try:
             generation = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
-        except msgspec.DecodeError as error:
-            raise ModelError(f"{path} is no JSON object: {error}") from None
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            raise ModelError(f"{path} can't be read as a JSON object: {error}") from None
         ids = generation.get("eos_token_id", self.config.get("eos_token_id"))
         ids = ids if isinstance(ids, list) else [ids]
         return [i for i in ids if isinstance(i, int)]
@@ -103,8 +104,8 @@ class Checkpoint:
             )
         try:
             weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-        except msgspec.DecodeError as error:
-            raise ModelError(f"{index} is no safetensors index: {error}") from None
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            raise ModelError(f"{index} can't be read as a safetensors index: {error}") from None
         files: dict[Path, list[str]] = {}
         for name, file in weight_map.items():
             if Path(file).name != file:
@@ -126,7 +127,7 @@ class Checkpoint:
             header = msgspec.json.decode(mapped[8 : 8 + header_bytes], type=dict[str, Any])
             header.pop("__metadata__", None)
             entries = msgspec.convert(header, dict[str, _Entry])
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path}: its safetensors header can't be read: {error}") from None
         self._maps.append(mapped)
         data = np.frombuffer(mapped, np.uint8, offset=8 + header_bytes)
@@ -142,7 +143,7 @@ class Checkpoint:
             return
         begin, end = entry.data_offsets
         format_, element_bytes = FORMATS[entry.dtype]
-        expected = element_bytes * int(np.prod(entry.shape, dtype=np.int64))
+        expected = element_bytes * math.prod(entry.shape)
         if not 0 <= begin <= end <= len(data):
             raise ModelError(
                 f"{path} is truncated: tensor {name} ends at byte {end} of the data, but the file has {len(data)}"
@@ -172,8 +173,10 @@ class Checkpoint:
             )
         return tensor
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+    @property
+    def formats(self) -> set[str]:
+        """The number formats of its tensors."""
+        return {tensor.format for tensor in self._tensors.values()}
 
     def drop_pages(self) -> None:
         """Tells the system that the mapped files are read for now, so that they don't count as resident memory."""

@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 from quire.kernels.errors import ModelError
 
+_LARGEST_SIZE = 2**24
+_LARGEST = {"num_hidden_layers": 1000, "n_layer": 1000}
+
 T = TypeVar("T", int, float, str, bool)
 
 
@@ -45,11 +48,17 @@ class ModelConfig:
         return default if value is None else self._typed(name, value, type(default))
 
     def size(self, name: str, default: int | None = None) -> int:
-        """The field `name`, an integer of at least 1."""
+        """The field `name`, an integer of at least 1 and no more than any model has."""
         value = self.require(name, int) if default is None else self.get(name, default)
-        if value < 1:
-            raise ModelError(f"config.json: {name} is {value}; it must be at least 1")
+        if not 1 <= value <= _LARGEST.get(name, _LARGEST_SIZE):
+            raise ModelError(
+                f"config.json: {name} is {value}; it must be from 1 to {_LARGEST.get(name, _LARGEST_SIZE)}"
+            )
         return value
+
+    def with_defaults(self, **defaults: int) -> ModelConfig:
+        """The same fields, and those that config.json leaves to the defaults of the architecture's class."""
+        return ModelConfig({**defaults, **self.fields})
 
     def options(self, name: str) -> dict[str, Any]:
         """The field `name`, an object; empty when it is missing or null."""

@@ -67,19 +67,32 @@ def cache_folder(chosen: str | None = None) -> Path:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping: the system's, limited by the cgroup's."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes that can be had without swapping: the system's, limited by the cgroup and those above it."""
+    available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit = _read_number(Path("/sys/fs/cgroup/memory.max"))
-    used = _read_number(Path("/sys/fs/cgroup/memory.current"))
-    return available if limit is None or used is None else min(available, max(0, limit - used))
+    return min([available, *(left for folder in _cgroups() if (left := _cgroup_memory(folder)) is not None)])
 
 
-def _read_number(path: Path) -> int | None:
+def _cgroups() -> list[Path]:
+    """The folders of this process's cgroup (version 2) and of all above it; none where there are none."""
+    root = Path("/sys/fs/cgroup")
     try:
-        text = path.read_text().strip()
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = [root / line[3:].lstrip("/") for line in lines if line.startswith("0::")]
+    return [folder for path in own for folder in (path, *path.parents) if folder.is_relative_to(root)]
+
+
+def _cgroup_memory(folder: Path) -> int | None:
+    """Bytes left of the cgroup's limit, its page cache counted as free; None without a limit."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
+    cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    return None if limit == "max" else max(0, int(limit) - used + cache)

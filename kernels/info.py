@@ -12,11 +12,11 @@ import msgspec
 
 from quire.kernels import host
 from quire.kernels._native import default_threads, llvm_version
-from quire.kernels.errors import ModelError
-from quire.kernels.operands import Matrix
+from quire.kernels.config import ModelConfig
+from quire.kernels.emit.kv import KV_TILE
+from quire.kernels.options import LoadOptions
 from quire.kernels.plan import PlanBuilder
-from quire.kernels.runner import LoadOptions, describe
-from quire.kernels.weights import weights_of
+from quire.kernels.runner import describe
 
 
 def _cpu_name() -> str:
@@ -44,16 +44,14 @@ def plan_info(plan: PlanBuilder, architecture: str) -> dict[str, Any]:
     launches: dict[str, int] = {}
     for launch in plan.launches:
         launches[launch.kernel.name] = launches.get(launch.kernel.name, 0) + 1
-    weights = weights_of([operand for launch in plan.launches for operand in launch.operands])
-    tile_bytes = plan.heads.tile_bytes(plan.numbers) if plan.heads else 0
     return {
         "architecture": architecture,
         "layers": plan.layers,
         "vocab_size": plan.vocab_size,
         "max_model_len": plan.limits.max_model_len,
         "weights": plan.numbers.weights,
-        "weight_bytes": sum(w.bytes(plan.numbers) for w in weights if isinstance(w, Matrix)),
-        "kv_bytes_per_token": tile_bytes * plan.layers // 32,
+        "weight_bytes": plan.weight_bytes,
+        "kv_bytes_per_token": plan.heads.tile_bytes(plan.numbers) * plan.layers // KV_TILE,
         "launches_per_step": len(plan.launches),
         "kernels": launches,
     }
@@ -68,9 +66,9 @@ def main() -> int:
     try:
         info = host_info()
         if arguments.model:
-            plan, config = describe(LoadOptions(arguments.model, dtype=arguments.dtype))
-            info["plan"] = plan_info(plan, config.architecture)
-    except ModelError as error:
+            plan, checkpoint = describe(LoadOptions(arguments.model, dtype=arguments.dtype))
+            info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture)
+    except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(info), indent=2).decode() + "\n")

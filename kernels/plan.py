@@ -49,7 +49,7 @@ class PlanBuilder:
     launches: list[Launch] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     vocab_size: int = 0
-    heads: Heads | None = None
+    heads: Heads = field(default_factory=lambda: Heads(1, 1, 16))
     layers: int = 0
     _tables: dict[Rope, Table] = field(default_factory=dict)
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
@@ -85,6 +85,12 @@ class PlanBuilder:
     def kernels(self) -> list[Kernel]:
         """Every distinct kernel."""
         return list(self._kernels.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed matrices."""
+        matrices = {o for launch in self.launches for o in launch.operands if isinstance(o, Matrix)}
+        return sum(matrix.bytes(self.numbers) for matrix in matrices)
 
     # Launches
 

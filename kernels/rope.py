@@ -1,14 +1,14 @@
 """Tables of rotary position embeddings: default, linear, dynamic, yarn and llama3 scaling, as transformers has them.
 
-Angles are formed in f32 as the reference does; their sine and cosine come from our own polynomial in f64, so that the
-tables, and with them the bits of every token, are the same on every machine.
+Angles are formed in f32 as the reference does; their sine and cosine come from our own polynomial in f64, so that they
+are the same on every machine. The few frequencies come from libm's f64 `pow`, whose last bit the rounding to f32 hides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,11 @@ from quire.kernels.errors import ModelError
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+
+MAX_POSITIONS = 2**23
+"""Positions that `sine_cosine` is exact enough for."""
+
+_SLICE = 4096  # positions whose angles are held at once
 
 # pi/2 in three parts, the first two of 29 bits, so that n * part is exact for n < 2^24 (Cody and Waite).
 _HALF_PI = (1.570796325802803, 9.920935774287987e-10, 2.2517417741562176e-18)
@@ -39,22 +44,51 @@ class Rope:
         """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
         scaling = {**config.options("rope_scaling"), **config.options("rope_parameters")}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind not in _FREQUENCIES:
+        if not isinstance(kind, str) or kind not in _FREQUENCIES:
             raise ModelError(f"config.json: rope_type is {kind!r}; supported are {', '.join(_FREQUENCIES)}")
         if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1:
             raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
-        theta = scaling.get("rope_theta", config.get("rope_theta", 10000.0))
-        return cls(dim, float(theta), kind, scaling, config.size("max_position_embeddings", 2048))
+        scaling.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+        rope = cls(dim, 0.0, kind, scaling, config.size("max_position_embeddings", 2048))
+        theta = rope.number("rope_theta")
+        if theta <= 1:
+            raise ModelError(f"config.json: rope_theta is {theta}; it must be above 1")
+        return replace(rope, theta=theta)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A parameter of the scaling, finite and above 0; `default` when it is missing or null."""
+        value = self.scaling.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            given = "is missing" if value is None else f"is {value!r}"
+            raise ModelError(f"config.json: {name} of rope scaling {self.kind!r} {given}; it must be a number above 0")
+        return float(value)
+
+    @property
+    def original_length(self) -> float:
+        """Positions that the model was trained for before it was scaled."""
+        return self.number("original_max_position_embeddings", self.max_position)
+
+    @property
+    def reach(self) -> int:
+        """The longest sequence that the model with its scaling is made for."""
+        if self.kind in ("linear", "dynamic"):
+            return int(self.max_position * self.number("factor"))
+        if self.kind == "yarn":
+            return max(self.max_position, int(self.original_length * self.number("factor", 1.0)))
+        return self.max_position
 
     def table(self, positions: int) -> F32:
         """f32 [positions][cos, sin][dim / 2]."""
-        try:
-            frequencies, factor = _FREQUENCIES[self.kind](self, positions)
-        except KeyError as error:
-            raise ModelError(f"config.json: rope scaling {self.kind!r} lacks {error.args[0]!r}") from None
-        angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
-        sine, cosine = sine_cosine(angles.astype(np.float64))
-        table = np.stack([cosine, sine], axis=1).astype(np.float32)
+        frequencies, factor = _FREQUENCIES[self.kind](self, positions)
+        rows = np.broadcast_to(frequencies.astype(np.float32), (positions, self.dim // 2))
+        table = np.empty((positions, 2, self.dim // 2), np.float32)
+        for start in range(0, positions, _SLICE):
+            part = slice(start, min(start + _SLICE, positions))
+            angles = np.arange(part.start, part.stop, dtype=np.float32)[:, None] * rows[part]
+            sine, cosine = sine_cosine(angles.astype(np.float64))
+            table[part, 0], table[part, 1] = cosine, sine
         return table if factor == 1.0 else table * np.float32(factor)
 
 
@@ -84,14 +118,13 @@ def _default(rope: Rope, positions: int) -> tuple[F64, float]:
 
 
 def _linear(rope: Rope, positions: int) -> tuple[F64, float]:
-    return _inverse(rope) / float(rope.scaling["factor"]), 1.0
+    return _inverse(rope) / rope.number("factor"), 1.0
 
 
 def _dynamic(rope: Rope, positions: int) -> tuple[F64, float]:
     """Each position by the base for a sequence that ends there: what token-by-token decoding gives, and a function
     of the position alone, so that chunks don't change it."""
-    factor = float(rope.scaling["factor"])
-    original = int(rope.scaling.get("original_max_position_embeddings") or rope.max_position)
+    factor, original = rope.number("factor"), rope.max_position
     rows = np.repeat(_inverse(rope)[None], min(original, positions), axis=0)
     later = [
         _inverse(rope, rope.theta * (factor * length / original - (factor - 1)) ** (rope.dim / (rope.dim - 2)))
@@ -102,38 +135,37 @@ def _dynamic(rope: Rope, positions: int) -> tuple[F64, float]:
 
 def _yarn(rope: Rope, positions: int) -> tuple[F64, float]:
     """YaRN (Peng et al. 2023): interpolates low frequencies, keeps high ones, and scales attention."""
-    s = rope.scaling
-    original = float(s.get("original_max_position_embeddings") or rope.max_position)
-    factor = float(s["factor"]) if "factor" in s else rope.max_position / original
-    attention = s.get("attention_factor")
-    if attention is None:
-        attention = _yarn_attention(factor, s.get("mscale"), s.get("mscale_all_dim"))
+    original = rope.original_length
+    factor = rope.number("factor", rope.max_position / original)
+    attention = rope.number("attention_factor", _yarn_attention(rope, factor))
     low, high = (
         rope.dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-        for turns in (float(s.get("beta_fast") or 32), float(s.get("beta_slow") or 1))
+        for turns in (rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0))
     )
-    if s.get("truncate", True):
+    if rope.scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)
     ramp = np.clip((np.arange(rope.dim // 2) - low) / max(high - low, 0.001), 0, 1)
     inverse = _inverse(rope)
-    return inverse / factor * ramp + inverse * (1 - ramp), float(attention)
+    return inverse / factor * ramp + inverse * (1 - ramp), attention
 
 
-def _yarn_attention(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+def _yarn_attention(rope: Rope, factor: float) -> float:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+    if rope.scaling.get("mscale") and rope.scaling.get("mscale_all_dim"):
+        return scale(rope.number("mscale")) / scale(rope.number("mscale_all_dim"))
+    return scale(1.0)
 
 
 def _llama3(rope: Rope, positions: int) -> tuple[F64, float]:
-    s = rope.scaling
-    factor, low, high = float(s["factor"]), float(s["low_freq_factor"]), float(s["high_freq_factor"])
-    original = float(s["original_max_position_embeddings"])
+    factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise ModelError(f"config.json: low_freq_factor {low} must be below high_freq_factor {high}")
     inverse = _inverse(rope)
     wavelength = 2 * math.pi / inverse
-    smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
+    smooth = np.clip((rope.number("original_max_position_embeddings") / wavelength - low) / (high - low), 0, 1)
     return (1 - smooth) * inverse / factor + smooth * inverse, 1.0
 
 

@@ -11,13 +11,15 @@ import numpy.typing as npt
 from quire.kernels._native import Runner
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Numbers, round_up
-from quire.kernels.operands import Matrix, Operand, Rows, Table, Vector
+from quire.kernels.operands import Matrix, Rows, Table, Vector
+from quire.kernels.plan import PlanBuilder
 
 Weight = Matrix | Vector | Rows | Table
 
 
-def weights_of(operands: list[Operand]) -> list[Weight]:
-    """The distinct weights among the operands, in order."""
+def weights_of(plan: PlanBuilder) -> list[Weight]:
+    """The distinct weights of a plan, in the order of their first use."""
+    operands = (operand for launch in plan.launches for operand in launch.operands)
     return list(dict.fromkeys(o for o in operands if isinstance(o, Matrix | Vector | Rows | Table)))
 
 

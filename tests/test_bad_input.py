@@ -11,55 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tiny_model import CONFIG, weights, write
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
 INDEX = "model.safetensors.index.json"
-
-
-def weights() -> dict[str, np.ndarray]:
-    """All tensors of the model that `CONFIG` describes."""
-    draw = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (128, 64),
-        "model.norm.weight": (64,),
-        "lm_head.weight": (128, 64),
-    }
-    for layer in range(2):
-        prefix = f"model.layers.{layer}."
-        shapes |= {f"{prefix}self_attn.{name}_proj.weight": (64, 64) for name in "qkvo"}
-        shapes |= {f"{prefix}mlp.{name}_proj.weight": (96, 64) for name in ("gate", "up")}
-        shapes[f"{prefix}mlp.down_proj.weight"] = (64, 96)
-        shapes |= {f"{prefix}{name}_layernorm.weight": (64,) for name in ("input", "post_attention")}
-    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def write(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any] = CONFIG) -> Path:
-    """A checkpoint in one file."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 def shard(folder: Path) -> dict[str, Any]:
@@ -239,6 +196,13 @@ def test_a_config_without_a_field_is_refused_by_its_name(good: Path, engine: Eng
         ("rope_scaling", {"rope_type": "spiral", "factor": 2.0}, "rope_type"),
         ("rope_scaling", {"rope_type": "linear"}, "factor"),
         ("hidden_act", "sine", "hidden_act"),
+        ("num_hidden_layers", 10**9, "num_hidden_layers"),
+        ("max_position_embeddings", 10**10, "max_position_embeddings"),
+        ("rope_theta", -1.0, "rope_theta"),
+        ("rope_theta", "abc", "rope_theta"),
+        ("rope_scaling", {"rope_type": ["linear"]}, "rope_type"),
+        ("rope_scaling", {"rope_type": "linear", "factor": "x"}, "factor"),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 0}, "factor"),
     ],
 )
 def test_a_config_with_a_bad_value_is_refused_by_its_name(
@@ -281,3 +245,25 @@ def test_another_engine_is_unharmed(good: Path, demo_model: Path, engine: Engine
     (good / "model.safetensors").write_bytes(b"")
     refusal(engine, good)
     assert llm.generate("Once upon a time", params)[0].outputs[0].text == before
+
+
+@pytest.mark.parametrize("header", ['{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", '{"a": {"dtype": "F32"}}', "[]"])
+def test_a_header_that_is_none_is_refused(good: Path, engine: EngineFactory, header: str) -> None:
+    text = header.encode()
+    (good / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert "safetensors header" in refusal(engine, good)
+
+
+def test_a_shape_beyond_all_numbers_is_refused(good: Path, engine: EngineFactory) -> None:
+    entry = {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 0]}
+    text = json.dumps({"model.norm.weight": entry}).encode()
+    (good / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert "model.norm.weight" in refusal(engine, good)
+
+
+def test_folders_in_the_place_of_files_are_refused(good: Path, engine: EngineFactory) -> None:
+    (good / "generation_config.json").mkdir()
+    assert "generation_config.json" in refusal(engine, good)
+    (good / "model.safetensors").unlink()
+    (good / INDEX).mkdir()
+    assert INDEX in refusal(engine, good)

@@ -98,18 +98,18 @@ class Value:
         return self.builder.compare("sge", self, other)
 
     def min(self, other: Value | int | float) -> Value:
-        """The smaller; `other` when either is NaN, as x86's minps has it."""
-        return self._choose("olt", "minsi", other)
+        """The smaller; a NaN stays one."""
+        return self._choose("ogt", "minsi", other)
 
     def max(self, other: Value | int | float) -> Value:
-        """The larger; `other` when either is NaN, as x86's maxps has it."""
-        return self._choose("ogt", "maxsi", other)
+        """The larger; a NaN stays one."""
+        return self._choose("olt", "maxsi", other)
 
     def _choose(self, predicate: str, int_op: str, other: Value | int | float) -> Value:
         if not self.is_float:
             return self._binary("", int_op, other)
         right = self.builder.as_value(other, self.type)
-        return self.builder.select(self.builder.compare(predicate, self, right), self, right)
+        return self.builder.select(self.builder.compare(predicate, self, right), right, self)
 
     def bitcast(self, element: str) -> Value:
         """The same bits as elements of another type of their size."""

@@ -8,6 +8,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.models import gpt2, llama, mistral, qwen2, qwen3
 from quire.kernels.plan import PlanBuilder
+from quire.kernels.rope import Rope
 
 ARCHITECTURES: dict[str, Callable[[PlanBuilder, ModelConfig], None]] = {
     "GPT2LMHeadModel": gpt2.build,
@@ -32,5 +33,7 @@ def build_plan(p: PlanBuilder, config: ModelConfig) -> None:
 
 
 def max_positions(config: ModelConfig) -> int:
-    """The longest sequence that the model was made for, in tokens."""
-    return config.size("n_positions" if "n_positions" in config.fields else "max_position_embeddings")
+    """The longest sequence that the model was made for, in tokens; a scaling of RoPE extends it."""
+    if "n_positions" in config.fields:
+        return config.size("n_positions")
+    return Rope.from_config(config, 2).reach

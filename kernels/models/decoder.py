@@ -19,6 +19,11 @@ def no_window(config: ModelConfig, layer: int) -> int:
     return 0
 
 
+def window_of(config: ModelConfig) -> int:
+    """The sliding window of config.json, 0 for none."""
+    return 0 if config.fields.get("sliding_window") is None else config.size("sliding_window")
+
+
 @dataclass(frozen=True)
 class Variant:
     """How an architecture differs from plain Llama.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.kv import Heads
+from quire.kernels.errors import ModelError
 from quire.kernels.models.decoder import activation_of
 from quire.kernels.operands import Buffer, Linear
 from quire.kernels.plan import PlanBuilder
@@ -16,7 +17,10 @@ def build(p: PlanBuilder, config: ModelConfig) -> None:
     config.refuse("add_cross_attention", (False,))
     hidden, vocab = config.size("n_embd"), config.size("vocab_size")
     inner, epsilon = config.size("n_inner", 4 * hidden), config.get("layer_norm_epsilon", 1e-5)
-    heads = Heads(config.size("n_head"), config.size("n_head"), hidden // config.size("n_head"))
+    num_heads = config.size("n_head")
+    if hidden % num_heads:
+        raise ModelError(f"config.json: n_embd ({hidden}) must be a multiple of n_head ({num_heads})")
+    heads = Heads(num_heads, num_heads, hidden // num_heads)
     activation = activation_of(config, "activation_function", "gelu_new")
     positions = ("transformer.wpe.weight", config.size("n_positions"))
     state = p.embed("transformer.wte.weight", vocab, hidden, positions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
-from quire.kernels.models.decoder import Variant, build_decoder
+from quire.kernels.models.decoder import Variant, build_decoder, window_of
 from quire.kernels.plan import PlanBuilder
 
 
@@ -19,9 +19,10 @@ def layer_window(config: ModelConfig, layer: int) -> int:
         raise ModelError(f"config.json: layer_types is {types!r}; it must list a type for each layer")
     else:
         sliding = types[layer] == "sliding_attention"
-    return config.get("sliding_window", 0) if sliding else 0
+    return window_of(config) if sliding else 0
 
 
 def build(p: PlanBuilder, config: ModelConfig) -> None:
     """The plan of a Qwen2ForCausalLM."""
+    config = config.with_defaults(num_key_value_heads=32, sliding_window=4096, max_window_layers=28)
     build_decoder(p, config, Variant(qkv_bias=True, window=layer_window))

@@ -10,7 +10,6 @@ from quire.kernels.plan import PlanBuilder
 
 def build(p: PlanBuilder, config: ModelConfig) -> None:
     """The plan of a Qwen3ForCausalLM."""
+    config = config.with_defaults(head_dim=128, num_key_value_heads=32, sliding_window=4096, max_window_layers=28)
     bias = config.get("attention_bias", False)
-    if "head_dim" not in config.fields:
-        config.fields["head_dim"] = 128  # the default of the class, whatever the hidden size
     build_decoder(p, config, Variant(qkv_bias=bias, output_bias=bias, head_norms=True, window=layer_window))

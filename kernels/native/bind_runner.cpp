@@ -123,6 +123,9 @@ void bind_memory(nb::class_<Runner>& runner) {
             return reinterpret_cast<Address>(target);
           },
           nb::arg("array"), "Address of a copy of the array.")
+      .def(
+          "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv_layer(layer)); },
+          nb::arg("layer"), "Address of a layer's KV tiles.")
       .def("pack", &pack_matrix, nb::arg("target"), nb::arg("target_format"), nb::arg("k_blocks"),
            nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("source"), nb::arg("source_format"), nb::arg("n"),
            nb::arg("k"), nb::arg("n_stride"), nb::arg("k_stride"))
@@ -155,13 +158,13 @@ void bind_runner(nb::module_& m) {
           "__init__",
           [](Runner* self, std::int32_t threads, bool pin, std::int32_t num_pages, std::int32_t page_size,
              std::int32_t vocab_size, std::int64_t capacity, std::int64_t logit_capacity, std::int64_t logit_stride,
-             std::int64_t tokens_per_entry) {
+             std::int64_t tokens_per_entry, std::int64_t layers, std::int64_t tile_bytes, std::int64_t value_offset) {
             new (self) Runner({threads, pin, num_pages, page_size, vocab_size, capacity, logit_capacity, logit_stride,
-                               tokens_per_entry});
+                               tokens_per_entry, layers, tile_bytes, value_offset});
           },
           nb::kw_only(), nb::arg("threads"), nb::arg("pin") = false, nb::arg("num_pages"), nb::arg("page_size"),
           nb::arg("vocab_size"), nb::arg("capacity"), nb::arg("logit_capacity"), nb::arg("logit_stride"),
-          nb::arg("tokens_per_entry"))
+          nb::arg("tokens_per_entry"), nb::arg("layers"), nb::arg("tile_bytes"), nb::arg("value_offset"))
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal)
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal)
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })

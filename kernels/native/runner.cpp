@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <stdexcept>
 
 namespace quire {
 namespace {
+
+constexpr std::int64_t kTileTokens = 32;  // of a KV tile
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -28,6 +31,8 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.entries, capacity);
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
+  layer_bytes_ = std::int64_t{config.num_pages} * (config.page_size / kTileTokens) * config.tile_bytes;
+  array(kv_, static_cast<std::size_t>(config.layers * layer_bytes_));
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
@@ -51,6 +56,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
     read_logits(slots, rows, drawn);
     for (std::size_t i = 0; i < rows.size(); i++) {
       const LogitRow& row = rows[i];
+      if (result.errors.contains(row.index)) continue;
       Sequence& sequence = sequences_.at(slots[row.index]);
       if (!drawn[i].error.empty()) {
         result.errors[row.index] = std::move(drawn[i].error);
@@ -102,6 +108,7 @@ void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, 
     inputs_.kv_slots[first + i] =
         std::int64_t{sequence.pages[position / config_.page_size]} * config_.page_size + position % config_.page_size;
   }
+  clear_values(sequence, start, end);
   for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry)
     inputs_.entries[dim(dims, Dim::entries)++] = {first + i, std::min(config_.tokens_per_entry, count - i), start + i,
                                                   sequence.pages.data()};
@@ -111,6 +118,18 @@ void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, 
       rows_.push_back({index, static_cast<std::int32_t>(first + next - 1 - start), next, false});
   if (end == length) rows_.push_back({index, static_cast<std::int32_t>(first + count - 1), length, true});
   dim(dims, Dim::tokens) += count;
+}
+
+/// Attention multiplies all 32 values of a tile, those not written yet by 0. What the page's last owner left there may
+/// be NaN, so the values of a tile that is begun and not filled by [start, end) are cleared.
+void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end) {
+  const std::int64_t first = end / kTileTokens * kTileTokens;
+  if (first == end || first < start) return;
+  const std::int64_t page = sequence.pages[first / config_.page_size];
+  const std::int64_t tile = (page * config_.page_size + first % config_.page_size) / kTileTokens;
+  for (std::int64_t layer = 0; layer < config_.layers; layer++)
+    std::memset(kv_layer(layer) + tile * config_.tile_bytes + config_.value_offset, 0,
+                static_cast<std::size_t>(config_.tile_bytes - config_.value_offset));
 }
 
 void Runner::compute_logits(std::span<const LogitRow> rows, Dims& dims) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -42,6 +43,9 @@ struct RunnerConfig {
   std::int64_t logit_capacity;    ///< logit rows computed at once; a step may have more, in turns
   std::int64_t logit_stride;      ///< floats from one row of logits to the next
   std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most
+  std::int64_t layers;            ///< that have KV
+  std::int64_t tile_bytes;        ///< of a KV tile of one layer (emit/kv.py)
+  std::int64_t value_offset;      ///< where V begins in a KV tile, in bytes
 };
 
 /// Log probabilities at one position, with the token that stands there.
@@ -68,6 +72,7 @@ class Runner {
   PagePool& pages() { return pages_; }
   Sequences& sequences() { return sequences_; }
   const StepInputs& inputs() const { return inputs_; }
+  std::byte* kv_layer(std::int64_t layer) { return kv_ + layer * layer_bytes_; }  ///< its KV tiles, page by page
   Plan& body() { return body_; }  ///< from token ids to the hidden state
   Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
 
@@ -92,6 +97,7 @@ class Runner {
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts);
   void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
+  void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void compute_logits(std::span<const LogitRow> rows, Dims& dims);
   void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
   Drawn read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits, SamplerScratch& scratch);
@@ -102,6 +108,8 @@ class Runner {
   PagePool pages_;
   Sequences sequences_;
   StepInputs inputs_;
+  std::int64_t layer_bytes_;
+  std::byte* kv_;
   Plan body_, head_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
   std::vector<LogitRow> rows_;

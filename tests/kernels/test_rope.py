@@ -78,5 +78,13 @@ def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(ModelError, match="partial_rotary_factor"):
         make("default", partial_rotary_factor=0.5)
     rope = Rope.from_config(ModelConfig({**BASE, "rope_scaling": {"type": "linear"}}), 64)
-    with pytest.raises(ModelError, match="'linear' lacks 'factor'"):
+    with pytest.raises(ModelError, match="factor of rope scaling 'linear' is missing; it must be a number above 0"):
         rope.table(8)
+    with pytest.raises(ModelError, match="rope_theta is 1"):
+        make("yarn", rope_theta=1)
+    with pytest.raises(ModelError, match=r"low_freq_factor 4\.0 must be below high_freq_factor 4\.0"):
+        make("llama3", low_freq_factor=4.0).table(8)
+
+
+def test_scaling_extends_the_context() -> None:
+    assert [make(kind).reach for kind in SCALINGS] == [256, 1024, 512, 256, 256]

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import soft_tiles
 
-from quire.kernels import host, runner
+from quire.kernels import host, options, runner
 
 Outputs = list[tuple[list[int], list[float]]]
 
 
 def generate(model: str, lengths: tuple[int, ...], chunk: int, isa: str | None) -> Outputs:
     """Tokens and logprobs of 6 greedy steps after each prompt, all in one batch."""
-    options = runner.LoadOptions(
+    chosen = options.LoadOptions(
         model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa
     )
-    engine = runner.load_model(options)
+    engine = runner.load_model(chosen)
     outputs: Outputs = []
     for length in lengths:
         prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()

@@ -1,0 +1,124 @@
+"""How a model is loaded: what the caller chose, checked against the model and the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.kernels import host
+from quire.kernels._native import default_threads
+from quire.kernels.checkpoint import Checkpoint
+from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import Numbers
+from quire.kernels.errors import ModelError
+from quire.kernels.models import max_positions
+from quire.kernels.operands import Limits
+from quire.kernels.rope import MAX_POSITIONS
+
+PAGE_SIZES = (32, 64, 128)
+DTYPES = ("auto", "bfloat16", "float32")
+DEFAULT_KV_BYTES = 4 << 30
+
+_MOST = {
+    "max_model_len": MAX_POSITIONS,
+    "max_num_seqs": 65536,
+    "max_num_batched_tokens": 1 << 20,
+    "num_pages": (1 << 31) - 1,
+    "threads": 1024,
+}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded. `None` means: by the model or by the host.
+
+    `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
+    `max_model_len`: tokens of a sequence. `kv_bytes` or `num_pages`: the KV memory. `cache_dir`: compiled kernels.
+    `isa`: amx, avx512 or avx2.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    page_size: int = 32
+    kv_bytes: int | None = None
+    num_pages: int | None = None
+    threads: int | None = None
+    cache_dir: str | None = None
+    isa: str | None = None
+
+
+def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, isa: str) -> Numbers:
+    """The number formats of the model's kernels."""
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "float32" if "f32" in checkpoint.formats else "bfloat16"
+    if dtype == "float32":
+        return Numbers("f32", "f32", "f32")
+    return Numbers("bf16", "bf16", "bf16" if isa == "amx" else "f32")
+
+
+def check_options(options: LoadOptions) -> None:
+    """Raises ModelError for a value that no model and no host allows."""
+    if options.dtype not in DTYPES:
+        raise ModelError(f"dtype is {options.dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if options.page_size not in PAGE_SIZES:
+        raise ModelError(f"page_size is {options.page_size}; it must be one of {PAGE_SIZES} tokens")
+    for name, most in _MOST.items():
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= most:
+            raise ModelError(f"{name} is {value}; it must be from 1 to {most}")
+    if options.num_pages is not None and options.kv_bytes is not None:
+        raise ModelError("num_pages and the KV memory are both given; give one of them")
+
+
+def choose_limits(options: LoadOptions, config: ModelConfig) -> Limits:
+    """The sizes that the plan is made for."""
+    longest = max_positions(config)
+    length = options.max_model_len or longest
+    if length > longest:
+        raise ModelError(f"max_model_len={length} exceeds the {longest} positions of the model; lower it")
+    if length > MAX_POSITIONS:
+        raise ModelError(f"the model has {length} positions; choose a max_model_len of at most {MAX_POSITIONS}")
+    return Limits(options.max_num_batched_tokens, length, options.page_size)
+
+
+def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, other_bytes: int) -> int:
+    """Pages of the pool, beside weights and buffers of `other_bytes`.
+
+    By default what all sequences together could fill, up to 4 GiB or half of what memory is left.
+    """
+    left = host.available_memory() - other_bytes
+    if left < 0:
+        raise ModelError(
+            f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free; "
+            "free some, or choose a smaller model or --max-num-batched-tokens"
+        )
+    if options.num_pages is not None:
+        pages = options.num_pages
+    elif options.kv_bytes is not None:
+        pages = options.kv_bytes // page_bytes
+    else:
+        longest = -(-limits.max_model_len // limits.page_size)
+        pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
+    if pages < 1:
+        given = left if options.kv_bytes is None else options.kv_bytes
+        raise ModelError(
+            f"KV memory of {given} bytes holds no page: a page of {limits.page_size} tokens takes {page_bytes} bytes; "
+            "give more (--kv-memory)"
+        )
+    if pages * page_bytes > left:
+        raise ModelError(
+            f"{pages} KV pages take {pages * page_bytes} bytes, but beside the weights {left} are free; "
+            "give less (--kv-memory)"
+        )
+    return pages
+
+
+def choose_threads(options: LoadOptions) -> int:
+    """Threads that compute: as chosen, or by QUIRE_THREADS, or the CPUs that this process may use."""
+    try:
+        return options.threads or default_threads()
+    except ValueError as error:  # what QUIRE_THREADS says
+        raise ModelError(str(error)) from None

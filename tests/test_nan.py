@@ -1,0 +1,46 @@
+"""A model that computes NaN for one token: requests with it fail with a clear error, and harm nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tiny_model import CONFIG, weights, write
+
+if TYPE_CHECKING:
+    from conftest import EngineFactory
+
+POISON = 5
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Path:
+    tensors = weights()
+    tensors["model.embed_tokens.weight"][POISON] = np.nan
+    config = {**CONFIG, "architectures": ["MistralForCausalLM"], "sliding_window": 8}
+    return write(tmp_path / "model", tensors, config)
+
+
+def test_pages_of_a_failed_request_are_of_use_to_the_next(poisoned: Path, engine: EngineFactory) -> None:
+    from quire.frontend import RequestError, SamplingParams
+
+    llm = engine(poisoned, skip_tokenizer_init=True, num_pages=4)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, detokenize=False)
+    before = llm.generate([[7, 8, 9]], params)[0].outputs[0].token_ids
+    for _ in range(2):
+        with pytest.raises(RequestError, match="NaN"):
+            llm.generate([[7, POISON] * 20], params)
+        assert llm.generate([[7, 8, 9]], params)[0].outputs[0].token_ids == before
+
+
+def test_a_prompt_position_that_fails_ends_its_request_alone(poisoned: Path, engine: EngineFactory) -> None:
+    """The window has forgotten the NaN when the last position is computed: only a prompt logprob fails."""
+    from quire.frontend import RequestError, SamplingParams
+
+    llm = engine(poisoned, skip_tokenizer_init=True, num_pages=40)
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+    with pytest.raises(RequestError, match="NaN"):
+        llm.generate([[POISON, *[7, 8] * 100]], params)
+    assert len(llm.generate([[7, 8, 9]], params)[0].outputs[0].token_ids) == 1
