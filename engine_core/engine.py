@@ -187,14 +187,16 @@ class EngineCore:
 
     def _update(self, batch: Batch, result: StepResult) -> None:
         """Moves each request of the batch on by what was computed. This is the per-token path: keep it short."""
-        increments, logprobs = self._increments, result.logprobs
+        increments, logprobs, errors = self._increments, result.logprobs, result.errors
+        for index, text in errors.items():
+            self._finish(batch.requests[index], RequestStatus.FINISHED_ERROR, text)
         for index, entries in result.prompt_logprobs.items():
             self._collect_prompt_logprobs(batch.requests[index], entries)
         for index, (request, count, token_id) in enumerate(
             zip(batch.requests, batch.counts, result.token_ids, strict=True)
         ):
             request.num_computed_tokens += count
-            if token_id < 0:
+            if token_id < 0 or index in errors:  # which have ended above
                 continue
             request.num_tokens += 1
             output = EngineCoreOutput(request.request_id, [token_id])
@@ -205,12 +207,10 @@ class EngineCore:
             if is_last(request, token_id):
                 self._end(request, token_id, output)
             increments[request.client_id].append(output)
-        for index, text in result.errors.items():
-            self._finish(batch.requests[index], RequestStatus.FINISHED_ERROR, text)
 
     @staticmethod
     def _collect_prompt_logprobs(request: Request, entries: Sequence[LogprobsEntry]) -> None:
-        if request.prompt_logprobs is not None:  # else they were told before a preemption
+        if request.prompt_logprobs is not None:  # else they have all been told
             request.prompt_logprobs.extend(TokenLogprobs(*entry) for entry in entries)
 
     def _end(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:

@@ -23,11 +23,14 @@ class StepResult(Protocol):
 
     @property
     def prompt_logprobs(self) -> Mapping[int, Sequence[LogprobsEntry]]:
-        """For a sequence that asked, the entry of prompt token p + 1 for each prompt position p of its chunk."""
+        """For a sequence that asked, the entry of prompt token p + 1 for each prompt position p of its chunk.
+
+        Each comes once a slot: positions that are computed again after `release_pages` are left out.
+        """
 
     @property
     def errors(self) -> Mapping[int, str]:
-        """Sequences that failed alone (NaN logits), and why; no token was sampled for them."""
+        """Sequences that failed alone (NaN logits), and why; whatever else there is for them means nothing."""
 
 
 class Executor(Protocol):

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace, parent: int | None) -> int:
-    runner = load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
+    runner = _load(parsed)
     inbox: Inbox = queue.SimpleQueue()
     server = EngineServer(
         parsed.address or default_address(),
@@ -76,6 +76,17 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
     finally:
         server.stop()
     return 0
+
+
+def _load(parsed: argparse.Namespace) -> ModelRunner:
+    """The model. Raises ModelError, whatever the reason for which it cannot be had."""
+    try:
+        return load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
+    except ModelError:
+        raise
+    except (ValueError, MemoryError, OverflowError) as error:
+        words = str(error) or type(error).__name__
+        raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
 
 
 def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimits:

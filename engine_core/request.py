@@ -60,11 +60,11 @@ class Request:
 
     client_id: bytes
     request_id: str
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
+    prompt_token_ids: list[int] = field(repr=False)
+    sampling: SamplingParams = field(repr=False)
     seed: int
-    eos_token_ids: frozenset[int]
-    stop_token_ids: frozenset[int]  # eos_token_ids included, unless they are ignored
+    eos_token_ids: frozenset[int] = field(repr=False)
+    stop_token_ids: frozenset[int] = field(repr=False)  # eos_token_ids included, unless they are ignored
     max_total_tokens: int  # LENGTH at this many tokens
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
     num_tokens: int  # prompt + sampled
@@ -72,8 +72,8 @@ class Request:
     num_computed_tokens: int = 0
     num_reserved_tokens: int = 0  # positions that its KV pages cover
     slot: int = NO_SLOT  # its handle in the executor, from when it first runs
-    events: list[EngineCoreEvent] = field(default_factory=list)  # not yet told to the client
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # computed, not yet told to the client
+    events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client
+    prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet told to the client
 
     @classmethod
     def from_message(
@@ -119,8 +119,9 @@ class Request:
         self.events.append(EngineCoreEvent(event, timestamp))
 
     def forget_computed(self) -> None:
-        """Its KV pages are gone: everything has to be computed again, and prompt logprobs not told yet with it."""
+        """Its KV pages are gone: everything has to be computed again.
+
+        Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
+        """
         self.num_computed_tokens = 0
         self.num_reserved_tokens = 0
-        if self.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]

@@ -84,6 +84,16 @@ def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
     sampling = request.sampling_params
     if sampling.n != 1:
         raise RequestError(f"n={sampling.n}: the engine gives one answer a request; send a request for each of them")
+    if sampling.stop:
+        raise RequestError(
+            f"stop={sampling.stop!r}: the engine sees token ids and no text; look for stop strings in what it answers, "
+            "or use stop_token_ids"
+        )
+    if sampling.bad_words:
+        raise RequestError(
+            f"bad_words={sampling.bad_words!r}: the engine sees token ids and no text; send their token ids as "
+            "bad_words_token_ids"
+        )
     if request.priority != 0:
         raise RequestError(
             f"priority={request.priority} has no effect here: the first to come is the first served; leave it at 0"

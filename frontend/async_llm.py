@@ -28,8 +28,9 @@ _LONG_TEXT = 20_000  # characters, whose tokens take a while: not on the event l
 class AsyncLLM:
     """A model that streams, in an engine process of its own or in a running one; arguments as of `LLM`.
 
-    It works on one event loop at a time, any kind. Use it in an `async with` or call `close`; otherwise the engine
-    ends when the object is collected, or with the program. Construction waits until the engine is ready.
+    It works on one event loop at a time, asyncio's or uvloop's (`uvloop.run(main())`, as the command line has it). Use
+    it in an `async with` or call `close`; otherwise the engine ends when the object is collected, or with the program.
+    Construction waits until the engine is ready.
     """
 
     def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +15,17 @@ DEMO_MODEL = str(Path(__file__).parent / "demo_model")
 
 DTYPES = ("auto", "bfloat16", "float32")
 BLOCK_SIZES = (32, 64, 128)
+MOST_SECONDS = 1e9  # that a wait may take: 30 years, which every clock can count
+
+# Most of what is counted, at least 1 of each; the engine has the same limits.
+_MOST: dict[str, int] = {
+    "max_model_len": 2**31 - 1,
+    "max_num_seqs": 1 << 16,
+    "max_num_batched_tokens": 1 << 20,
+    "num_pages": 2**31 - 1,
+    "threads": 1024,
+}
+_SIZE = re.compile(r"\s*\d{1,18}(\.\d+)?\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)  # what the engine reads
 
 
 class EngineOptions(TypedDict, total=False):
@@ -114,17 +126,20 @@ def check_arguments(args: EngineArgs) -> None:
     """Raise `ValueError` for the first argument that is out of range."""
     if args.dtype not in DTYPES:
         raise ValueError(f"dtype={args.dtype!r} is not known; it can be {', '.join(DTYPES)}")
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_pages", "threads"):
-        _check_count(name, getattr(args, name), 1)
-    _check_count("seed", args.seed, 0)
-    if args.block_size not in BLOCK_SIZES:
-        raise ValueError(f"block_size={args.block_size} is not possible; it can be {', '.join(map(str, BLOCK_SIZES))}")
+    for name, most in _MOST.items():
+        _check_count(name, getattr(args, name), most)
+    if args.seed is not None and (type(args.seed) is not int or args.seed < 0):
+        raise ValueError(f"seed={args.seed!r} is out of range; give a whole number, 0 or more")
+    if type(args.block_size) is not int or args.block_size not in BLOCK_SIZES:
+        raise ValueError(
+            f"block_size={args.block_size!r} is not possible; it can be {', '.join(map(str, BLOCK_SIZES))}"
+        )
     if args.enable_prefix_caching:
         raise ValueError("enable_prefix_caching=True: there is no prefix cache yet; leave it out, or say False")
     if args.kv_cache_memory_bytes is not None and args.num_pages is not None:
         raise ValueError("kv_cache_memory_bytes and num_pages both size the KV memory; give one of them")
-    if args.start_timeout <= 0:
-        raise ValueError(f"start_timeout={args.start_timeout} is not a time; give seconds above 0")
+    _check_size("kv_cache_memory_bytes", args.kv_cache_memory_bytes)
+    _check_seconds("start_timeout", args.start_timeout)
     if args.engine_address is None and not Path(args.model).is_dir():
         raise ValueError(
             f"model={args.model!r} is not a folder; give the folder of a checkpoint (config.json, *.safetensors "
@@ -147,6 +162,19 @@ def _check_attach(model: str | None, given: Mapping[str, Any]) -> None:
         )
 
 
-def _check_count(name: str, value: object, least: int) -> None:
-    if value is not None and (type(value) is not int or value < least):
-        raise ValueError(f"{name}={value!r} is out of range; give a whole number, {least} or more")
+def _check_count(name: str, value: object, most: int) -> None:
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
+        raise ValueError(f"{name}={value!r} is out of range; give a whole number from 1 to {most}")
+
+
+def _check_size(name: str, value: object) -> None:
+    good = _SIZE.fullmatch(value) is not None if isinstance(value, str) else type(value) is int and 0 < value < 1 << 63
+    if value is not None and not good:
+        raise ValueError(f"{name}={value!r} is not a size; give a number of bytes, or text such as '4GiB' or '512MiB'")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; give a number of seconds")
+    if not 0 < value <= MOST_SECONDS:
+        raise ValueError(f"{name}={value} is not a time; give seconds above 0, at most {MOST_SECONDS:.0f}")

@@ -115,7 +115,10 @@ def engine_params(params: SamplingParams, seed: int, tokenizer: Tokenizer | None
 
     So completion `i` of a request with seed `s` has the tokens of a request of its own with seed `s + i`. What
     concerns text stays behind; `bad_words` become token ids; only completion 0 asks for `prompt_logprobs`.
+    Raises `ValueError` for `stop` or `bad_words` without a tokenizer, and a bad word that has no tokens.
     """
+    if params.stop and tokenizer is None:
+        raise ValueError(f"stop={params.stop!r} needs a tokenizer; use stop_token_ids")
     first = msgspec.structs.replace(
         params,
         n=1,
@@ -194,7 +197,9 @@ def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer | None) ->
     for word in params.bad_words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
         spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        if not plain:
+            raise ValueError(f"bad_words={params.bad_words!r}: the tokenizer has no tokens for {word!r}; leave it out")
         banned.append(plain)
-        if spaced[0] != plain[0] and len(spaced) == len(plain):
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
             banned.append(spaced)
     return banned

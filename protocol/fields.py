@@ -10,6 +10,7 @@ from msgspec.inspect import DictType, ListType, StructType, Type, UnionType, typ
 
 _ERROR = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>(?:\[[^]]*\])*)`)?")
 _LENGTH = re.compile(r"Expected `array` of at least length (\d+), got (\d+)")
+_EXCESS = re.compile(r"Expected `array` of at most length (\d+), got (\d+)")
 
 
 def explain(error: Exception, frame: bytes, types: Sequence[type[msgspec.Struct]]) -> str:
@@ -25,6 +26,8 @@ def explain(error: Exception, frame: bytes, types: Sequence[type[msgspec.Struct]
     place, node = _walk(type_info(message), message.__name__, path)
     if (length := _LENGTH.fullmatch(match["what"])) and isinstance(node, StructType):
         return f"{place}.{_missing(node, int(length[2]))}: the field is missing"
+    if (excess := _EXCESS.fullmatch(match["what"])) and isinstance(node, StructType):
+        return f"{place}: {_unknown(node, int(excess[2]) - int(excess[1]))}"
     what = match["what"]
     return f"{place}: {'in a key, ' if match['key'] else ''}{what[:1].lower()}{what[1:]}"
 
@@ -66,3 +69,9 @@ def _container(node: Type) -> Type:
 def _missing(node: StructType, given: int) -> str:
     """The first field that an array of `given` entries leaves out."""
     return node.fields[max(0, given - (node.tag is not None))].name
+
+
+def _unknown(node: StructType, count: int) -> str:
+    """That an array has `count` entries more than there are fields."""
+    entries, verb = ("1 unknown field", "follows") if count == 1 else (f"{count} unknown fields", "follow")
+    return f"{entries} {verb} {node.fields[-1].name}, the last" if node.fields else f"{entries}, where there are none"

@@ -39,7 +39,8 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     """How tokens of a request are drawn, and when it ends. Field names and meanings are vLLM's.
 
     `stop`, `bad_words`, `detokenize`, `skip_special_tokens`, `spaces_between_special_tokens`,
-    `include_stop_str_in_output` and `n` concern text and are carried out by the frontend; the engine reads the rest.
+    `include_stop_str_in_output` and `n` concern text and are carried out by the frontend; the engine reads the rest,
+    and refuses `stop`, `bad_words` and an `n` above 1.
     """
 
     n: int = 1
@@ -86,7 +87,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     rank: int
 
 
-class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1):
+class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid_unknown_fields=True):
     """Client to engine: generate. `request_id` is unique per client; `eos_token_ids` end it unless `ignore_eos`."""
 
     request_id: str
@@ -97,31 +98,34 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1):
     priority: int = 0
 
 
-class Abort(msgspec.Struct, array_like=True, gc=False, tag=2):
+class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
     """Client to engine: end these requests. Each that is still running gets its terminal output (ABORT)."""
 
     request_ids: list[str]
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False, tag=3):
-    """Client to engine, first message of a connection."""
+    """Client to engine, first message of a connection.
+
+    The one message that may have fields of a later version, so that what is refused is the version.
+    """
 
     protocol_version: int
     client_name: str = ""
 
 
-class Ping(msgspec.Struct, array_like=True, gc=False, tag=4):
+class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fields=True):
     """Client to engine: I am alive; answered with Pong."""
 
 
-class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5):
+class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
     """Client to engine: one of `stats`, `reset_cache`, `shutdown`."""
 
     call_id: int
     method: str
 
 
-class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6):
+class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6, forbid_unknown_fields=True):
     """Client to engine: the client leaves now; its remaining requests are aborted."""
 
     reason: str = ""

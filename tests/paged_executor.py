@@ -54,6 +54,7 @@ class Slot:
     tokens: list[int]
     pages: list[int] = field(default_factory=list)
     computed: int = 0
+    told: int = 1  # prompt tokens whose logprobs are out, the first having none; computing them again tells nothing
 
 
 class PagedExecutor:
@@ -64,6 +65,7 @@ class PagedExecutor:
         self.steps: list[dict[str, tuple[int, int]]] = []  # each step's (start, count) by request id
         self.fail_open: str | None = None
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
+        self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
         self._num_opened = 0
 
@@ -125,13 +127,11 @@ class PagedExecutor:
         if self.fail_sequence == request.request_id:
             self.fail_sequence = None
             result.errors[index] = "the logits are not a number"
-            result.token_ids.append(-1)
+            result.token_ids.append(0 if self.fail_with_token else -1)
             return
         slot.computed = end
         if request.sampling.prompt_logprobs is not None:
-            result.prompt_logprobs[index] = [
-                logprobs_entry(token) for token in request.prompt_token_ids[start + 1 : end + 1]
-            ]
+            self._tell_prompt(index, slot, result)
         if end < len(slot.tokens):
             result.token_ids.append(-1)
             return
@@ -144,6 +144,13 @@ class PagedExecutor:
             wanted = request.sampling.logprobs is not None
             result.logprobs.extend([None] * (index - len(result.logprobs)))
             result.logprobs.append(logprobs_entry(token) if wanted else None)
+
+    @staticmethod
+    def _tell_prompt(index: int, slot: Slot, result: Result) -> None:
+        """Each position once a slot, as the native runner does, whatever is computed again."""
+        if entries := [logprobs_entry(token) for token in slot.request.prompt_token_ids[slot.told : slot.computed + 1]]:
+            result.prompt_logprobs[index] = entries
+            slot.told += len(entries)
 
 
 class Engine:

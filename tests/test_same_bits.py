@@ -148,6 +148,27 @@ def test_after_preemption(demo: Subject, engine: EngineFactory) -> None:
     demo.check_after_preemption(engine(**{**demo.options, "num_pages": FEW_PAGES}))
 
 
+def test_prompt_logprobs_after_a_preemption_amid_the_prompt(demo: Subject, engine: EngineFactory) -> None:
+    """The first request decodes beside chunks of the second's prompt, a token each, until it needs the second's pages.
+
+    The second may come up to 127 steps late, while the first has one page.
+    """
+    from quire.frontend import SamplingParams
+
+    prompts = [[7], [(index * 37) % demo.vocab_size for index in range(300)]]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=1, prompt_logprobs=1),
+    ]
+    llm = engine(**{**demo.options, "num_pages": 5}, block_size=128, max_num_batched_tokens=2)
+    alone = demo.llm.generate([prompts[1]], params[1])[0]
+    beside = llm.generate(prompts, params, use_tqdm=False)[1]
+    assert llm.stats()["preemptions"] > 0
+    assert beside.outputs == alone.outputs
+    assert beside.prompt_logprobs == alone.prompt_logprobs
+    assert len(beside.prompt_logprobs or []) == 300
+
+
 @pytest.mark.parametrize("page_size", [64, 128])
 def test_with_other_pages(demo: Subject, engine: EngineFactory, page_size: int) -> None:
     assert demo.ask(engine(**demo.options, block_size=page_size)) == demo.together

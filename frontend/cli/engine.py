@@ -50,7 +50,8 @@ def engine(
         "heartbeat_seconds": heartbeat_seconds,
         "seed": seed,
     }
-    arguments = [sys.executable, "-m", "quire.engine_core", *command_line(engine, own)]
+    # -P: folders in the current directory must not shadow packages
+    arguments = [sys.executable, "-P", "-m", "quire.engine_core", *command_line(engine, own)]
     sys.stdout.flush()
     os.execv(sys.executable, arguments)  # noqa: S606 - the engine takes this process over, and its signals
 

@@ -39,7 +39,8 @@ def _ask_kernels(model: Path | None) -> dict[str, Any]:
     """Run `python -m quire.kernels.info`: the frontend itself does not load the native extension."""
     from quire.frontend.engine_args import DEMO_MODEL
 
-    command = [sys.executable, "-m", "quire.kernels.info", "--model", str(model or DEMO_MODEL)]
+    # -P: folders in the current directory must not shadow packages
+    command = [sys.executable, "-P", "-m", "quire.kernels.info", "--model", str(model or DEMO_MODEL)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"quire.kernels.info exited with status {done.returncode}"]

@@ -53,12 +53,14 @@ def open_model(engine: EngineFlags, attach: AttachFlags) -> Iterator[Model]:
     """Start an engine, or attach to one; at the end of the `with` it is left, and ended if it was started here."""
     import asyncio
 
+    import uvloop
+
     from quire.frontend.async_llm import AsyncLLM
 
     model, options = engine_options(engine, attach)
     llm = AsyncLLM(model, **options)
     try:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             # Not by `runner.run`: it takes Ctrl-C for a wish to cancel, and a coroutine that never waits ignores that.
             folder = runner.get_loop().run_until_complete(_tokenizer_folder(llm))
             yield Model(llm, runner, folder)

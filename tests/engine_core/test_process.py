@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from typing import Any, Self
 import pytest
 import zmq
 
+from quire.engine_core import process
 from quire.protocol.address import default_address, remove_address
 from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, encode
 from quire.protocol.messages import (
@@ -367,7 +369,12 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
         (["--enable-prefix-caching"], "no prefix cache yet"),
         (["--kv-memory", "lots"], "'lots' is not a size; write it as 4GiB"),
         (["--kv-memory", "4GiB"], "leave one of them out"),
-        (["--max-num-seqs", "0"], "'0' must be a whole number of at least 1"),
+        (["--kv-memory", "9" * 400 + "G"], "more than there can be"),
+        (["--max-num-seqs", "0"], "'0' must be a whole number from 1 to 65536"),
+        (["--max-num-batched-tokens", "1" + "0" * 20], "must be a whole number from 1 to 1048576"),
+        (["--num-pages", "9" * 5000], "must be a whole number from 1 to 2147483647"),
+        (["--threads", "5000"], "'5000' must be a whole number from 1 to 1024"),
+        (["--wibble"], "unrecognized arguments: --wibble"),
         (["--drain-seconds", "nan"], "'nan' must be a number of seconds above 0"),
     ],
 )
@@ -375,3 +382,23 @@ def test_wrong_arguments_are_named(flags: list[str], words: str, tmp_path: Path)
     result = subprocess.run(command(tmp_path, *flags), capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert result.returncode == 2
     assert words in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("too wide"), MemoryError("std::bad_alloc"), MemoryError(), OverflowError("too large")],
+    ids=repr,
+)
+def test_whatever_a_model_cannot_be_loaded_for_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def load_model(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(process, "load_model", load_model)
+    monkeypatch.setattr(faulthandler, "enable", lambda: None)
+    assert process.main(["--model", "/some/model"]) == 1
+    text = str(error) or type(error).__name__
+    assert capfd.readouterr().err == f"error: the model in /some/model cannot be loaded: {text}\n"

@@ -209,6 +209,29 @@ def test_one_sequence_that_fails_leaves_the_others_unharmed() -> None:
     assert engine.tokens("b") == answer(PROMPT, 5)
 
 
+@pytest.mark.parametrize("max_tokens", [2, 5])
+def test_a_sequence_that_fails_ends_once_even_if_a_token_comes_with_the_error(max_tokens: int) -> None:
+    """With max_tokens=2 that token would be its last."""
+    engine = Engine()
+    engine.add("a", PROMPT, max_tokens=max_tokens)
+    engine.add("b", PROMPT, max_tokens=5)
+    engine.step()
+    engine.executor.fail_sequence, engine.executor.fail_with_token = "a", True
+    engine.finish()
+    assert engine.tokens("a") == answer(PROMPT, 1)
+    assert (engine.end("a").finish_reason, engine.end("a").error) == (FinishReason.ERROR, "the logits are not a number")
+    assert engine.tokens("b") == answer(PROMPT, 5)
+
+
+def test_a_request_shows_itself_in_a_line_however_long_it_is() -> None:
+    engine = Engine(max_model_len=20_000, num_pages=10_000)
+    engine.add("a", [7] * 10_000, max_tokens=5, logit_bias=dict.fromkeys(range(500), 1.0), prompt_logprobs=1)
+    engine.step()
+    [request] = engine.core.scheduler.running
+    assert "request_id='a'" in repr(request)
+    assert len(repr(request)) < 500
+
+
 def test_a_step_that_fails_ends_its_requests_only() -> None:
     engine = Engine(max_num_seqs=1)
     engine.add("a", PROMPT, max_tokens=5)

@@ -78,9 +78,9 @@ class EngineStates(RuleBasedStateMachine):
             computed = self.engine.step()
             assert bool(computed) or not self.engine.core.has_requests
 
-    @rule(name=NAMES)
-    def fail_sequence(self, name: str) -> None:
-        self.engine.executor.fail_sequence = name
+    @rule(name=NAMES, with_token=st.booleans())
+    def fail_sequence(self, name: str, with_token: bool) -> None:
+        self.engine.executor.fail_sequence, self.engine.executor.fail_with_token = name, with_token
         self.engine.step()
         self.engine.executor.fail_sequence = None
 

@@ -169,6 +169,14 @@ def test_an_empty_bad_word() -> None:
 def test_what_the_engine_would_have_to_ignore_is_refused() -> None:
     assert refusal(n=2) == "n=2: the engine gives one answer a request; send a request for each of them"
     assert "leave it at 0" in (refusal(priority=1) or "")
+    assert refusal(stop=["a", "b"]) == (
+        "stop=['a', 'b']: the engine sees token ids and no text; look for stop strings in what it answers, "
+        "or use stop_token_ids"
+    )
+    assert refusal(bad_words=["a"]) == (
+        "bad_words=['a']: the engine sees token ids and no text; send their token ids as bad_words_token_ids"
+    )
+    assert refusal(stop=[], bad_words=[]) is None
 
 
 @given(

@@ -18,9 +18,15 @@ from typing import Any
 
 import pytest
 import small_tokenizers
+import uvloop
+
+from quire.frontend.cli.flags import AttachFlags, EngineFlags
+from quire.frontend.cli.model import open_model
 
 SCRIPT = Path(sys.executable).parent / "quire"
-QUIRE = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from quire.frontend.cli import main; main()"]
+QUIRE = (
+    [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
+)
 FLAGS = [
     "--model",
     "--dtype",
@@ -56,10 +62,11 @@ class Workplace:
         self.folder = folder
         self.env = {**os.environ, "TMPDIR": str(folder), MARK: str(folder), "TERM": "xterm", "COLUMNS": "100"}
 
-    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*QUIRE, *arguments],
             input=stdin,
+            cwd=cwd,
             capture_output=True,
             text=True,
             env=self.env,
@@ -203,6 +210,9 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
     [
         (["complete", "x", "--model", "/nowhere"], "model='/nowhere' is not a folder"),
         (["serve", "x", "--dtype", "int3"], "dtype='int3' is not known"),
+        (["serve", "x", "--threads", "5000"], "threads=5000 is out of range; give a whole number from 1 to 1024"),
+        (["complete", "x", "--max-num-batched-tokens", "1" + "0" * 20], "give a whole number from 1 to 1048576"),
+        (["complete", "x", "--kv-memory", "1x"], "='1x' is not a size"),
         (["chat", "--address", "ipc:///nowhere/e.sock"], "nobody listens at ipc:///nowhere/e.sock"),
         (["complete", "x", "--address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
         (["complete", "x", "--address", "ftp://x"], "must start with ipc:// or tcp://"),
@@ -217,6 +227,25 @@ def test_errors_are_one_line_and_status_1(place: Workplace, arguments: list[str]
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert "Traceback" in place.run(*arguments, "--debug").stderr
+
+
+@needs_kernels
+@pytest.mark.parametrize("command", ["engine", "info"])
+def test_files_in_the_current_folder_are_not_imported(place: Workplace, command: str) -> None:
+    for name in ("argparse", "json", "numpy", "msgspec"):
+        (place.folder / f"{name}.py").write_text(f"raise SystemExit('the {name} of the current folder')\n")
+    done = place.run(command, "--model", "/nowhere", cwd=place.folder)
+    assert done.returncode == 1
+    assert "current folder" not in done.stderr
+    assert "/nowhere" in done.stderr
+
+
+@needs_kernels
+def test_an_engine_refuses_wrong_sizes_in_a_line(place: Workplace) -> None:
+    for flags in (["--threads", "5000"], ["--max-num-batched-tokens", "1" + "0" * 20], ["--kv-memory", "1x"]):
+        done = place.run("engine", *flags)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith(f"error: argument {flags[0]}: ")
 
 
 def test_keys(place: Workplace) -> None:
@@ -245,6 +274,12 @@ def test_complete_streams_a_text(place: Workplace) -> None:
 
 
 @needs_kernels
+def test_commands_run_on_uvloop() -> None:
+    with open_model(EngineFlags(num_pages=8), AttachFlags()) as model:
+        assert isinstance(model.runner.get_loop(), uvloop.Loop)
+
+
+@needs_kernels
 def test_serve_with_a_prompt_answers_and_ends(place: Workplace) -> None:
     arguments = ["Once upon a time", "--max-tokens", "20", "--temperature", "0"]
     done = place.run("serve", *arguments)
@@ -254,14 +289,15 @@ def test_serve_with_a_prompt_answers_and_ends(place: Workplace) -> None:
 
 
 @needs_kernels
-def test_tokens_are_written_as_they_come(place: Workplace) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_tokens_are_written_as_they_come_until_a_signal(place: Workplace, number: int, status: int) -> None:
     with place.start("complete", "Once", "--ignore-eos", "--max-tokens", "1500") as process:
         assert process.stdout is not None
         assert os.read(process.stdout.fileno(), 1)
         assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE)
-        assert process.returncode == 130
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, err) == (status, "")
 
 
 @needs_kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,23 @@ def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
         ({"max_num_seqs": 0}, ValueError, "max_num_seqs=0"),
         ({"max_model_len": 2.5}, ValueError, r"max_model_len=2\.5"),
         ({"block_size": 33}, ValueError, "block_size=33"),
+        ({"block_size": 32.0}, ValueError, r"block_size=32\.0"),
         ({"seed": -1}, ValueError, "seed=-1"),
         ({"num_pages": 3, "kv_cache_memory_bytes": "1GiB"}, ValueError, "give one of them"),
         ({"engine_address": "ipc:///x", "threads": 2}, ValueError, "threads cannot be set"),
         ({"start_timeout": 0}, ValueError, "start_timeout=0"),
+        ({"start_timeout": "x"}, TypeError, "start_timeout='x' is a str; give a number of seconds"),
+        ({"start_timeout": math.inf}, ValueError, "start_timeout=inf"),
+        ({"start_timeout": math.nan}, ValueError, "start_timeout=nan"),
+        ({"threads": 5000}, ValueError, "threads=5000 is out of range; give a whole number from 1 to 1024"),
+        ({"max_num_batched_tokens": 10**20}, ValueError, "give a whole number from 1 to 1048576"),
+        ({"max_num_seqs": 65537}, ValueError, "give a whole number from 1 to 65536"),
+        ({"max_model_len": 2**31}, ValueError, "give a whole number from 1 to 2147483647"),
+        ({"num_pages": 2**31}, ValueError, "give a whole number from 1 to 2147483647"),
+        ({"kv_cache_memory_bytes": "1x"}, ValueError, "^kv_cache_memory_bytes='1x' is not a size; .* such as '4GiB'"),
+        ({"kv_cache_memory_bytes": "9" * 400}, ValueError, "^kv_cache_memory_bytes='999"),
+        ({"kv_cache_memory_bytes": 0}, ValueError, "kv_cache_memory_bytes=0"),
+        ({"kv_cache_memory_bytes": 1.5}, ValueError, r"kv_cache_memory_bytes=1\.5"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], error: type[Exception], message: str) -> None:

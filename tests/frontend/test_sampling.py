@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,9 +86,9 @@ def test_a_length_beyond_the_context_says_what_fits() -> None:
     check_length(SamplingParams(max_tokens=1096), 3000, 4096)
 
 
-def test_the_engine_sees_n_requests_with_derived_seeds_and_no_text() -> None:
+def test_the_engine_sees_n_requests_with_derived_seeds_and_no_text(demo_model: Path) -> None:
     params = validate(SamplingParams(n=3, stop=["x"], prompt_logprobs=1, include_stop_str_in_output=True))
-    each = engine_params(params, SEED_LIMIT - 1, None)
+    each = engine_params(params, SEED_LIMIT - 1, Tokenizer(demo_model))
     assert [one.seed for one in each] == [SEED_LIMIT - 1, 0, 1]
     assert [one.prompt_logprobs for one in each] == [1, None, None]
     assert all((one.n, one.stop, one.include_stop_str_in_output) == (1, None, False) for one in each)
@@ -104,6 +105,21 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space(demo_model: Path) -
     assert {"the", " the", "king"} <= texts
     with pytest.raises(ValueError, match="needs a tokenizer"):
         engine_params(params, 0, None)
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"stop=\['x'\] needs a tokenizer; use stop_token_ids"):
+        engine_params(validate(SamplingParams(stop="x")), 0, None)  # type: ignore[arg-type]
+    assert engine_params(validate(SamplingParams(stop=[])), 0, None)[0].stop is None
+
+
+def test_a_bad_word_that_has_no_tokens_is_refused(tmp_path: Path) -> None:
+    """BPE that knows neither bytes nor an unknown token drops the characters that it has not."""
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    with pytest.raises(ValueError, match=r"bad_words=\['a', 'é'\]: the tokenizer has no tokens for 'é'; leave it out"):
+        engine_params(SamplingParams(bad_words=["a", "é"]), 0, tokenizer)
+    assert engine_params(SamplingParams(bad_words=["ab"]), 0, tokenizer)[0].bad_words_token_ids == [[0, 1]]
 
 
 @given(st.integers(min_value=0, max_value=SEED_LIMIT - 1))

@@ -120,6 +120,26 @@ def test_unknown_sampling_fields_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        (frame(1, "r", [1], [], [2], 0.0, 0, "guided_json"), "EngineCoreRequest: 1 unknown field follows priority"),
+        (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
+        (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
+        (frame(5, 1, "stats", {}), "UtilityCall: 1 unknown field follows method"),
+        (frame(6, "bye", None), "Goodbye: 1 unknown field follows reason"),
+    ],
+)
+def test_unknown_fields_are_refused(frames: list[bytes], expected: str) -> None:
+    with pytest.raises(ProtocolError) as error:
+        EngineDecoder().decode(frames)
+    assert str(error.value).startswith(expected)
+
+
+def test_a_hello_of_a_later_version_is_read_so_that_its_version_can_be_refused() -> None:
+    assert EngineDecoder().decode(frame(3, 99, "client", "a new field")) == Hello(99, "client")
+
+
+@pytest.mark.parametrize(
     "frames",
     [
         frame(99, 1),
