@@ -354,8 +354,8 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
             "bos_token_id": config["bos_token_id"],
             "eos_token_id": config["eos_token_id"],
             "do_sample": True,
-            "temperature": 0.8,
-            "top_p": 0.95,
+            "temperature": 0.5,
+            "top_p": 0.9,
         },
     )
 
@@ -390,6 +390,8 @@ def train(args: argparse.Namespace, corpus: Corpus) -> Progress:
     interrupted run leaves its latest kept checkpoint, with a card that has no samples.
     """
     model = build_model(corpus.tokenizer, args.dropout)
+    if args.start is not None:
+        model.load_state_dict(AutoModelForCausalLM.from_pretrained(args.start, dtype=torch.float32).state_dict())
     optimizers = build_optimizers(model, args.weight_decay)
     stream = batches(corpus, random.Random(args.seed))
     now = kept = Progress()
@@ -427,7 +429,7 @@ def sample_tales(folder: Path, seed: int, max_new_tokens: int = 400) -> dict[str
     samples: dict[str, str] = {}
     for name, prompt in prompts.items():
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
-        for manner, options in (("greedy", {"do_sample": False}), ("temperature 0.8, top-p 0.95", {"do_sample": True})):
+        for manner, options in (("greedy", {"do_sample": False}), ("temperature 0.5, top-p 0.9", {"do_sample": True})):
             torch.manual_seed(seed)
             output = model.generate(**ids, **options, max_new_tokens=max_new_tokens)[0].tolist()
             text = tokenizer.decode(output, skip_special_tokens=False).removeprefix(BEGIN)
@@ -499,7 +501,9 @@ def write_card(args: argparse.Namespace, corpus: Corpus, kept: Progress, samples
     command = (
         f"python scripts/train_demo_model.py --steps {args.steps} --keep {args.keep} --seed {args.seed} "
         f"--threads {args.threads} --learning-rate {args.learning_rate} --weight-decay {args.weight_decay} "
-        f"--dropout {args.dropout}" + (f" --minutes {args.minutes:g}" if args.minutes < math.inf else "")
+        f"--dropout {args.dropout}"
+        + (f" --minutes {args.minutes:g}" if args.minutes < math.inf else "")
+        + (" --start EARLIER_RUN" if args.start else "")
     )
     keep = (
         "The checkpoint is the one with the lowest held-out loss."
@@ -531,6 +535,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, default=Path("../shared/corpus/tales.jsonl"), help="JSON Lines of tales")
     parser.add_argument("--out", type=Path, default=Path("frontend/demo_model"), help="folder to write")
+    parser.add_argument("--start", type=Path, help="folder of an earlier run to go on from, instead of random weights")
     parser.add_argument("--steps", type=int, default=4500, help=f"steps of {TOKENS_PER_STEP} tokens")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop earlier, after this many minutes")
     parser.add_argument("--eval-every", type=int, default=200, help="steps between evaluations and checkpoints")
