@@ -354,7 +354,7 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
             "bos_token_id": config["bos_token_id"],
             "eos_token_id": config["eos_token_id"],
             "do_sample": True,
-            "temperature": 0.5,
+            "temperature": 0.7,
             "top_p": 0.9,
         },
     )
@@ -429,7 +429,7 @@ def sample_tales(folder: Path, seed: int, max_new_tokens: int = 400) -> dict[str
     samples: dict[str, str] = {}
     for name, prompt in prompts.items():
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
-        for manner, options in (("greedy", {"do_sample": False}), ("temperature 0.5, top-p 0.9", {"do_sample": True})):
+        for manner, options in (("greedy", {"do_sample": False}), ("temperature 0.7, top-p 0.9", {"do_sample": True})):
             torch.manual_seed(seed)
             output = model.generate(**ids, **options, max_new_tokens=max_new_tokens)[0].tolist()
             text = tokenizer.decode(output, skip_special_tokens=False).removeprefix(BEGIN)
