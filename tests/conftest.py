@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,9 @@ def _processes_of_session() -> list[str]:
 @pytest.fixture(scope="session", autouse=True)
 def session_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No process of a test is left at the end, and no socket; compiled kernels are cached below `build/`."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background job ignores them, and its children with it
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     tmp_path_factory.getbasetemp()  # pytest's own folders stay in the usual place
     os.environ[MARK] = uuid.uuid4().hex
     os.environ["XDG_CACHE_HOME"] = str(SCRATCH / "test-cache")
