@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from quire.kernels.options import LoadOptions
+from quire.kernels.options import KV_DTYPES, LoadOptions
+from quire.kernels.quantization import METHODS, MODES
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
@@ -84,7 +85,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", required=True, metavar="PATH", help="checkpoint folder")
-    group.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of weights and KV")
+    group.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the model")
+    group.add_argument(
+        "--quantization",
+        choices=(*MODES, *METHODS),
+        help="of the weights of a float checkpoint; gptq, awq and compressed-tensors only confirm what a checkpoint is",
+    )
+    group.add_argument("--kv-dtype", choices=KV_DTYPES, default="auto", help="of KV pages; auto is that of the model")
     group.add_argument(
         "--max-model-len", type=whole(_MOST_INT32), metavar="N", help="context length; the model's own by default"
     )
@@ -146,5 +153,6 @@ def load_options(parsed: argparse.Namespace) -> LoadOptions:
         num_pages=parsed.num_pages,
         threads=parsed.threads,
         cache_dir=None if parsed.cache_dir is None else str(parsed.cache_dir),
-        isa=None,
+        quantization=parsed.quantization,
+        kv_dtype=parsed.kv_dtype,
     )

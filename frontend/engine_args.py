@@ -14,6 +14,8 @@ from quire.protocol.keys import Security
 DEMO_MODEL = str(Path(__file__).parent / "demo_model")
 
 DTYPES = ("auto", "bfloat16", "float32")
+QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compressed-tensors")
+KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 MOST_SECONDS = 1e9  # that a wait may take: 30 years, which every clock can count
 
@@ -34,6 +36,8 @@ class EngineOptions(TypedDict, total=False):
     tokenizer: str | None
     skip_tokenizer_init: bool
     dtype: str
+    quantization: str | None
+    kv_cache_dtype: str
     max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -56,6 +60,9 @@ class EngineArgs:
 
     model: folder of a checkpoint. tokenizer: folder, when it is not the model's. skip_tokenizer_init: token ids only.
     dtype: "auto" (the checkpoint's), "bfloat16" or "float32". max_model_len: context length, the model's when None.
+    quantization: "int8", "int4" (a scale for each 128 weights), "int4-g64" or "int4-g32" turn the weights of a float
+    checkpoint into integers; "gptq", "awq" and "compressed-tensors" confirm that a checkpoint is such a one.
+    kv_cache_dtype: "auto" (the model's) or "int8".
     max_num_seqs: sequences that run at once. max_num_batched_tokens: token budget of a step.
     block_size: tokens in a KV page. kv_cache_memory_bytes: memory for KV pages, a number or text such as "4GiB";
     num_pages: the same in pages. threads: of the engine; all usable cores when None.
@@ -70,6 +77,8 @@ class EngineArgs:
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
     dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -109,6 +118,8 @@ class EngineArgs:
         flags: dict[str, int | str | None] = {
             "--model": str(Path(self.model).absolute()),
             "--dtype": self.dtype,
+            "--quantization": self.quantization,
+            "--kv-dtype": self.kv_cache_dtype,
             "--max-model-len": self.max_model_len,
             "--max-num-seqs": self.max_num_seqs,
             "--max-num-batched-tokens": self.max_num_batched_tokens,
@@ -126,6 +137,10 @@ def check_arguments(args: EngineArgs) -> None:
     """Raise `ValueError` for the first argument that is out of range."""
     if args.dtype not in DTYPES:
         raise ValueError(f"dtype={args.dtype!r} is not known; it can be {', '.join(DTYPES)}")
+    if args.quantization is not None and args.quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization={args.quantization!r} is not known; it can be {', '.join(QUANTIZATIONS)}")
+    if args.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ValueError(f"kv_cache_dtype={args.kv_cache_dtype!r} is not known; it can be {', '.join(KV_CACHE_DTYPES)}")
     for name, most in _MOST.items():
         _check_count(name, getattr(args, name), most)
     if args.seed is not None and (type(args.seed) is not int or args.seed < 0):

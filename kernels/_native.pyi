@@ -119,6 +119,31 @@ class Runner:
         n_stride: int,
         k_stride: int,
     ) -> None: ...
+    def quantize(
+        self,
+        target: int,
+        bits: int,
+        group: int,
+        first_tile: int,
+        tile_step: int,
+        source: int,
+        source_format: str,
+        n: int,
+        k: int,
+        n_stride: int,
+        k_stride: int,
+    ) -> None: ...
+    def pack_integers(
+        self,
+        target: int,
+        bits: int,
+        group: int,
+        first_tile: int,
+        tile_step: int,
+        values: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.float32],
+        zeros: npt.NDArray[np.int16] | None,
+    ) -> None: ...
     def open(
         self,
         token_ids: Sequence[int],

@@ -26,14 +26,15 @@ class InstructionSet:
 
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AMX = _AVX512 | {"avx512vnni", "amx-tile", "amx-bf16", "amx-int8"}
 
 INSTRUCTION_SETS = {
     isa.name: isa
     for isa in (
-        InstructionSet(
-            "amx", "x86-64-v4", "+amx-tile,+amx-bf16,+amx-int8", 512, _AVX512 | {"amx-tile", "amx-bf16", "amx-int8"}
-        ),
+        InstructionSet("amx", "x86-64-v4", "+avx512vnni,+amx-tile,+amx-bf16,+amx-int8", 512, _AMX),
+        InstructionSet("avx512-vnni", "x86-64-v4", "+avx512vnni", 512, _AVX512 | {"avx512vnni"}),
         InstructionSet("avx512", "x86-64-v4", "", 512, _AVX512),
+        InstructionSet("avx2-vnni", "x86-64-v3", "+avxvnni", 256, _AVX2 | {"avxvnni"}),
         InstructionSet("avx2", "x86-64-v3", "", 256, _AVX2),
     )
 }

@@ -16,6 +16,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import PlanBuilder
+from quire.kernels.quantization import MODES
 from quire.kernels.runner import describe
 
 
@@ -61,12 +62,17 @@ def main() -> int:
     """Prints the information; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.info", description=__doc__)
     parser.add_argument("--model", help="checkpoint folder whose plan is shown")
+    parser.add_argument("--quantization", help=f"one of {', '.join(MODES)}")
+    parser.add_argument("--kv-dtype", default="auto", help="auto or int8")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
     arguments = parser.parse_args()
     try:
         info = host_info()
         if arguments.model:
-            plan, checkpoint = describe(LoadOptions(arguments.model, dtype=arguments.dtype))
+            options = LoadOptions(
+                arguments.model, dtype=arguments.dtype, quantization=arguments.quantization, kv_dtype=arguments.kv_dtype
+            )
+            plan, checkpoint = describe(options)
             info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from quire.kernels.emit.attention import Attention
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.kv import SplitHeads
-from quire.kernels.emit.layout import BLOCK, Numbers, round_up
-from quire.kernels.emit.rows import Embedding, Norm
+from quire.kernels.emit.layout import BLOCK, IntegerFormat, Numbers, round_up
+from quire.kernels.emit.rows import Embedding, Norm, Quantize
 
-Kernel = Gemm | Embedding | Norm | SplitHeads | Attention
+Kernel = Gemm | Embedding | Norm | Quantize | SplitHeads | Attention
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,15 @@ class Buffer:
     name: str
     bytes: int = 0
     input: bool = False
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a product reads: a buffer of `columns` tiled activations, quantised if `integers` is the weights' format."""
+
+    buffer: Buffer
+    columns: int
+    integers: IntegerFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -51,15 +60,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A packed weight matrix of `n` columns by `k`."""
+    """A packed weight matrix of `n` columns by `k`, of integers if `integers` is their format."""
 
     parts: tuple[Part, ...]
     n: int
     k: int
+    integers: IntegerFormat | None = None
 
     def bytes(self, numbers: Numbers) -> int:
         """Bytes of the packed form."""
-        return round_up(self.n, BLOCK) // BLOCK * (round_up(self.k, BLOCK) // BLOCK) * numbers.block_bytes
+        blocks = round_up(self.n, BLOCK) // BLOCK
+        if self.integers is not None:
+            return blocks * self.integers.block_bytes(self.k)
+        return blocks * (round_up(self.k, BLOCK) // BLOCK) * numbers.block_bytes
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,15 @@ class Rows:
     columns: int
 
 
-Operand = Buffer | KvLayer | Matrix | Vector | Table | Rows
+@dataclass(frozen=True)
+class Order:
+    """The i32 order [k] in which the quantised `tensors`, which share it, keep their inputs."""
+
+    tensors: tuple[str, ...]
+    k: int
+
+
+Operand = Buffer | KvLayer | Matrix | Vector | Table | Rows | Order
 
 
 @dataclass(frozen=True)
@@ -117,10 +138,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Linear:
-    """The tensors of a linear layer, or of several that share their input: (weight, bias or "", outputs)."""
+    """The tensors of a linear layer, or of several that share their input: (weight, bias or "", outputs).
+
+    `interleaved` takes 16 outputs of each in turn, as the columns of a gate.
+    """
 
     tensors: tuple[tuple[str, str, int], ...]
     transposed: bool = False
+    interleaved: bool = False
 
     @property
     def bias(self) -> bool:

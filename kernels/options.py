@@ -12,10 +12,12 @@ from quire.kernels.emit.layout import Numbers
 from quire.kernels.errors import ModelError
 from quire.kernels.models import max_positions
 from quire.kernels.operands import Limits
+from quire.kernels.quantization import MODES, NONE, Quantization
 from quire.kernels.rope import MAX_POSITIONS
 
 PAGE_SIZES = (32, 64, 128)
 DTYPES = ("auto", "bfloat16", "float32")
+KV_DTYPES = ("auto", "int8")
 DEFAULT_KV_BYTES = 4 << 30
 
 _MOST = {
@@ -33,7 +35,8 @@ class LoadOptions:
 
     `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
     `max_model_len`: tokens of a sequence. `kv_bytes` or `num_pages`: the KV memory. `cache_dir`: compiled kernels.
-    `isa`: amx, avx512 or avx2.
+    `isa`: one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the
+    checkpoint's own method. `kv_dtype`: of KV pages, `auto` or `int8`.
     """
 
     model: str
@@ -47,22 +50,34 @@ class LoadOptions:
     threads: int | None = None
     cache_dir: str | None = None
     isa: str | None = None
+    quantization: str | None = None
+    kv_dtype: str = "auto"
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, isa: str) -> Numbers:
     """The number formats of the model's kernels."""
+    integer_kv = options.kv_dtype == "int8"
     dtype = options.dtype
     if dtype == "auto":
         dtype = "float32" if "f32" in checkpoint.formats else "bfloat16"
     if dtype == "float32":
-        return Numbers("f32", "f32", "f32")
-    return Numbers("bf16", "bf16", "bf16" if isa == "amx" else "f32")
+        return Numbers("f32", "f32", "f32", integer_kv)
+    return Numbers("bf16", "bf16", "bf16" if isa == "amx" else "f32", integer_kv)
+
+
+def choose_quantization(options: LoadOptions) -> Quantization:
+    """The formats of the model's weights."""
+    return MODES[options.quantization] if options.quantization else NONE
 
 
 def check_options(options: LoadOptions) -> None:
     """Raises ModelError for a value that no model and no host allows."""
     if options.dtype not in DTYPES:
         raise ModelError(f"dtype is {options.dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if options.kv_dtype not in KV_DTYPES:
+        raise ModelError(f"kv_dtype is {options.kv_dtype!r}; it must be one of {', '.join(KV_DTYPES)}")
+    if options.quantization is not None and options.quantization not in MODES:
+        raise ModelError(f"quantization is {options.quantization!r}; it must be one of {', '.join(MODES)}")
     if options.page_size not in PAGE_SIZES:
         raise ModelError(f"page_size is {options.page_size}; it must be one of {PAGE_SIZES} tokens")
     for name, most in _MOST.items():

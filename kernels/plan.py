@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from quire.kernels.emit.attention import Attention
 from quire.kernels.emit.gemm import ROWS_PER_ITEM, Gemm
 from quire.kernels.emit.kv import Heads, SplitHeads
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Numbers, round_up
-from quire.kernels.emit.rows import Embedding, Norm
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, Numbers, round_up
+from quire.kernels.emit.rows import Embedding, Norm, Quantize
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import (
+    Activations,
     Buffer,
     Kernel,
     KvLayer,
@@ -25,11 +26,13 @@ from quire.kernels.operands import (
     Linear,
     Matrix,
     Operand,
+    Order,
     Part,
     Rows,
     Table,
     Vector,
 )
+from quire.kernels.quantization import NONE, Quantization
 from quire.kernels.rope import Rope
 
 TOKENS, LOGIT_ROWS, CAPACITY = 0, 1, 2
@@ -46,6 +49,7 @@ class PlanBuilder:
 
     numbers: Numbers
     limits: Limits
+    quantization: Quantization = NONE
     launches: list[Launch] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     vocab_size: int = 0
@@ -62,9 +66,16 @@ class PlanBuilder:
             self.buffers[name] = Buffer(name, size)
         return Buffer(name)
 
-    def _activations(self, name: str, columns: int) -> Buffer:
+    def _activations(self, name: str, columns: int) -> Activations:
         rows = round_up(self.limits.capacity, TILE_ROWS)
-        return self._buffer(name, rows * round_up(columns, BLOCK) * self.numbers.activation_bytes)
+        buffer = self._buffer(name, rows * round_up(columns, BLOCK) * self.numbers.activation_bytes)
+        return Activations(buffer, columns)
+
+    def _integers(self, columns: int, integers: IntegerFormat) -> Activations:
+        panels = -(-self.limits.capacity // TILE_ROWS)
+        # A buffer for each width and grouping: its padding is never written and stays zero.
+        buffer = self._buffer(f"quantized_{columns}_{integers.group}", panels * integers.panel_bytes(columns))
+        return Activations(buffer, columns, integers)
 
     def _floats(self, name: str, columns: int) -> Buffer:
         return self._buffer(name, self.limits.capacity * round_up(columns, BLOCK) * 4)
@@ -94,89 +105,127 @@ class PlanBuilder:
 
     # Launches
 
-    def embed(self, tensor: str, vocab_size: int, hidden: int, positions: tuple[str, int] | None = None) -> Buffer:
-        """The hidden state from token ids, plus learned embeddings of the position (tensor, rows) if there are any."""
+    def embed(
+        self, tensor: str, vocab_size: int, hidden: int, *, tied: bool, positions: tuple[str, int] | None = None
+    ) -> Buffer:
+        """The hidden state from token ids, plus learned embeddings of the position (tensor, rows) if there are any.
+
+        A `tied` tensor is packed once, for this and for the logits.
+        """
         self.vocab_size = vocab_size
         if hidden % 16:
             raise ModelError(f"hidden_size is {hidden}; it must be a multiple of 16")
         out = self._floats("hidden", hidden)
-        matrix = Matrix((Part(tensor, vocab_size, hidden),), vocab_size, hidden)
+        integers = self.quantization.head if tied else None
+        matrix = Matrix((Part(tensor, vocab_size, hidden),), vocab_size, hidden, integers)
         operands: list[Operand] = [Buffer("token_ids", input=True), matrix, out]
         if positions is not None:
             operands += [Buffer("positions", input=True), Rows(*positions, hidden)]
-        self._add(Embedding("embed", hidden, positions is not None), operands, "tokens")
+        self._add(Embedding("embed", hidden, positions is not None, integers), operands, "tokens")
         return out
 
     def norm(
-        self, hidden: Buffer, width: int, weight: str, epsilon: float, *, bias: str = "", mean: bool = False,
-        head: bool = False,
-    ) -> Buffer:  # fmt: skip
-        """RMSNorm (LayerNorm if `mean`) of the hidden state; `head` takes the rows whose logits are wanted."""
-        out = self._activations("normed", width)
-        operands: list[Operand] = [hidden, Vector((weight,), (width,)), out]
+        self, hidden: Buffer, width: int, weight: str, epsilon: float, feeds: Linear | None, *, bias: str = "",
+        mean: bool = False,
+    ) -> Activations:  # fmt: skip
+        """RMSNorm (LayerNorm if `mean`) of the hidden state, as the linear layer that it `feeds` reads it.
+
+        `feeds=None` is the head: only the rows whose logits are wanted.
+        """
+        integers = self.quantization.head if feeds is None else self._fused_format(feeds)
+        out = self._activations("normed", width) if integers is None else self._integers(width, integers)
+        operands: list[Operand] = [hidden, Vector((weight,), (width,)), out.buffer]
         if bias:
             operands.append(Vector((bias,), (width,)))
-        if head:
+        if feeds is None:
             operands.append(Buffer("logit_rows", input=True))
-        kernel = Norm("norm", width, epsilon, mean=mean, bias=bool(bias), gather=head)
-        self._add(kernel, operands, "logit_rows" if head else "tokens")
+        kernel = Norm("norm", width, epsilon, mean=mean, bias=bool(bias), gather=feeds is None, integers=integers)
+        self._add(kernel, operands, "logit_rows" if feeds is None else "tokens")
         return out
+
+    def _format(self, linear: Linear) -> IntegerFormat | None:
+        """The format of a linear layer's weights, None for floats."""
+        formats = {self.quantization.format_of(weight) for weight, _, _ in linear.tensors}
+        if len(formats) > 1:
+            names = ", ".join(weight for weight, _, _ in linear.tensors)
+            raise ModelError(f"{names} share their input and must be quantized alike; they are not in this checkpoint")
+        return formats.pop()
+
+    def _fused_format(self, linear: Linear) -> IntegerFormat | None:
+        """The format that a norm before the layer can write at once."""
+        return None if self.quantization.ordered else self._format(linear)
+
+    def _quantized(self, x: Activations, linear: Linear) -> Activations:
+        """x as the linear layer reads it."""
+        integers = self._format(linear)
+        if integers is None or x.integers is not None:
+            return x
+        out = self._integers(x.columns, integers)
+        operands: list[Operand] = [x.buffer, out.buffer]
+        if self.quantization.ordered:
+            operands.append(Order(tuple(weight for weight, _, _ in linear.tensors), x.columns))
+        self._add(Quantize("quantize", x.columns, integers, self.quantization.ordered), operands, "tokens")
+        return out
+
+    def _matrix(self, linear: Linear, k: int) -> tuple[Matrix, Vector | None]:
+        """The packed tensors of `linear`, one below the other or 16 columns of each in turn, and their biases."""
+        sizes = tuple(n for _, _, n in linear.tensors)
+        if not linear.interleaved and any(size % TILE_ROWS for size in sizes[:-1]):
+            raise ModelError(f"outputs {sizes} of stacked linear layers must be multiples of 16")
+        step = len(sizes) if linear.interleaved else 1
+        parts, tile, columns = [], 0, 0
+        for weight, _, n in linear.tensors:
+            parts.append(Part(weight, n, k, linear.transposed, tile, step))
+            tile += 1 if linear.interleaved else -(-n // TILE_ROWS)
+            columns += round_up(n, TILE_ROWS) if linear.interleaved else n
+        biases = tuple(bias for _, bias, _ in linear.tensors)
+        vector = Vector(biases, sizes, linear.interleaved) if linear.bias else None
+        return Matrix(tuple(parts), columns, k, self._format(linear)), vector
 
     def _gemm(
-        self, kernel: Gemm, x: Buffer, matrix: Matrix, out: Buffer, bias: Vector | None, dim: int = TOKENS
-    ) -> Buffer:
-        operands: list[Operand] = [x, matrix, out]
+        self, name: str, x: Activations, matrix: Matrix, out: Buffer, bias: Vector | None = None, *,
+        epilogue: str = "store", activation: str = "", dim: int = TOKENS,
+    ) -> None:  # fmt: skip
+        kernel = Gemm(name, x.columns, matrix.n, epilogue, bias is not None, activation, dim, matrix.integers)
+        operands: list[Operand] = [x.buffer, matrix, out]
         if bias is not None:
             operands.append(bias)
-        times = round_up(matrix.n, BLOCK) // BLOCK
-        self._add(kernel, operands, _DIM_NAMES[dim], per=ROWS_PER_ITEM, times=times)
+        self._add(kernel, operands, _DIM_NAMES[dim], per=ROWS_PER_ITEM, times=round_up(matrix.n, BLOCK) // BLOCK)
+
+    def linear(self, x: Activations, linear: Linear, name: str) -> Buffer:
+        """x W^T + b as f32 rows."""
+        x = self._quantized(x, linear)
+        matrix, bias = self._matrix(linear, x.columns)
+        out = self._floats(name, matrix.n)
+        self._gemm("linear", x, matrix, out, bias)
         return out
 
-    def _stacked(self, linear: Linear, k: int) -> tuple[Matrix, Vector | None]:
-        """The tensors of `linear` one below the other."""
-        parts, tile = [], 0
-        for weight, _, n in linear.tensors:
-            parts.append(Part(weight, n, k, linear.transposed, first_tile=tile))
-            tile += -(-n // TILE_ROWS)
-        sizes = tuple(n for _, _, n in linear.tensors)
-        if any(size % TILE_ROWS for size in sizes[:-1]):
-            raise ModelError(f"outputs {sizes} of stacked linear layers must be multiples of 16")
-        bias = Vector(tuple(b for _, b, _ in linear.tensors), sizes) if linear.bias else None
-        return Matrix(tuple(parts), sum(sizes), k), bias
-
-    def linear(self, x: Buffer, k: int, linear: Linear, name: str) -> Buffer:
-        """x W^T + b as f32 rows."""
-        matrix, bias = self._stacked(linear, k)
-        kernel = Gemm("linear", k, matrix.n, "store", bias is not None)
-        return self._gemm(kernel, x, matrix, self._floats(name, matrix.n), bias)
-
-    def add_linear(self, hidden: Buffer, x: Buffer, k: int, linear: Linear) -> None:
+    def add_linear(self, hidden: Buffer, x: Activations, linear: Linear) -> None:
         """hidden += x W^T + b."""
-        matrix, bias = self._stacked(linear, k)
-        self._gemm(Gemm("linear_add", k, matrix.n, "add", bias is not None), x, matrix, hidden, bias)
+        x = self._quantized(x, linear)
+        matrix, bias = self._matrix(linear, x.columns)
+        self._gemm("linear_add", x, matrix, hidden, bias, epilogue="add")
 
-    def activated(self, x: Buffer, k: int, linear: Linear, activation: str) -> Buffer:
-        """act(x W^T + b) as activations."""
-        matrix, bias = self._stacked(linear, k)
-        kernel = Gemm("linear_act", k, matrix.n, "activation", bias is not None, activation)
-        return self._gemm(kernel, x, matrix, self._activations("intermediate", matrix.n), bias)
+    def activated(self, x: Activations, linear: Linear, activation: str) -> Activations:
+        """act(x W^T + b)."""
+        x = self._quantized(x, linear)
+        matrix, bias = self._matrix(linear, x.columns)
+        out = self._activations("intermediate", matrix.n)
+        self._gemm("linear_act", x, matrix, out.buffer, bias, epilogue="activation", activation=activation)
+        return out
 
-    def gated(self, x: Buffer, k: int, gate: Linear, up: Linear, activation: str) -> Buffer:
-        """act(x G^T) * (x U^T) as activations."""
-        (gate_weight, gate_bias, n), (up_weight, up_bias, _) = gate.tensors[0], up.tensors[0]
-        parts = (
-            Part(gate_weight, n, k, first_tile=0, tile_step=2),
-            Part(up_weight, n, k, first_tile=1, tile_step=2),
-        )
-        matrix = Matrix(parts, 2 * round_up(n, TILE_ROWS), k)
-        bias = Vector((gate_bias, up_bias), (n, n), interleaved=True) if gate.bias else None
-        kernel = Gemm("linear_gate", k, matrix.n, "gate", bias is not None, activation)
-        return self._gemm(kernel, x, matrix, self._activations("intermediate", n), bias)
+    def gated(self, x: Activations, gate_and_up: Linear, activation: str) -> Activations:
+        """act(x G^T) * (x U^T), of two interleaved tensors."""
+        x = self._quantized(x, gate_and_up)
+        matrix, bias = self._matrix(gate_and_up, x.columns)
+        out = self._activations("intermediate", gate_and_up.tensors[0][2])
+        self._gemm("linear_gate", x, matrix, out.buffer, bias, epilogue="gate", activation=activation)
+        return out
 
     def attention(
         self, qkv: Buffer, layer: int, heads: Heads, *, rope: Rope | None = None, window: int = 0,
         norms: tuple[str, str, float] | None = None, scale: float | None = None,
-    ) -> Buffer:  # fmt: skip
+    ) -> Activations:  # fmt: skip
         """Causal attention over the sequence's pages; writes this step's K and V first.
 
         `norms`: the RMSNorms of query and key heads (weight, weight, epsilon). `window`: tokens that each attends to.
@@ -207,7 +256,7 @@ class PlanBuilder:
         )  # fmt: skip
         self._add(
             kernel,
-            [Buffer("entries", input=True), queries, KvLayer(layer), out],
+            [Buffer("entries", input=True), queries, KvLayer(layer), out.buffer],
             "entries",
             times=heads.kv,
         )
@@ -218,9 +267,8 @@ class PlanBuilder:
             self._tables[rope] = Table("rope", rope.table(self.limits.max_model_len))
         return self._tables[rope]
 
-    def logits(self, normed: Buffer, hidden: int, tensor: str) -> None:
-        """The logits of the wanted rows. A tied `tensor` is packed once, for the embedding and for this."""
+    def logits(self, normed: Activations, tensor: str) -> None:
+        """The logits of the wanted rows."""
         n = self.vocab_size
-        matrix = Matrix((Part(tensor, n, hidden),), n, hidden)
-        kernel = Gemm("logits", hidden, n, "store", rows=LOGIT_ROWS)
-        self._gemm(kernel, normed, matrix, Buffer("logits", input=True), None, LOGIT_ROWS)
+        matrix = Matrix((Part(tensor, n, normed.columns),), n, normed.columns, self.quantization.head)
+        self._gemm("logits", normed, matrix, Buffer("logits", input=True), dim=LOGIT_ROWS)

@@ -22,6 +22,7 @@ from quire.kernels.options import (
     choose_limits,
     choose_num_pages,
     choose_numbers,
+    choose_quantization,
     choose_threads,
 )
 from quire.kernels.plan import PlanBuilder
@@ -121,7 +122,7 @@ def describe(options: LoadOptions) -> tuple[PlanBuilder, Checkpoint]:
     checkpoint = Checkpoint(options.model)
     config = ModelConfig(checkpoint.config)
     numbers = choose_numbers(options, checkpoint, host.choose_isa(options.isa).name)
-    plan = PlanBuilder(numbers, choose_limits(options, config))
+    plan = PlanBuilder(numbers, choose_limits(options, config), choose_quantization(options))
     build_plan(plan, config)
     check(checkpoint, weights_of(plan))
     return plan, checkpoint

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from quire.kernels._native import Runner
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Numbers, round_up
+from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix, Rows, Table, Vector
 from quire.kernels.plan import PlanBuilder
 
@@ -72,11 +73,17 @@ class Loader:
         target = self.runner.allocate(matrix.bytes(self.numbers))
         for part in matrix.parts:
             tensor = self.checkpoint.get(part.tensor, part.shape)
-            n_stride, k_stride = (1, part.n) if part.transposed else (part.k, 1)
-            self.runner.pack(
-                target, self.numbers.weights, round_up(matrix.k, BLOCK) // BLOCK, part.first_tile, part.tile_step,
-                tensor.address, tensor.format, part.n, part.k, n_stride, k_stride,
-            )  # fmt: skip
+            strides = (1, part.n) if part.transposed else (part.k, 1)
+            place = (part.first_tile, part.tile_step)
+            source = (tensor.address, tensor.format, part.n, part.k, *strides)
+            if matrix.integers is None:
+                blocks = round_up(matrix.k, BLOCK) // BLOCK
+                self.runner.pack(target, self.numbers.weights, blocks, *place, *source)
+                continue
+            try:
+                self.runner.quantize(target, matrix.integers.bits, matrix.integers.group, *place, *source)
+            except ValueError as error:
+                raise ModelError(f"tensor {part.tensor} can't be quantized: {error}") from None
         return target
 
     def _vector(self, vector: Vector) -> npt.NDArray[np.float32]:

@@ -64,3 +64,41 @@ def untile(x: Array, shape: tuple[int, int]) -> Array:
     """The inverse of `tile`."""
     panels, blocks = x.shape[:2]
     return x.transpose(0, 2, 1, 3).reshape(panels * 16, blocks * 32)[: shape[0], : shape[1]]
+
+
+def pack_integers(values: Array, scales: Array, zeros: Array | None, bits: int, group: int) -> Array:
+    """Packs u8 values[n, k] with scales[n, groups] as emit/layout.py describes, one block of 32 columns a row."""
+    n, k = values.shape
+    columns, depth = -(-n // 32) * 32, -(-k // max(64, group)) * max(64, group)
+    span = group or depth
+    groups = depth // span
+    padded = np.zeros((columns, depth), np.uint8)
+    padded[:n, :k] = values
+    all_scales = np.zeros((columns, groups), np.float16 if group else np.float32)
+    all_scales[:n, : scales.shape[1]] = scales
+    blocks = padded.reshape(columns // 32, 2, 16, groups, span)
+    if bits == 8:
+        lines = blocks.reshape(columns // 32, 2, 16, groups, span // 4, 4).transpose(0, 3, 4, 1, 2, 5)
+    else:
+        halves = blocks.reshape(columns // 32, 2, 16, groups, span // 8, 2, 4)
+        lines = (halves[..., 0, :] | halves[..., 1, :] << 4).transpose(0, 3, 4, 1, 2, 5)
+    parts = [all_scales.reshape(columns // 32, 32, groups).transpose(0, 2, 1).copy().view(np.uint8)]
+    if zeros is not None:
+        all_zeros = np.zeros((columns, groups), np.int16)
+        all_zeros[:n, : zeros.shape[1]] = zeros
+        parts.append(all_zeros.reshape(columns // 32, 32, groups).transpose(0, 2, 1).copy().view(np.uint8))
+    parts.append(lines.reshape(columns // 32, groups, -1))
+    return aligned(np.concatenate(parts, axis=2).reshape(columns // 32, -1))
+
+
+def quantized_rows(q: Array, scales: Array, depth: int) -> Array:
+    """Quantised activations of int8 q[m, k] and scales[m, groups] as emit/layout.py describes, one panel a row."""
+    m, groups = -(-q.shape[0] // 16) * 16, scales.shape[1]
+    padded = np.zeros((m, depth), np.int8)
+    padded[: q.shape[0], : q.shape[1]] = q
+    sums = padded.reshape(m, groups, -1).sum(2, dtype=np.int32)
+    all_scales = np.zeros((m, groups), np.float32)
+    all_scales[: q.shape[0]] = scales
+    values = padded.reshape(m // 16, 16, depth // 64, 64).transpose(0, 2, 1, 3).reshape(m // 16, -1)
+    pairs = np.stack([all_scales.view(np.int32), sums], axis=2).reshape(m // 16, 16, groups, 2).transpose(0, 2, 3, 1)
+    return aligned(np.concatenate([values.view(np.uint8), pairs.reshape(m // 16, -1).copy().view(np.uint8)], axis=1))

@@ -19,7 +19,7 @@ SOURCE = r"""
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-typedef union { float f[16][16]; uint16_t h[16][32]; uint8_t b[16][64]; } Tile;
+typedef union { float f[16][16]; int32_t i[16][16]; uint16_t h[16][32]; uint8_t b[16][64]; } Tile;
 enum { RING = 1024 };
 static _Thread_local Tile ring[RING];
 static _Thread_local int64_t next;
@@ -47,12 +47,23 @@ int64_t soft_tdpbf16ps(int16_t rows, int16_t bytes, int16_t k_bytes, int64_t c, 
     }
   return t;
 }
+int64_t soft_tdpbsud(int16_t rows, int16_t bytes, int16_t k_bytes, int64_t c, int64_t a, int64_t b) {
+  int64_t t = fresh();
+  for (int m = 0; m < rows; m++)
+    for (int n = 0; n < bytes / 4; n++) {
+      int32_t sum = ring[c].i[m][n];
+      for (int k = 0; k < k_bytes; k++) sum += (int8_t)ring[a].b[m][k] * ring[b].b[k / 4][4 * n + k % 4];
+      ring[t].i[m][n] = sum;
+    }
+  return t;
+}
 """
 DECLARATIONS = """
 llvm.func @soft_tilezero(i16, i16) -> i64
 llvm.func @soft_tileloadd64(i16, i16, !llvm.ptr, i64) -> i64
 llvm.func @soft_tilestored64(i16, i16, !llvm.ptr, i64, i64)
 llvm.func @soft_tdpbf16ps(i16, i16, i16, i64, i64, i64) -> i64
+llvm.func @soft_tdpbsud(i16, i16, i16, i64, i64, i64) -> i64
 """
 
 
@@ -65,8 +76,28 @@ def load_library(folder: Path) -> None:
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+def _vnni_in_software(call: re.Match[str]) -> str:
+    """VNNI, which kernels for AMX use for few rows, from plain vector operations."""
+    result, total, weights, values = call.groups()
+    own = f"%vnni{result[1:]}"
+    lines = [
+        f"{own}_w = arith.extui {weights} : vector<64xi8> to vector<64xi32>",
+        f"{own}_x = arith.extsi {values} : vector<64xi8> to vector<64xi32>",
+        f"{own}_p = arith.muli {own}_w, {own}_x : vector<64xi32>",
+    ]
+    for i in range(4):
+        lanes = ", ".join(str(4 * lane + i) for lane in range(16))
+        sum_ = result if i == 3 else f"{own}_s{i}"
+        lines.append(f"{own}_l{i} = vector.shuffle {own}_p, {own}_p [{lanes}] : vector<64xi32>, vector<64xi32>")
+        lines.append(f"{sum_} = arith.addi {total}, {own}_l{i} : vector<16xi32>")
+        total = sum_
+    return "\n".join(lines)
+
+
 def software(text: str) -> str:
-    """The kernel with its tile intrinsics replaced by calls of the library."""
+    """The kernel with its intrinsics replaced: those of tiles by calls of the library, VNNI by vector operations."""
+    vnni = r'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.avx512\.vpdpbusd\.512"\((%[\w#]+), (%[\w#]+), (%[\w#]+)\) : .*'
+    text = re.sub(vnni, _vnni_in_software, text)
     calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)
     return DECLARATIONS + calls.replace("!llvm.x86_amx", "i64")
 

@@ -57,8 +57,17 @@ class EngineFlags:
     ] = None
     dtype: Annotated[
         str | None,
-        _engine("Of weights and KV pages: auto, bfloat16, float32. Default: auto, the checkpoint's.", "TYPE"),
+        _engine("Of the model: auto, bfloat16, float32. Default: auto, the checkpoint's.", "TYPE"),
     ] = None
+    quantization: Annotated[
+        str | None,
+        _engine(
+            "Turn float weights into integers: int8, int4 (a scale for each 128 weights), int4-g64, int4-g32. "
+            "Default: as in the checkpoint.",
+            "MODE",
+        ),
+    ] = None
+    kv_dtype: Annotated[str | None, _engine("Of KV pages: auto, int8. Default: auto, the model's.", "TYPE")] = None
     max_model_len: Annotated[
         int | None, _engine("Context length: most tokens of prompt and answer. Default: the model's.", "TOKENS", min=1)
     ] = None

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from quire.protocol.messages import SamplingParams
 
 # Flags whose names differ from those of `LLM`, which are vLLM's.
-NAMES = {"page_size": "block_size", "kv_memory": "kv_cache_memory_bytes", "address": "engine_address"}
+NAMES = {
+    "page_size": "block_size",
+    "kv_memory": "kv_cache_memory_bytes",
+    "kv_dtype": "kv_cache_dtype",
+    "address": "engine_address",
+}
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

@@ -10,7 +10,7 @@ l = fma(l, a, l_b c). The output is O / l. A block in which a row has no valid t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.kv import KV_TILE, Heads
@@ -33,7 +33,8 @@ def tokens_per_entry(group: int) -> int:
 
 @dataclass(frozen=True)
 class Frame:
-    """The stack of one work item: scores or probabilities, output, and per-row state, all f32 but bf16 `p` for AMX."""
+    """The stack of one work item: scores or probabilities, output, per-row state, and the scales of int8 K and V of a
+    block's tokens. All f32 but bf16 `p` for AMX."""
 
     u: Value
     p: Value
@@ -42,6 +43,7 @@ class Frame:
     l: Value  # noqa: E741  the usual name of the softmax denominator
     a: Value
     c: Value
+    scales: Value
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Attention:
 
     def emit(self, products: Products) -> str:
         """The kernel as MLIR text."""
+        products = replace(products, numbers=products.numbers.kv)
         b = Builder(self.name)
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         frame = self._frame(b, products)
@@ -89,7 +92,13 @@ class Attention:
         rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
         u = b.scratch(rows * BLOCK_TOKENS * 4)
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.uses_tiles else u
-        return Frame(u, p, b.scratch(rows * self.heads.blocks * BLOCK * 4), *(b.scratch(rows * 4) for _ in range(4)))
+        return Frame(
+            u,
+            p,
+            b.scratch(rows * self.heads.blocks * BLOCK * 4),
+            *(b.scratch(rows * 4) for _ in range(4)),
+            b.scratch(2 * BLOCK_TOKENS * 4),
+        )
 
     def _attend(self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame) -> None:
         h, numbers = self.heads, products.numbers
@@ -111,6 +120,8 @@ class Attention:
         with b.loop(first, (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS) as block:
             start = block.index * BLOCK_TOKENS
             count = ((context - start + (KV_TILE - 1)) // KV_TILE).min(BLOCK_TOKENS // KV_TILE)
+            if numbers.integer_kv:
+                self._copy_scales(b, products, entry, tiles, start // KV_TILE, count, frame)
             self._scores(b, products, entry, q, rows, tiles, start // KV_TILE, count, frame)
             with b.loop(0, rows) as row:
                 self._softmax(b, products, frame, row.index, entry.position + row.index // h.group - start, count)
@@ -121,7 +132,19 @@ class Attention:
         page = b.convert("arith.extui", b.load(entry.pages, number // self.page_tiles * 4, I32), I64)
         tile = page * self.page_tiles + number % self.page_tiles if self.page_tiles > 1 else page
         base = b.address(tiles, tile * self.heads.tile_bytes(products.numbers))
-        return b.address(base, entry.kv_head * (self.heads.blocks * products.numbers.block_bytes))
+        return b.address(base, entry.kv_head * self.heads.head_bytes(products.numbers))
+
+    def _copy_scales(
+        self, b: Builder, products: Products, entry: Entry, tiles: Value, first: Value, count: Value, frame: Frame
+    ) -> None:
+        """The scales of the block's keys, then of its values, each [256], from where they lie in their tiles."""
+        h, numbers = self.heads, products.numbers
+        with b.loop(0, count) as tile:
+            keys = self._tile(b, products, entry, tiles, first + tile.index)
+            for source, target in ((0, 0), (h.value_offset(numbers), BLOCK_TOKENS * 4)):
+                for part in (0, 64):
+                    value = b.load(keys, source + h.scales_offset(numbers) + part, VF32, 64)
+                    b.store(value, frame.scales, tile.index * (KV_TILE * 4) + (target + part), 64)
 
     def _scores(
         self, b: Builder, products: Products, entry: Entry, q: Operand, rows: Value, tiles: Value, first: Value,
@@ -135,7 +158,10 @@ class Attention:
             def sink(row: Value, values: Sequence[Value]) -> None:
                 at = b.address(frame.u, (row * BLOCK_TOKENS + tile.index * KV_TILE) * 4)
                 for i, value in enumerate(values):
-                    b.store(value * factor, at, 64 * i, 64)
+                    scale = factor
+                    if products.numbers.integer_kv:
+                        scale = factor * b.load(frame.scales, tile.index * (KV_TILE * 4) + 64 * i, VF32, 64)
+                    b.store(value * scale, at, 64 * i, 64)
 
             size = products.numbers.block_bytes
             products.emit(b, q, rows, self.heads.blocks, lambda j: b.address(keys, j * size), sink)
@@ -163,8 +189,10 @@ class Attention:
         with b.loop(0, count * 2, state=[b.constant(0.0, VF32)]) as group:
             weight = round_activation(b, products.numbers, exp2(b, b.load(u, group.index * 64, VF32, 64) - shift))
             weight = b.select(valid(group.index), weight, 0.0)
-            store_activation(b, products.numbers, weight, p, group.index * (16 * p_bytes))
             group.carry(group.state[0] + weight)
+            if products.numbers.integer_kv:
+                weight = weight * b.load(frame.scales, group.index * 64 + BLOCK_TOKENS * 4, VF32, 64)
+            store_activation(b, products.numbers, weight, p, group.index * (16 * p_bytes))
         l_block = b.fold_lanes(group.results[0], lambda left, right: left + right)
         at = row * 4
         m = b.load(frame.m, at, F32)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from quire.kernels.emit.value import (
     BF16,
+    F16,
     F32,
     I1,
     I64,
@@ -21,6 +22,7 @@ from quire.kernels.emit.value import (
     Loop,
     Value,
     element_of,
+    lanes_of,
     vector,
     with_element,
 )
@@ -57,7 +59,7 @@ class Builder:
         """A constant, a splat when `type_` is a vector."""
         key = (value, type_)
         if key not in self._constants:
-            literal = f"{float(value):.17e}" if element_of(type_) in (F32, BF16) else str(int(value))
+            literal = f"{float(value):.17e}" if element_of(type_) in (F32, F16, BF16) else str(int(value))
             attribute = f"dense<{literal}> : {type_}" if type_.startswith("vector") else f"{literal} : {type_}"
             name = f"%c{len(self._constants)}"
             self._entry.append(f"{name} = arith.constant {attribute}")
@@ -129,9 +131,31 @@ class Builder:
         while width > 1:
             width //= 2
             value = combine(self._slice(value, 0, width), self._slice(value, width, width))
-        result = Value(self, self._name(), F32)
-        self.emit(f"{result.name} = vector.extract {value.name}[0] : f32 from {value.type}")
+        result = Value(self, self._name(), element_of(value.type))
+        self.emit(f"{result.name} = vector.extract {value.name}[0] : {result.type} from {value.type}")
         return result
+
+    def half(self, value: Value, number: int) -> Value:
+        """The lower (0) or upper (1) half of a vector's lanes."""
+        width = lanes_of(value.type) // 2
+        return self._slice(value, number * width, width)
+
+    def join(self, low: Value, high: Value) -> Value:
+        """One vector of the lanes of two."""
+        lanes = 2 * lanes_of(low.type)
+        result = Value(self, self._name(), vector(element_of(low.type), lanes))
+        mask = ", ".join(str(i) for i in range(lanes))
+        self.emit(f"{result.name} = vector.shuffle {low.name}, {high.name} [{mask}] : {low.type}, {high.type}")
+        return result
+
+    def lanes_as(self, value: Value, element: str) -> Value:
+        """The same bits as lanes of an integer type of another width."""
+        lanes = lanes_of(value.type) * int(element_of(value.type)[1:]) // int(element[1:])
+        return self.convert("vector.bitcast", value, vector(element, lanes))
+
+    def shift_right_signed(self, value: Value, bits: int) -> Value:
+        """An arithmetic shift."""
+        return self.op("arith.shrsi", [value, self.constant(bits, value.type)], value.type)
 
     def _slice(self, value: Value, start: int, width: int) -> Value:
         result = Value(self, self._name(), vector(element_of(value.type), width))
@@ -190,16 +214,20 @@ class Builder:
         self._entry.append(f"{name} = llvm.alloca {count.name} x i8 {{alignment = 64 : i64}} : (i64) -> {PTR}")
         return Value(self, name, PTR)
 
-    def intrinsic(self, name: str, operands: Sequence[Value], type_: str | None) -> Value | None:
-        """A call of the LLVM intrinsic `name`."""
-        types = ", ".join(v.type for v in operands)
-        call = f'llvm.call_intrinsic "{name}"({", ".join(v.name for v in operands)}) : ({types})'
-        if type_ is None:
-            self.emit(f"{call} -> ()")
-            return None
+    def call(self, name: str, operands: Sequence[Value], type_: str) -> Value:
+        """A call of the LLVM intrinsic `name`, and what it returns."""
         result = Value(self, self._name(), type_)
-        self.emit(f"{result.name} = {call} -> {type_}")
+        self.emit(f"{result.name} = {self._call_text(name, operands)} -> {type_}")
         return result
+
+    def call_void(self, name: str, operands: Sequence[Value]) -> None:
+        """A call of the LLVM intrinsic `name`, which returns nothing."""
+        self.emit(f"{self._call_text(name, operands)} -> ()")
+
+    @staticmethod
+    def _call_text(name: str, operands: Sequence[Value]) -> str:
+        types = ", ".join(v.type for v in operands)
+        return f'llvm.call_intrinsic "{name}"({", ".join(v.name for v in operands)}) : ({types})'
 
     # Control flow
 
@@ -221,6 +249,13 @@ class Builder:
             self.emit(f"scf.yield {', '.join(v.name for v in loop.next_values)} : {types}")
         self.emit("}")
         loop.results = [Value(self, f"{name}#{i}", v.type) for i, v in enumerate(state)]
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """What is emitted inside runs only if the condition holds."""
+        self.emit(f"scf.if {condition.name} {{")
+        yield
+        self.emit("}")
 
     @contextmanager
     def items(self) -> Iterator[Value]:

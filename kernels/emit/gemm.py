@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up, store_activation, tiled_offset
+from quire.kernels.emit.integers import IntegerProducts
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, round_up, store_activation, tiled_offset
 from quire.kernels.emit.math import ACTIVATIONS
-from quire.kernels.emit.products import Operand, Products
+from quire.kernels.emit.products import Operand, Products, RowSink
 from quire.kernels.emit.value import VF32, Value
 
 ROWS_PER_ITEM = 64
@@ -24,7 +25,8 @@ class Gemm:
 
     `epilogue`: `store` writes f32 `y[m, n]`, row-major with n rounded up to 32; `add` adds to it; `activation` writes
     `act(y)` as tiled activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes
-    `act(gate) * up` as tiled activations of n / 2 columns.
+    `act(gate) * up` as tiled activations of n / 2 columns. `integers`: the format of the weights if they are integers;
+    x is then quantised for it.
     """
 
     name: str
@@ -34,31 +36,42 @@ class Gemm:
     bias: bool = False
     activation: str = ""
     rows: int = 0
+    integers: IntegerFormat | None = None
 
     def emit(self, products: Products) -> str:
         """The kernel as MLIR text."""
         b = Builder(self.name)
-        numbers = products.numbers
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
-        blocks = round_up(self.k, BLOCK) // BLOCK
-        panel_bytes = TILE_ROWS * BLOCK * numbers.activation_bytes
         rows = b.dim(self.rows)
         groups = (rows + (ROWS_PER_ITEM - 1)) // ROWS_PER_ITEM
         with b.items() as item:
             column_block = item // groups
             first = item % groups * ROWS_PER_ITEM
-            columns = b.address(w, column_block * (blocks * numbers.block_bytes))
             with b.loop(first, (first + ROWS_PER_ITEM).min(rows), TILE_ROWS) as panel:
-                base = b.address(x, panel.index // TILE_ROWS * (blocks * panel_bytes))
-                operand = Operand(base, BLOCK * numbers.activation_bytes, panel_bytes)
-                count = (rows - panel.index).min(TILE_ROWS)
 
                 def sink(row: Value, values: Sequence[Value], panel_row: Value = panel.index) -> None:
                     self._finish(b, products, y, bias, panel_row + row, column_block, values)
 
-                products.emit(b, operand, count, blocks, lambda j: b.address(columns, j * numbers.block_bytes), sink)
+                self._multiply(b, products, x, w, panel.index // TILE_ROWS, (rows - panel.index).min(TILE_ROWS),
+                               column_block, sink)  # fmt: skip
         return b.text()
+
+    def _multiply(
+        self, b: Builder, products: Products, x: Value, w: Value, panel: Value, rows: Value, block: Value, sink: RowSink
+    ) -> None:
+        """Feeds `sink` with the first `rows` rows of panel number `panel` of x times block number `block` of w."""
+        if self.integers is not None:
+            base = b.address(x, panel * self.integers.panel_bytes(self.k))
+            columns = b.address(w, block * self.integers.block_bytes(self.k))
+            IntegerProducts(products.isa, self.integers, self.k).emit(b, base, rows, columns, sink)
+            return
+        numbers = products.numbers
+        blocks = round_up(self.k, BLOCK) // BLOCK
+        panel_bytes = TILE_ROWS * BLOCK * numbers.activation_bytes
+        operand = Operand(b.address(x, panel * (blocks * panel_bytes)), BLOCK * numbers.activation_bytes, panel_bytes)
+        columns = b.address(w, block * (blocks * numbers.block_bytes))
+        products.emit(b, operand, rows, blocks, lambda j: b.address(columns, j * numbers.block_bytes), sink)
 
     def _finish(
         self, b: Builder, products: Products, y: Value, bias: Value | None, row: Value, block: Value,

@@ -2,7 +2,8 @@
 
 Tokens stand in KV tiles of 32; a page is one or more tiles. A tile holds K of every KV head, then V of every KV head.
 K of a head is a packed matrix of 32 columns (tokens) by head_dim; V is one of head_dim columns by 32 (tokens): both are
-read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros.
+read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros. int8 K, and V, of a
+head are followed by the f32 scales of the 32 tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Numbers, round_activation, round_up, store_activation
-from quire.kernels.emit.math import round_bf16, rsqrt
-from quire.kernels.emit.value import BF16, F32, I16, I32, I64, VF32, Value, vector
+from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
+from quire.kernels.emit.value import BF16, F32, I16, I32, I64, VF32, VI32, Value, vector
 
 KV_TILE = 32
 """Tokens of a KV tile."""
@@ -40,9 +41,17 @@ class Heads:
         """Bytes of one KV tile of one layer."""
         return 2 * self.value_offset(numbers)
 
+    def head_bytes(self, numbers: Numbers) -> int:
+        """Bytes of K, or of V, of one head in a KV tile."""
+        return self.scales_offset(numbers) + (KV_TILE * 4 if numbers.integer_kv else 0)
+
+    def scales_offset(self, numbers: Numbers) -> int:
+        """Where the scales of int8 K or V begin, in bytes."""
+        return self.blocks * numbers.kv.block_bytes
+
     def value_offset(self, numbers: Numbers) -> int:
         """Where V begins in a KV tile, in bytes."""
-        return self.kv * self.blocks * numbers.block_bytes
+        return self.kv * self.head_bytes(numbers)
 
     def query_bytes(self, numbers: Numbers) -> int:
         """Bytes of one query head of one token."""
@@ -84,7 +93,7 @@ class SplitHeads:
                 self._store_query(b, numbers, head, b.address(queries, at * h.query_bytes(numbers)))
             with b.loop(0, h.kv) as k:
                 self._prepare(b, row, k.index + h.query, position, head, 1)
-                base = b.address(tile, k.index * (h.blocks * numbers.block_bytes))
+                base = b.address(tile, k.index * h.head_bytes(numbers))
                 self._store_key(b, numbers, head, base, place)
                 source = b.address(row, (k.index + (h.query + h.kv)) * (h.dim * 4))
                 self._store_value(b, numbers, source, b.address(base, h.value_offset(numbers)), place)
@@ -129,6 +138,9 @@ class SplitHeads:
 
     def _store_key(self, b: Builder, numbers: Numbers, head: Value, base: Value, place: Value) -> None:
         """K is read in pairs of d by 16 tokens: this token's column is strewn, 4 bytes a pair."""
+        if numbers.integer_kv:
+            self._store_integer_key(b, numbers, head, base, place)
+            return
         column = b.address(base, place // TILE_ROWS * numbers.tile_bytes + place % TILE_ROWS * 4)
         with b.loop(0, self.heads.dim // 2) as pair:
             even, odd = (b.load(head, pair.index * 8 + 4 * i, F32) for i in range(2))
@@ -143,7 +155,13 @@ class SplitHeads:
 
     def _store_value(self, b: Builder, numbers: Numbers, source: Value, base: Value, place: Value) -> None:
         """V is read in pairs of tokens by 16 d."""
-        if numbers.weights == BF16:
+        if numbers.integer_kv:
+            factor = b.broadcast(self._store_scale(b, numbers, source, base, place))
+            line = b.address(base, place // 2 * 32 + place % 2 * 16)
+            with b.loop(0, self.heads.dim // 16) as part:
+                values = nearest_int8(b, b.load(source, part.index * 64, VF32, 4) * factor)
+                b.store(values, line, part.index * numbers.kv.tile_bytes, 16)
+        elif numbers.weights == BF16:
             line = b.address(base, place // 2 * 64 + place % 2 * 2)
             with b.loop(0, self.heads.dim) as d:
                 bits = round_bf16(b, b.load(source, d.index * 4, F32)) >> 16
@@ -154,3 +172,19 @@ class SplitHeads:
             with b.loop(0, self.heads.dim // 16) as part:
                 value = round_activation(b, numbers, b.load(source, part.index * 64, VF32, 4))
                 b.store(value, line, part.index * numbers.tile_bytes, 64)
+
+    def _store_scale(self, b: Builder, numbers: Numbers, source: Value, base: Value, place: Value) -> Value:
+        """Stores the scale of one token's K or V, and returns the factor that divides by it."""
+        with b.loop(0, self.heads.dim // 16, state=[b.constant(0, VI32)]) as part:
+            part.carry(magnitude_bits(b, b.load(source, part.index * 64, VF32, 4)).max(part.state[0]))
+        largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
+        scale, inverse = int8_scale(b, largest)
+        b.store(scale, base, place * 4 + self.heads.scales_offset(numbers))
+        return inverse
+
+    def _store_integer_key(self, b: Builder, numbers: Numbers, head: Value, base: Value, place: Value) -> None:
+        factor = self._store_scale(b, numbers, head, base, place)
+        column = b.address(base, place // TILE_ROWS * numbers.kv.tile_bytes + place % TILE_ROWS)
+        with b.loop(0, self.heads.dim) as d:
+            value = nearest_int8(b, b.load(head, d.index * 4, F32) * factor)
+            b.store(value, column, d.index // BLOCK * numbers.kv.block_bytes + d.index % BLOCK * 16)

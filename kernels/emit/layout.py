@@ -3,25 +3,33 @@
 Packed matrix `w[n, k]` (weights, and K and V in their pages): blocks of 32 columns n by 32 of k, each of two tiles of
 16 columns; a tile holds 16 pairs of k, each pair 16 columns by (even k, odd k). In bf16 a pair is one 64-byte line,
 AMX's B operand: `[n/32][k/32][2][16 pairs][16 n][2 k]`. In f32 the even and odd halves lie apart, so that both load as
-whole vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`.
+whole vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`. int8, in KV pages, lies as f32 does.
 
 Activations `x[m, k]` that feed a product are tiled `[m/16][k/32][16][32]`, AMX's A operand.
+
+Packed integers: blocks of 32 columns n, each a run of groups along k; a group holds the scales of its 32 columns, their
+zero points if it has any, then its values as lines of 64 bytes, two tiles of 16 columns in turn: `[k/4][2][16 n][4 k]`
+bytes for int8, `[k/8][2][16 n][4 bytes]` for int4, where a byte holds k in its low and k + 4 in its high half. This is
+the operand of VNNI and, with a stride of 128 bytes, of AMX. Values are offset binary: w = (value - zero) * scale.
+
+Quantised activations: panels of 16 rows; a panel holds `[k/64][16][64]` int8, then for each group the scales (f32) and
+the sums (int32) of its 16 rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.math import round_bf16, to_bf16_bits
-from quire.kernels.emit.value import BF16, F32, I32, VF32, VI32, Value
+from quire.kernels.emit.value import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Value, vector, with_element
 
 BLOCK = 32
 """Columns of a packed block, and the k of one accumulation of the numeric contract."""
 TILE_ROWS = 16
 PAIRS = 16
 
-ELEMENT_BYTES = {BF16: 2, F32: 4}
+ELEMENT_BYTES = {I8: 1, BF16: 2, F32: 4}
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -35,12 +43,19 @@ class Numbers:
 
     `weights`: how packed matrices and KV pages are stored. `rounding`: what activations are rounded to before a product
     (bf16, or f32 for none). `activations`: how the rounded values are stored; f32 where products are FMAs, so that
-    they load by broadcast, bf16 where they are AMX tiles.
+    they load by broadcast, bf16 where they are AMX tiles. `integer_kv`: KV pages hold int8, with a scale for each token
+    and head.
     """
 
     weights: str
     rounding: str
     activations: str
+    integer_kv: bool = False
+
+    @property
+    def kv(self) -> Numbers:
+        """The formats of products with KV pages."""
+        return replace(self, weights=I8) if self.integer_kv else self
 
     @property
     def tile_bytes(self) -> int:
@@ -58,11 +73,67 @@ class Numbers:
         return ELEMENT_BYTES[self.activations]
 
 
+@dataclass(frozen=True)
+class IntegerFormat:
+    """How a matrix of integers is stored: `bits` 4 or 8; `group` elements of k share a scale, 0 for all of a column;
+    with `zeros` each group has its own zero point, else it is the middle of the range.
+
+    The scales of groups are f16, those of whole columns f32.
+    """
+
+    bits: int
+    group: int = 0
+    zeros: bool = False
+
+    @property
+    def middle(self) -> int:
+        """The value that stands for 0 where there are no zero points."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def line_depth(self) -> int:
+        """Elements of k in one line."""
+        return 32 // self.bits
+
+    def span(self, k: int) -> int:
+        """Elements of k that share a scale."""
+        return self.group or round_up(k, 64)
+
+    def depth(self, k: int) -> int:
+        """k as stored: whole groups, and whole lines of quantised activations."""
+        return round_up(k, max(64, self.group))
+
+    def groups(self, k: int) -> int:
+        """Groups along k."""
+        return self.depth(k) // self.span(k)
+
+    @property
+    def header_bytes(self) -> int:
+        """Scales and zero points of a group."""
+        return BLOCK * (2 if self.group else 4) + (BLOCK * 2 if self.zeros else 0)
+
+    def group_bytes(self, k: int) -> int:
+        """Bytes of one group of a block of 32 columns."""
+        return self.header_bytes + self.span(k) * BLOCK * self.bits // 8
+
+    def block_bytes(self, k: int) -> int:
+        """Bytes of a block of 32 columns."""
+        return self.groups(k) * self.group_bytes(k)
+
+    def panel_bytes(self, k: int) -> int:
+        """Bytes of 16 rows of quantised activations."""
+        return TILE_ROWS * self.depth(k) + self.groups(k) * 2 * TILE_ROWS * 4
+
+
 def load_pair(b: Builder, numbers: Numbers, tile: Value, pair: Value) -> tuple[Value, Value]:
     """The even and the odd k of one pair of a tile, for its 16 columns, as f32 lanes."""
     if numbers.weights == F32:
         base = b.address(tile, pair * 128)
         return b.load(base, 0, VF32, 64), b.load(base, 64, VF32, 64)
+    if numbers.weights == I8:
+        halves = (b.load(tile, pair * 32 + offset, vector(I8), 16) for offset in (0, 16))
+        even, odd = (b.convert("arith.sitofp", b.convert("arith.extsi", half, VI32), VF32) for half in halves)
+        return even, odd
     both = b.load(tile, pair * 64, VI32, 64)
     return (both << 16).bitcast(F32), (both & -65536).bitcast(F32)
 
@@ -79,6 +150,14 @@ def store_activation(b: Builder, numbers: Numbers, value: Value, base: Value, of
         b.store(to_bf16_bits(b, value), base, offset, 4)
     else:
         b.store(round_activation(b, numbers, value), base, offset, 4)
+
+
+def load_activation(b: Builder, numbers: Numbers, base: Value, offset: Value, lanes: int = LANES) -> Value:
+    """Activations as f32 lanes; one of them as a scalar."""
+    if numbers.activations == F32:
+        return b.load(base, offset, vector(F32, lanes) if lanes > 1 else F32, 4)
+    bits = b.load(base, offset, vector(I16, lanes) if lanes > 1 else I16, 2)
+    return (b.convert("arith.extui", bits, with_element(bits.type, I32)) << 16).bitcast(F32)
 
 
 def round_activation(b: Builder, numbers: Numbers, value: Value) -> Value:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.value import F32, I16, I32, Value, with_element
+from quire.kernels.emit.value import F32, I8, I16, I32, Value, with_element
 
 LOG2_E = math.log2(math.e)
 
@@ -95,6 +95,24 @@ def to_bf16_bits(b: Builder, x: Value) -> Value:
     """x rounded to bf16, as i16 lanes."""
     bits = round_bf16(b, x) >> 16
     return b.convert("arith.trunci", bits, with_element(bits.type, I16))
+
+
+def magnitude_bits(b: Builder, x: Value) -> Value:
+    """The bits of |x|: as integers they order as the magnitudes do, NaN above all."""
+    return x.bitcast(I32) & 0x7FFFFFFF
+
+
+def int8_scale(b: Builder, largest: Value) -> tuple[Value, Value]:
+    """The scale that maps magnitudes up to `largest` to 127, and the factor that divides by it; 0 where all is tiny."""
+    tiny = largest < 1e-30
+    zero = b.constant(0.0, F32)
+    return b.select(tiny, zero, largest / 127.0), b.select(tiny, zero, b.constant(127.0, F32) / largest)
+
+
+def nearest_int8(b: Builder, x: Value) -> Value:
+    """x, at most 127 in magnitude, as the nearest int8, ties to even: adding 1.5 * 2^23 leaves it in the low bits."""
+    bits = (x + 12582912.0).bitcast(I32)
+    return b.convert("arith.trunci", bits, with_element(bits.type, I8))
 
 
 def rsqrt(b: Builder, x: Value) -> Value:

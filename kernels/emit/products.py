@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, Numbers, load_pair
-from quire.kernels.emit.value import F32, I16, I64, TILE, VF32, Value
+from quire.kernels.emit.value import F32, I8, I16, I32, I64, TILE, VF32, Value
 
 PREFETCH_BYTES = 4096
 """How far ahead of use a weight is called for. 1 to 8 KB do equally well; without it decode has 2/3 of the speed."""
@@ -21,7 +21,8 @@ RowSink = Callable[[Value, Sequence[Value]], None]
 """Takes a row number and its two vectors of 16 columns."""
 
 
-ROW_CHUNKS = {"amx": (8, 4, 2, 1), "avx512": (8, 4, 2, 1), "avx2": (2, 1)}
+_MANY, _FEW = (8, 4, 2, 1), (2, 1)
+ROW_CHUNKS = {"amx": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": _FEW}
 """Rows that are computed at once, as many as the registers hold, and how the rest is cut."""
 
 PAIRS_A_TURN = 4
@@ -115,8 +116,9 @@ class Products:
 
     def _load(self, b: Builder, tile: Value, pair: Value) -> tuple[Value, Value]:
         """A pair of the tile, with a call for what comes PREFETCH_BYTES later."""
-        for line in range(0, self.numbers.tile_bytes // PAIRS, 64):
-            b.prefetch(tile, pair * (self.numbers.tile_bytes // PAIRS) + (PREFETCH_BYTES + line))
+        pair_bytes = self.numbers.tile_bytes // PAIRS
+        for line in range(0, pair_bytes, 64):
+            b.prefetch(tile, pair * pair_bytes + (PREFETCH_BYTES + line))
         return load_pair(b, self.numbers, tile, pair)
 
     def _emit_tiles(
@@ -133,27 +135,31 @@ class Products:
         result = b.scratch(2 * TILE_ROWS * 64)
         with b.loop(0, rows, TILE_ROWS) as panel:
             base = b.address(x.base, panel.index * x.row_bytes)
-            zeros = [self._tile(b, "tilezero.internal", [height, width]) for _ in range(2)]
+            zeros = [b.call("llvm.x86.tilezero.internal", [height, width], TILE) for _ in range(2)]
             with b.loop(0, blocks, state=zeros) as block:
                 values = b.address(base, block.index * x.block_bytes)
-                a = self._tile(b, "tileloadd64.internal", [height, width, values, b.constant(x.row_bytes, I64)])
+                a = b.call("llvm.x86.tileloadd64.internal", [height, width, values, b.constant(x.row_bytes, I64)], TILE)
                 tiles = block_at(block.index)
                 line = b.constant(64, I64)
                 sums = []
                 for column, total in enumerate(block.state):
-                    at = b.address(tiles, column * self.numbers.tile_bytes)
-                    w = self._tile(b, "tileloadd64.internal", [height, width, at, line])
-                    sums.append(self._tile(b, "tdpbf16ps.internal", [height, width, width, total, a, w]))
+                    at = self._bf16_tile(b, b.address(tiles, column * self.numbers.tile_bytes))
+                    w = b.call("llvm.x86.tileloadd64.internal", [height, width, at, line], TILE)
+                    sums.append(b.call("llvm.x86.tdpbf16ps.internal", [height, width, width, total, a, w], TILE))
                 block.carry(*sums)
             for column, total in enumerate(block.results):
                 at = b.address(result, column * 64)
-                b.intrinsic("llvm.x86.tilestored64.internal", [height, width, at, b.constant(128, I64), total], None)
+                b.call_void("llvm.x86.tilestored64.internal", [height, width, at, b.constant(128, I64), total])
             with b.loop(0, (rows - panel.index).min(TILE_ROWS)) as row:
                 vectors = [b.load(b.address(result, row.index * 128), 64 * c, VF32, 64) for c in range(2)]
                 sink(panel.index + row.index, vectors)
 
-    def _tile(self, b: Builder, name: str, operands: Sequence[Value]) -> Value:
-        tile = b.intrinsic(f"llvm.x86.{name}", operands, TILE)
-        if tile is None:
-            raise TypeError(f"{name} returns no tile")
-        return tile
+    def _bf16_tile(self, b: Builder, tile: Value) -> Value:
+        """The tile as AMX reads it: int8, which bf16 holds exactly, is unpacked."""
+        if self.numbers.weights != I8:
+            return tile
+        unpacked = b.scratch(TILE_ROWS * 64)
+        with b.loop(0, PAIRS) as pair:
+            even, odd = (value.bitcast(I32) for value in load_pair(b, self.numbers, tile, pair.index))
+            b.store(even >> 16 | odd, unpacked, pair.index * 64, 64)
+        return unpacked

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from quire.kernels.emit.builder import Builder
 
 I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
-BF16, F32 = "bf16", "f32"
+BF16, F16, F32 = "bf16", "f16", "f32"
 PTR = "!llvm.ptr"
 TILE = "!llvm.x86_amx"
 
@@ -30,6 +30,11 @@ def element_of(type_: str) -> str:
     return type_[:-1].split("x", 1)[1] if type_.startswith("vector<") else type_
 
 
+def lanes_of(type_: str) -> int:
+    """The lanes of a vector type."""
+    return int(type_.removeprefix("vector<").split("x", 1)[0])
+
+
 def with_element(type_: str, element: str) -> str:
     """`type_` with its element type replaced."""
     return type_.replace(element_of(type_), element)
@@ -46,7 +51,7 @@ class Value:
     @property
     def is_float(self) -> bool:
         """Whether the elements are floats."""
-        return element_of(self.type) in (F32, BF16)
+        return element_of(self.type) in (F32, F16, BF16)
 
     def _binary(self, float_op: str, int_op: str, other: Value | int | float, swap: bool = False) -> Value:
         right = self.builder.as_value(other, self.type)
@@ -88,8 +93,8 @@ class Value:
         """Logical (unsigned) shift right."""
         return self._binary("", "shrui", other)
 
-    def __lt__(self, other: Value | int) -> Value:
-        return self.builder.compare("slt", self, other)
+    def __lt__(self, other: Value | int | float) -> Value:
+        return self.builder.compare("olt" if self.is_float else "slt", self, other)
 
     def __le__(self, other: Value | int) -> Value:
         return self.builder.compare("sle", self, other)

@@ -60,26 +60,28 @@ def build_decoder(p: PlanBuilder, config: ModelConfig, variant: Variant) -> None
     heads, activation = heads_of(config), activation_of(config, "hidden_act", "silu")
     rope = Rope.from_config(config, heads.dim)
     query, kv = heads.query * heads.dim, heads.kv * heads.dim
-    state = p.embed("model.embed_tokens.weight", vocab, hidden)
+    tied = config.get("tie_word_embeddings", False)
+    state = p.embed("model.embed_tokens.weight", vocab, hidden, tied=tied)
     for i in range(config.size("num_hidden_layers")):
         layer = f"model.layers.{i}"
 
-        def tensors(*names: tuple[str, int], bias: bool, at: str = layer) -> Linear:
-            return Linear(tuple((f"{at}.{n}.weight", f"{at}.{n}.bias" if bias else "", size) for n, size in names))
+        def tensors(*names: tuple[str, int], bias: bool = False, interleaved: bool = False, at: str = layer) -> Linear:
+            parts = tuple((f"{at}.{n}.weight", f"{at}.{n}.bias" if bias else "", size) for n, size in names)
+            return Linear(parts, interleaved=interleaved)
 
-        x = p.norm(state, hidden, f"{layer}.input_layernorm.weight", epsilon)
-        projections = (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv))
-        qkv = p.linear(x, hidden, tensors(*projections, bias=variant.qkv_bias), "qkv")
+        projections = tensors(
+            ("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv), bias=variant.qkv_bias
+        )
+        x = p.norm(state, hidden, f"{layer}.input_layernorm.weight", epsilon, projections)
+        qkv = p.linear(x, projections, "qkv")
         norms = (f"{layer}.self_attn.q_norm.weight", f"{layer}.self_attn.k_norm.weight", epsilon)
         attended = p.attention(
             qkv, i, heads, rope=rope, window=variant.window(config, i), norms=norms if variant.head_norms else None
         )
-        p.add_linear(state, attended, query, tensors(("self_attn.o_proj", hidden), bias=variant.output_bias))
-        x = p.norm(state, hidden, f"{layer}.post_attention_layernorm.weight", epsilon)
-        gate = tensors(("mlp.gate_proj", inner), bias=variant.mlp_bias)
-        up = tensors(("mlp.up_proj", inner), bias=variant.mlp_bias)
-        inside = p.gated(x, hidden, gate, up, activation)
-        p.add_linear(state, inside, inner, tensors(("mlp.down_proj", hidden), bias=variant.mlp_bias))
-    normed = p.norm(state, hidden, "model.norm.weight", epsilon, head=True)
-    tied = config.get("tie_word_embeddings", False)
-    p.logits(normed, hidden, "model.embed_tokens.weight" if tied else "lm_head.weight")
+        p.add_linear(state, attended, tensors(("self_attn.o_proj", hidden), bias=variant.output_bias))
+        gate_and_up = tensors(("mlp.gate_proj", inner), ("mlp.up_proj", inner), bias=variant.mlp_bias, interleaved=True)
+        x = p.norm(state, hidden, f"{layer}.post_attention_layernorm.weight", epsilon, gate_and_up)
+        inside = p.gated(x, gate_and_up, activation)
+        p.add_linear(state, inside, tensors(("mlp.down_proj", hidden), bias=variant.mlp_bias))
+    normed = p.norm(state, hidden, "model.norm.weight", epsilon, None)
+    p.logits(normed, "model.embed_tokens.weight" if tied else "lm_head.weight")

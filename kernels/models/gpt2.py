@@ -6,7 +6,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.emit.kv import Heads
 from quire.kernels.errors import ModelError
 from quire.kernels.models.decoder import activation_of
-from quire.kernels.operands import Buffer, Linear
+from quire.kernels.operands import Activations, Linear
 from quire.kernels.plan import PlanBuilder
 
 
@@ -23,20 +23,21 @@ def build(p: PlanBuilder, config: ModelConfig) -> None:
     heads = Heads(num_heads, num_heads, hidden // num_heads)
     activation = activation_of(config, "activation_function", "gelu_new")
     positions = ("transformer.wpe.weight", config.size("n_positions"))
-    state = p.embed("transformer.wte.weight", vocab, hidden, positions)
+    tied = config.get("tie_word_embeddings", True)
+    state = p.embed("transformer.wte.weight", vocab, hidden, tied=tied, positions=positions)
 
-    def norm(name: str, head: bool = False) -> Buffer:
+    def norm(name: str, feeds: Linear | None) -> Activations:
         at = f"transformer.{name}"
-        return p.norm(state, hidden, f"{at}.weight", epsilon, bias=f"{at}.bias", mean=True, head=head)
+        return p.norm(state, hidden, f"{at}.weight", epsilon, feeds, bias=f"{at}.bias", mean=True)
 
     def linear(name: str, outputs: int) -> Linear:
         at = f"transformer.{name}"
         return Linear(((f"{at}.weight", f"{at}.bias", outputs),), transposed=True)
 
     for i in range(config.size("n_layer")):
-        qkv = p.linear(norm(f"h.{i}.ln_1"), hidden, linear(f"h.{i}.attn.c_attn", 3 * hidden), "qkv")
-        p.add_linear(state, p.attention(qkv, i, heads), hidden, linear(f"h.{i}.attn.c_proj", hidden))
-        inside = p.activated(norm(f"h.{i}.ln_2"), hidden, linear(f"h.{i}.mlp.c_fc", inner), activation)
-        p.add_linear(state, inside, inner, linear(f"h.{i}.mlp.c_proj", hidden))
-    tied = config.get("tie_word_embeddings", True)
-    p.logits(norm("ln_f", head=True), hidden, "transformer.wte.weight" if tied else "lm_head.weight")
+        projections, widening = linear(f"h.{i}.attn.c_attn", 3 * hidden), linear(f"h.{i}.mlp.c_fc", inner)
+        qkv = p.linear(norm(f"h.{i}.ln_1", projections), projections, "qkv")
+        p.add_linear(state, p.attention(qkv, i, heads), linear(f"h.{i}.attn.c_proj", hidden))
+        inside = p.activated(norm(f"h.{i}.ln_2", widening), widening, activation)
+        p.add_linear(state, inside, linear(f"h.{i}.mlp.c_proj", hidden))
+    p.logits(norm("ln_f", None), "transformer.wte.weight" if tied else "lm_head.weight")

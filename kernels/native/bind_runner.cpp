@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "bindings.h"
+#include "integers.h"
 #include "packing.h"
 #include "runner.h"
 
@@ -82,6 +83,40 @@ void pack_matrix(Runner& runner, Address target, const std::string& target_forma
        {reinterpret_cast<void*>(target), format_of(target_format), k_blocks}, first_tile, tile_step);
 }
 
+PackedIntegers packed_integers(Address target, int bits, std::int64_t group, bool zeros, std::int64_t k) {
+  if ((bits != 4 && bits != 8) || group < 0 || group % 32)
+    throw std::invalid_argument("integers of " + std::to_string(bits) + " bits in groups of " + std::to_string(group) +
+                                " can't be packed");
+  return {reinterpret_cast<std::byte*>(target), {bits, group, zeros}, k};
+}
+
+void quantize_matrix(Runner& runner, Address target, int bits, std::int64_t group, std::int64_t first_tile,
+                     std::int64_t tile_step, Address source, const std::string& source_format, std::int64_t n,
+                     std::int64_t k, std::int64_t n_stride, std::int64_t k_stride) {
+  nb::gil_scoped_release release;
+  quantize(runner.threads(),
+           {reinterpret_cast<const void*>(source), format_of(source_format), n, k, n_stride, k_stride},
+           packed_integers(target, bits, group, false, k), first_tile, tile_step);
+}
+
+template <class T>
+using Array = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void pack_integer_matrix(Runner& runner, Address target, int bits, std::int64_t group, std::int64_t first_tile,
+                         std::int64_t tile_step, Array<std::uint8_t> values, Array<float> scales,
+                         std::optional<Array<std::int16_t>> zeros) {
+  const auto n = static_cast<std::int64_t>(values.shape(0)), k = static_cast<std::int64_t>(values.shape(1));
+  const PackedIntegers packed = packed_integers(target, bits, group, zeros.has_value(), k);
+  const auto groups = static_cast<std::size_t>((k + packed.format.span(k) - 1) / packed.format.span(k));
+  if (scales.shape(0) != values.shape(0) || scales.shape(1) != groups ||
+      (zeros && (zeros->shape(0) != scales.shape(0) || zeros->shape(1) != groups)))
+    throw std::invalid_argument("scales and zeros must have a row for each column of the matrix, and " +
+                                std::to_string(groups) + " groups");
+  nb::gil_scoped_release release;
+  pack_integers(runner.threads(), {values.data(), scales.data(), zeros ? zeros->data() : nullptr, n, k}, packed,
+                first_tile, tile_step);
+}
+
 void bind_step(nb::class_<Runner>& runner) {
   runner
       .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
@@ -129,6 +164,11 @@ void bind_memory(nb::class_<Runner>& runner) {
       .def("pack", &pack_matrix, nb::arg("target"), nb::arg("target_format"), nb::arg("k_blocks"),
            nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("source"), nb::arg("source_format"), nb::arg("n"),
            nb::arg("k"), nb::arg("n_stride"), nb::arg("k_stride"))
+      .def("quantize", &quantize_matrix, nb::arg("target"), nb::arg("bits"), nb::arg("group"), nb::arg("first_tile"),
+           nb::arg("tile_step"), nb::arg("source"), nb::arg("source_format"), nb::arg("n"), nb::arg("k"),
+           nb::arg("n_stride"), nb::arg("k_stride"))
+      .def("pack_integers", &pack_integer_matrix, nb::arg("target"), nb::arg("bits"), nb::arg("group"),
+           nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("values"), nb::arg("scales"), nb::arg("zeros").none())
       .def_prop_ro("allocated_bytes", [](Runner& r) { return r.arena().allocated(); })
       .def_prop_ro("inputs", [](Runner& r) {
         const StepInputs& in = r.inputs();

@@ -128,6 +128,20 @@ Format format_of(const std::string& name) {
   throw std::invalid_argument("number format '" + name + "' is none of bf16, f16, f32");
 }
 
+void read_column(const MatrixView& source, std::int64_t n, float* column) {
+  auto read = [&]<class T>(T) {
+    for (std::int64_t k = 0; k < source.k; k++) column[k] = widen(element<T>(source, n, k));
+  };
+  switch (source.format) {
+    case Format::bf16:
+      return read(Bf16{});
+    case Format::f16:
+      return read(F16{});
+    case Format::f32:
+      return read(0.0f);
+  }
+}
+
 void pack(ThreadPool& pool, const MatrixView& source, const PackedMatrix& target, std::int64_t first_tile,
           std::int64_t tile_step) {
   if ((source.k + kBlock - 1) / kBlock > target.k_blocks)

@@ -20,6 +20,9 @@ struct MatrixView {
   std::int64_t n_stride, k_stride;
 };
 
+/// Writes w[n, 0 .. k) as f32.
+void read_column(const MatrixView& source, std::int64_t n, float* column);
+
 /// Where a packed matrix lies (its layout: emit/layout.py): bf16 or f32, `k_blocks` blocks of 32 along k.
 struct PackedMatrix {
   void* data;

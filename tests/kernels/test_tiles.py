@@ -13,10 +13,10 @@ from quire.kernels import host, options, runner
 Outputs = list[tuple[list[int], list[float]]]
 
 
-def generate(model: str, lengths: tuple[int, ...], chunk: int, isa: str | None) -> Outputs:
+def generate(model: str, lengths: tuple[int, ...], chunk: int, isa: str | None, **formats: str) -> Outputs:
     """Tokens and logprobs of 6 greedy steps after each prompt, all in one batch."""
     chosen = options.LoadOptions(
-        model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa
+        model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa, **formats
     )
     engine = runner.load_model(chosen)
     outputs: Outputs = []
@@ -49,15 +49,28 @@ def soft_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host, "choose_isa", soft_tiles.choose_amx)
 
 
-@pytest.mark.parametrize("chunk", [7, 512])
-def test_tiles_in_software_give_the_bits_of_fma(demo_model: Path, chunk: int, request: pytest.FixtureRequest) -> None:
-    lengths = (1, 2, 17, 70, 290)
-    expected = generate(str(demo_model), lengths, 512, "avx2")
+CASES: list[tuple[int, tuple[int, ...], dict[str, str]]] = [
+    (7, (1, 2, 17, 70, 290), {}),
+    (512, (1, 2, 17, 70, 290), {}),
+    (64, (1, 70), {"quantization": "int8", "kv_dtype": "int8"}),
+    (7, (1, 40), {"quantization": "int4"}),
+    (64, (1, 40), {"quantization": "int4-g32"}),
+]
+
+
+@pytest.mark.parametrize(("chunk", "lengths", "formats"), CASES)
+def test_tiles_in_software_give_the_bits_of_fma(
+    demo_model: Path, chunk: int, lengths: tuple[int, ...], formats: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    expected = generate(str(demo_model), lengths, 512, "avx2", **formats)
     request.getfixturevalue("soft_amx")
-    assert generate(str(demo_model), lengths, chunk, None) == expected
+    assert generate(str(demo_model), lengths, chunk, None, **formats) == expected
 
 
 @pytest.mark.skipif("amx" not in host.available_isas(), reason="this host has no AMX")
-def test_amx_gives_the_bits_of_fma(demo_model: Path) -> None:
-    lengths = (1, 2, 17, 70, 290, 700)
-    assert generate(str(demo_model), lengths, 512, "amx") == generate(str(demo_model), lengths, 512, "avx512")
+@pytest.mark.parametrize(("chunk", "lengths", "formats"), CASES)
+def test_amx_gives_the_bits_of_fma(
+    demo_model: Path, chunk: int, lengths: tuple[int, ...], formats: dict[str, str]
+) -> None:
+    model = str(demo_model)
+    assert generate(model, lengths, chunk, "amx", **formats) == generate(model, lengths, 512, "avx512", **formats)

@@ -1,0 +1,207 @@
+"""Products of integers: int8 rows times packed int8 or int4 columns, exact in int32, and scaled to f32.
+
+Per output and group g of k: `I = sum x (w - zero)` in int32, then `acc = fma(f32(I), sw[g, n] * sx[m, g], acc)`, g
+ascending, acc from 0. `I` is exact in any order, so every instruction set gives the same bits.
+
+Values of w are unsigned, those of x signed, as VNNI has it. The zero point enters as a start of `-zero * sum x`, which
+the quantisation of x has counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.layout import TILE_ROWS, IntegerFormat
+from quire.kernels.emit.products import PREFETCH_BYTES, RowSink
+from quire.kernels.emit.value import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Value, vector
+
+LINE = 64
+LINES_A_TURN = 4
+"""Lines of each tile for each turn of the innermost loop."""
+
+ROW_CHUNKS = {"amx": (8, 4, 2, 1), "avx512-vnni": (8, 4, 2, 1), "avx512": (4, 2, 1), "avx2-vnni": (2, 1), "avx2": (1,)}
+"""Rows that are computed at once, as many as the registers hold, and how the rest is cut."""
+
+LEAST_TILE_ROWS = 5
+"""From so many rows on, an AMX tile is worth its 16 rows."""
+
+
+@dataclass(frozen=True)
+class IntegerProducts:
+    """Emits products with columns of `k` elements, for one instruction set."""
+
+    isa: str
+    format: IntegerFormat
+    k: int
+
+    def emit(self, b: Builder, panel: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """Feeds `sink` with the first `rows` (at most 16) rows of a panel times a block of 32 columns."""
+        if self.isa != "amx":
+            self._emit_chunks(b, panel, rows, block, sink)
+            return
+        with b.when(rows < LEAST_TILE_ROWS):
+            self._emit_chunks(b, panel, rows, block, sink)
+        with b.when(rows >= LEAST_TILE_ROWS):
+            self._emit_tiles(b, panel, rows, block, sink)
+
+    # Rows times lines
+
+    def _emit_chunks(self, b: Builder, panel: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        done: Value = b.index(0)
+        for chunk in ROW_CHUNKS[self.isa]:
+            stop = done + (rows - done) // chunk * chunk
+            with b.loop(done, stop, chunk) as row:
+                self._chunk(b, panel, row.index, chunk, block, sink)
+            done = stop
+
+    def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value, sink: RowSink) -> None:
+        zero = b.constant(0.0, VF32)
+        with b.loop(0, self.format.groups(self.k), state=[zero] * (2 * chunk)) as group:
+            header = b.address(block, group.index * self.format.group_bytes(self.k))
+            scales = b.address(panel, self._scales_offset(group.index) + row * 4)
+            start = []
+            for r in range(chunk):
+                total = b.load(scales, TILE_ROWS * 4 + r * 4, I32)
+                start += self._start(b, header, b.broadcast(total))
+            sums = self._sums(b, panel, row, chunk, group.index, b.address(header, self.format.header_bytes), start)
+            factors = self._scales(b, header)
+            state = []
+            for i, (total, acc) in enumerate(zip(sums, group.state, strict=True)):
+                scale = b.broadcast(b.load(scales, i // 2 * 4, F32))
+                state.append(b.fma(b.convert("arith.sitofp", total, VF32), factors[i % 2] * scale, acc))
+            group.carry(*state)
+        for r in range(chunk):
+            sink(row + r, group.results[2 * r : 2 * r + 2])
+
+    def _scales_offset(self, group: Value) -> Value:
+        return group * (2 * TILE_ROWS * 4) + TILE_ROWS * self.format.depth(self.k)
+
+    def _start(self, b: Builder, header: Value, total: Value) -> list[Value]:
+        """-zero * sum x for the two tiles of a row."""
+        if not self.format.zeros:
+            return [total * -self.format.middle] * 2
+        at = self.format.header_bytes - LINE
+        zeros = [b.convert("arith.extsi", b.load(header, at + 32 * c, vector(I16), 32), VI32) for c in range(2)]
+        return [zero * total * -1 for zero in zeros]
+
+    def _scales(self, b: Builder, header: Value) -> list[Value]:
+        """The scales of the two tiles' columns in a group."""
+        if not self.format.group:
+            return [b.load(header, 64 * c, VF32, 64) for c in range(2)]
+        return [b.convert("arith.extf", b.load(header, 32 * c, vector(F16), 32), VF32) for c in range(2)]
+
+    def _sums(
+        self, b: Builder, panel: Value, row: Value, chunk: int, group: Value, lines: Value, start: Sequence[Value]
+    ) -> list[Value]:
+        """`start` plus the group's products: of each row, of each of its two tiles."""
+        span, depth = self.format.span(self.k), self.format.line_depth
+        step = min(span, LINE)  # elements of k that lie together in a panel
+        with b.loop(0, span // step, state=start) as part:
+            k = group * span + part.index * step
+            x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE + row * LINE)
+            at = b.address(lines, part.index * (step // depth * 2 * LINE))
+            with b.loop(0, step // depth, LINES_A_TURN, state=part.state) as turn:
+                state = list(turn.state)
+                for i in range(LINES_A_TURN):
+                    line = turn.index + i
+                    weights = [self._load(b, at, line, column) for column in range(2)]
+                    values = b.address(x, line * depth)
+                    for r in range(chunk):
+                        for part_of_line in range(depth // 4):
+                            quad = b.broadcast(b.load(values, r * LINE + part_of_line * 4, I32))
+                            for column in range(2):
+                                acc = 2 * r + column
+                                state[acc] = self._dot(b, state[acc], weights[column][part_of_line], quad)
+                turn.carry(*state)
+            part.carry(*turn.results)
+        return part.results
+
+    def _load(self, b: Builder, lines: Value, line: Value, column: int) -> list[Value]:
+        """One line as lanes of four unsigned bytes: of int4 its low and its high halves."""
+        offset = line * (2 * LINE) + column * LINE
+        b.prefetch(lines, offset + PREFETCH_BYTES)
+        value = b.load(lines, offset, VI32, 64)
+        return [value] if self.format.bits == 8 else [value & 0x0F0F0F0F, (value >> 4) & 0x0F0F0F0F]
+
+    def _dot(self, b: Builder, acc: Value, weights: Value, quad: Value) -> Value:
+        """acc + the sum over four bytes of unsigned `weights` times signed `quad`, in each lane."""
+        if self.isa in ("amx", "avx512-vnni"):
+            return b.call("llvm.x86.avx512.vpdpbusd.512", [acc, b.lanes_as(weights, I8), b.lanes_as(quad, I8)], VI32)
+        if self.isa == "avx512":
+            return acc + self._multiply_add(b, weights, quad, "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")
+        halves = []
+        for i in range(2):
+            total, w, x = (b.half(v, i) for v in (acc, weights, quad))
+            if self.isa == "avx2-vnni":
+                operands = [total, b.lanes_as(w, I8), b.lanes_as(x, I8)]
+                halves.append(b.call("llvm.x86.avx512.vpdpbusd.256", operands, total.type))
+            else:
+                halves.append(total + self._multiply_add(b, w, x, "avx2.pmadd.ub.sw", "avx2.pmadd.wd"))
+        return b.join(*halves)
+
+    def _multiply_add(self, b: Builder, weights: Value, quad: Value, by_bytes: str, by_words: str) -> Value:
+        """The same without VNNI. Pairs of int4 products fit 16 bits; those of int8 may not, so bytes become words."""
+        words, result = b.lanes_as(weights, I16).type, weights.type
+        if self.format.bits == 4:
+            pairs = b.call(f"llvm.x86.{by_bytes}", [b.lanes_as(weights, I8), b.lanes_as(quad, I8)], words)
+            return b.call(f"llvm.x86.{by_words}", [pairs, b.constant(1, words)], result)
+        w, x = b.lanes_as(weights, I16), b.lanes_as(quad, I16)
+        even = b.call(f"llvm.x86.{by_words}", [w & 0xFF, b.shift_right_signed(x << 8, 8)], result)
+        return even + b.call(f"llvm.x86.{by_words}", [w >> 8, b.shift_right_signed(x, 8)], result)
+
+    # AMX tiles
+
+    def _emit_tiles(self, b: Builder, panel: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """All sixteen rows as tiles; rows past the last are computed and not handed out."""
+        totals, result = b.scratch(2 * TILE_ROWS * LINE), b.scratch(2 * TILE_ROWS * LINE)
+        zero = b.constant(0.0, VF32)
+        with b.loop(0, 2 * TILE_ROWS) as line:
+            b.store(zero, result, line.index * LINE, 64)
+        with b.loop(0, self.format.groups(self.k)) as group:
+            header = b.address(block, group.index * self.format.group_bytes(self.k))
+            self._tile_sums(b, panel, group.index, b.address(header, self.format.header_bytes), totals)
+            factors = self._scales(b, header)
+            with b.loop(0, rows) as row:
+                scales = b.address(panel, self._scales_offset(group.index) + row.index * 4)
+                scale = b.broadcast(b.load(scales, 0, F32))
+                start = self._start(b, header, b.broadcast(b.load(scales, TILE_ROWS * 4, I32)))
+                for column in range(2):
+                    at = row.index * (2 * LINE) + column * LINE
+                    total = b.convert("arith.sitofp", b.load(totals, at, VI32, 64) + start[column], VF32)
+                    b.store(b.fma(total, factors[column] * scale, b.load(result, at, VF32, 64)), result, at, 64)
+        with b.loop(0, rows) as row:
+            sink(row.index, [b.load(result, row.index * (2 * LINE) + column * LINE, VF32, 64) for column in range(2)])
+
+    def _tile_sums(self, b: Builder, panel: Value, group: Value, lines: Value, totals: Value) -> None:
+        """The group's products of a panel, without the start, as i32 [16 rows][32 columns]."""
+        span, depth = self.format.span(self.k), self.format.line_depth
+        step = min(span, LINE)
+        rows, k_bytes, line = b.constant(TILE_ROWS, I16), b.constant(step, I16), b.constant(LINE, I16)
+        tile_lines = b.constant(step // 4, I16)
+        zeros = [b.call("llvm.x86.tilezero.internal", [rows, line], TILE) for _ in range(2)]
+        with b.loop(0, span // step, state=zeros) as part:
+            k = group * span + part.index * step
+            x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE)
+            a = b.call("llvm.x86.tileloadd64.internal", [rows, k_bytes, x, b.constant(LINE, I64)], TILE)
+            at = b.address(lines, part.index * (step // depth * 2 * LINE))
+            state = []
+            for column, total in enumerate(part.state):
+                source, stride = self._tile_lines(b, at, column, step)
+                w = b.call("llvm.x86.tileloadd64.internal", [tile_lines, line, source, b.constant(stride, I64)], TILE)
+                state.append(b.call("llvm.x86.tdpbsud.internal", [rows, line, k_bytes, total, a, w], TILE))
+            part.carry(*state)
+        for column, total in enumerate(part.results):
+            at = b.address(totals, column * LINE)
+            b.call_void("llvm.x86.tilestored64.internal", [rows, line, at, b.constant(2 * LINE, I64), total])
+
+    def _tile_lines(self, b: Builder, lines: Value, column: int, step: int) -> tuple[Value, int]:
+        """The bytes of one tile's `step` elements of k, and the bytes from one line to the next."""
+        if self.format.bits == 8:
+            return b.address(lines, column * LINE), 2 * LINE
+        unpacked = b.scratch(TILE_ROWS * LINE)
+        with b.loop(0, step // self.format.line_depth) as line:
+            for i, value in enumerate(self._load(b, lines, line.index, column)):
+                b.store(value, unpacked, line.index * (2 * LINE) + i * LINE, 64)
+        return unpacked, LINE
