@@ -21,6 +21,10 @@ from quire.kernels.errors import ModelError
 FORMATS = {"BF16": ("bf16", 2), "F16": ("f16", 2), "F32": ("f32", 4)}
 """safetensors dtypes that a model may have: our name, bytes of an element."""
 
+INTEGERS = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": ("u8", 1)}
+"""safetensors dtypes of quantized weights and what belongs to them: our name, bytes of an element."""
+
+_KNOWN = FORMATS | INTEGERS
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -44,6 +48,11 @@ class Tensor:
     data: npt.NDArray[np.uint8]
 
     @property
+    def dtype(self) -> str:
+        """The safetensors dtype."""
+        return self.format.upper()
+
+    @property
     def address(self) -> int:
         """Where the bytes begin in this process."""
         return self.data.ctypes.data
@@ -54,6 +63,11 @@ class Tensor:
             bits = self.data.view(np.uint16).astype(np.uint32) << np.uint32(16)
             return bits.view(np.float32).reshape(self.shape)
         return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
+
+    def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
+        """Integers in the tensor's shape, read-only and perhaps unaligned: the mapped file itself."""
+        kind, element_bytes = self.format[0], INTEGERS[self.dtype][1]
+        return self.data.view(f"<{kind}{element_bytes}").reshape(self.shape)
 
 
 class Checkpoint:
@@ -138,11 +152,11 @@ class Checkpoint:
             raise ModelError(f"{path} lacks tensor {missing[0]}, which the index says is in it")
 
     def _add(self, path: Path, name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> None:
-        if entry.dtype not in FORMATS:  # buffers such as attention masks; `get` reports one that is needed
+        if entry.dtype not in _KNOWN:  # buffers such as attention masks; `get` reports one that is needed
             self._foreign[name] = entry.dtype
             return
         begin, end = entry.data_offsets
-        format_, element_bytes = FORMATS[entry.dtype]
+        format_, element_bytes = _KNOWN[entry.dtype]
         expected = element_bytes * math.prod(entry.shape)
         if not 0 <= begin <= end <= len(data):
             raise ModelError(
@@ -155,18 +169,37 @@ class Checkpoint:
             )
         self._tensors[name] = Tensor(name, format_, tuple(entry.shape), data[begin:end])
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor `name`, of whatever type."""
+        return self._find(name) is not None
+
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`, which must have `shape`. A base model's names lack the first part (`model.`)."""
-        tensor = self._tensors.get(name) or self._tensors.get(name.split(".", 1)[-1])
-        if tensor is None and name in self._foreign:
-            raise ModelError(
-                f"{self.folder}: tensor {name} is of type {self._foreign[name]}; supported are {', '.join(FORMATS)}"
-            )
+        return self._get(name, shape, tuple(FORMATS))
+
+    def integers(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """The tensor `name` of integers, which must have `shape` and be of the safetensors type `dtype`."""
+        return self._get(name, shape, (dtype,))
+
+    def _find(self, name: str) -> Tensor | str | None:
+        """The tensor `name`, or only its dtype if that is none a model can use."""
+        for key in (name, name.split(".", 1)[-1]):
+            if key in self._tensors or key in self._foreign:
+                return self._tensors.get(key) or self._foreign[key]
+        return None
+
+    def _get(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Tensor:
+        tensor = self._find(name)
         if tensor is None:
+            *most, last = (dtype.lower() for dtype in dtypes)
+            types = f"{', '.join(most)} or {last}" if most else last
             raise ModelError(
                 f"{self.folder}: tensor {name} of shape {list(shape)} is missing "
-                f"(bf16, f16 or f32); the checkpoint has {len(self._tensors)} tensors"
+                f"({types}); the checkpoint has {len(self._tensors)} tensors"
             )
+        dtype = tensor if isinstance(tensor, str) else tensor.dtype
+        if isinstance(tensor, str) or dtype not in dtypes:
+            raise ModelError(f"{self.folder}: tensor {name} is of type {dtype}; supported are {', '.join(dtypes)}")
         if tensor.shape != shape:
             raise ModelError(
                 f"{self.folder}: tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}"
@@ -175,8 +208,8 @@ class Checkpoint:
 
     @property
     def formats(self) -> set[str]:
-        """The number formats of its tensors."""
-        return {tensor.format for tensor in self._tensors.values()}
+        """The number formats of its tensors of floats."""
+        return {tensor.format for tensor in self._tensors.values() if tensor.dtype in FORMATS}
 
     def drop_pages(self) -> None:
         """Tells the system that the mapped files are read for now, so that they don't count as resident memory."""

@@ -13,10 +13,11 @@ T = TypeVar("T", int, float, str, bool)
 
 
 class ModelConfig:
-    """Typed access to the fields of config.json."""
+    """Typed access to the fields of config.json, or of an object in it; `path` then leads there (`rope_scaling.`)."""
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, Any], path: str = "") -> None:
         self.fields = fields
+        self.path = path
 
     @property
     def architecture(self) -> str:
@@ -26,20 +27,19 @@ class ModelConfig:
             raise ModelError(f"config.json: architectures is {names!r}; it must name the model's class")
         return names[0]
 
-    @staticmethod
-    def _typed(name: str, value: Any, kind: type[T]) -> T:
+    def _typed(self, name: str, value: Any, kind: type[T]) -> T:
         given = type(value)
         if kind is float and given is int:
             value, given = float(value), float
         if given is not kind or not isinstance(value, kind):
-            raise ModelError(f"config.json: {name} is {value!r}; it must be of type {kind.__name__}")
+            raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be of type {kind.__name__}")
         typed: T = value
         return typed
 
     def require(self, name: str, kind: type[T]) -> T:
         """The field `name`; raises ModelError when it is missing or of another type."""
         if self.fields.get(name) is None:
-            raise ModelError(f"config.json lacks {name}, which {self.architecture} needs")
+            raise ModelError(f"config.json lacks {self.path}{name}, which {self.architecture} needs")
         return self._typed(name, self.fields[name], kind)
 
     def get(self, name: str, default: T) -> T:
@@ -52,7 +52,7 @@ class ModelConfig:
         value = self.require(name, int) if default is None else self.get(name, default)
         if not 1 <= value <= _LARGEST.get(name, _LARGEST_SIZE):
             raise ModelError(
-                f"config.json: {name} is {value}; it must be from 1 to {_LARGEST.get(name, _LARGEST_SIZE)}"
+                f"config.json: {self.path}{name} is {value}; it must be from 1 to {_LARGEST.get(name, _LARGEST_SIZE)}"
             )
         return value
 
@@ -64,12 +64,35 @@ class ModelConfig:
         """The field `name`, an object; empty when it is missing or null."""
         value = self.fields.get(name) or {}
         if not isinstance(value, dict):
-            raise ModelError(f"config.json: {name} is {value!r}; it must be an object")
+            raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be an object")
         return value
 
-    def refuse(self, name: str, allowed: tuple[Any, ...]) -> None:
+    def section(self, name: str) -> ModelConfig:
+        """The object in the field `name`, empty when it is missing or null."""
+        return ModelConfig(self.options(name), f"{self.path}{name}.")
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """The field `name`, a list of strings; empty when it is missing or null."""
+        value = self.fields.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be a list of strings")
+        return tuple(value)
+
+    def choice(self, name: str, allowed: tuple[T, ...], default: T | None = None) -> T:
+        """The field `name`, one of `allowed`; without a default it must be there."""
+        value = self.fields.get(name)
+        value = default if value is None else value
+        for choice in allowed:
+            if type(value) is type(choice) and value == choice:
+                return choice
+        choices = ", ".join(repr(a) for a in allowed)
+        raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be one of {choices}")
+
+    def refuse(self, name: str, allowed: tuple[Any, ...] = ()) -> None:
         """Raises ModelError when the field is set to something that is not carried out."""
         value = self.fields.get(name)
         if value is not None and value not in allowed:
-            choices = ", ".join(repr(a) for a in allowed)
-            raise ModelError(f"config.json: {name} is {value!r}, which is not supported; it must be one of {choices}")
+            choices = "one of " + ", ".join(repr(a) for a in allowed) if allowed else "null"
+            raise ModelError(
+                f"config.json: {self.path}{name} is {value!r}, which is not supported; it must be {choices}"
+            )
