@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from quire.kernels.options import KV_DTYPES, LoadOptions
-from quire.kernels.quantization import METHODS, MODES
+from quire.kernels.quantization import NAMES
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
@@ -88,7 +88,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the model")
     group.add_argument(
         "--quantization",
-        choices=(*MODES, *METHODS),
+        choices=NAMES,
         help="of the weights of a float checkpoint; gptq, awq and compressed-tensors only confirm what a checkpoint is",
     )
     group.add_argument("--kv-dtype", choices=KV_DTYPES, default="auto", help="of KV pages; auto is that of the model")

@@ -27,7 +27,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Activations:
-    """What a product reads: a buffer of `columns` tiled activations, quantised if `integers` is the weights' format."""
+    """What a product reads: a buffer of `columns` tiled activations, quantized if `integers` is the weights' format."""
 
     buffer: Buffer
     columns: int
@@ -56,6 +56,11 @@ class Part:
     def shape(self) -> tuple[int, int]:
         """The tensor's shape in the checkpoint."""
         return (self.k, self.n) if self.transposed else (self.n, self.k)
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """From one n, and one k, to the next in the checkpoint, in elements."""
+        return (1, self.n) if self.transposed else (self.k, 1)
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,10 @@ class Vector:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """An f32 array that the plan computed."""
+    """An array that the plan computed, f32 or i32."""
 
     name: str
-    values: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -104,15 +109,7 @@ class Rows:
     columns: int
 
 
-@dataclass(frozen=True)
-class Order:
-    """The i32 order [k] in which the quantised `tensors`, which share it, keep their inputs."""
-
-    tensors: tuple[str, ...]
-    k: int
-
-
-Operand = Buffer | KvLayer | Matrix | Vector | Table | Rows | Order
+Operand = Buffer | KvLayer | Matrix | Vector | Table | Rows
 
 
 @dataclass(frozen=True)
@@ -140,12 +137,13 @@ class Limits:
 class Linear:
     """The tensors of a linear layer, or of several that share their input: (weight, bias or "", outputs).
 
-    `interleaved` takes 16 outputs of each in turn, as the columns of a gate.
+    `interleaved` takes 16 outputs of each in turn, as the columns of a gate. `head`: it gives the logits.
     """
 
     tensors: tuple[tuple[str, str, int], ...]
     transposed: bool = False
     interleaved: bool = False
+    head: bool = False
 
     @property
     def bias(self) -> bool:

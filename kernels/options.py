@@ -12,7 +12,6 @@ from quire.kernels.emit.layout import Numbers
 from quire.kernels.errors import ModelError
 from quire.kernels.models import max_positions
 from quire.kernels.operands import Limits
-from quire.kernels.quantization import MODES, NONE, Quantization
 from quire.kernels.rope import MAX_POSITIONS
 
 PAGE_SIZES = (32, 64, 128)
@@ -54,20 +53,15 @@ class LoadOptions:
     kv_dtype: str = "auto"
 
 
-def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, isa: str) -> Numbers:
-    """The number formats of the model's kernels."""
+def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Numbers:
+    """The number formats of the model's kernels. A `quantized` checkpoint may have f32 scales and is 16-bit still."""
     integer_kv = options.kv_dtype == "int8"
     dtype = options.dtype
     if dtype == "auto":
-        dtype = "float32" if "f32" in checkpoint.formats else "bfloat16"
+        dtype = "float32" if "f32" in checkpoint.formats and not quantized else "bfloat16"
     if dtype == "float32":
         return Numbers("f32", "f32", "f32", integer_kv)
     return Numbers("bf16", "bf16", "bf16" if isa == "amx" else "f32", integer_kv)
-
-
-def choose_quantization(options: LoadOptions) -> Quantization:
-    """The formats of the model's weights."""
-    return MODES[options.quantization] if options.quantization else NONE
 
 
 def check_options(options: LoadOptions) -> None:
@@ -76,8 +70,6 @@ def check_options(options: LoadOptions) -> None:
         raise ModelError(f"dtype is {options.dtype!r}; it must be one of {', '.join(DTYPES)}")
     if options.kv_dtype not in KV_DTYPES:
         raise ModelError(f"kv_dtype is {options.kv_dtype!r}; it must be one of {', '.join(KV_DTYPES)}")
-    if options.quantization is not None and options.quantization not in MODES:
-        raise ModelError(f"quantization is {options.quantization!r}; it must be one of {', '.join(MODES)}")
     if options.page_size not in PAGE_SIZES:
         raise ModelError(f"page_size is {options.page_size}; it must be one of {PAGE_SIZES} tokens")
     for name, most in _MOST.items():

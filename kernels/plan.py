@@ -26,18 +26,17 @@ from quire.kernels.operands import (
     Linear,
     Matrix,
     Operand,
-    Order,
     Part,
     Rows,
     Table,
     Vector,
 )
-from quire.kernels.quantization import NONE, Quantization
+from quire.kernels.quantization import Quantization
 from quire.kernels.rope import Rope
 
 TOKENS, LOGIT_ROWS, CAPACITY = 0, 1, 2
 """Numbers of the dims that kernels read (native `Dim`)."""
-_DIM_NAMES = {TOKENS: "tokens", LOGIT_ROWS: "logit_rows"}
+_DIM_NUMBERS = {"tokens": TOKENS, "logit_rows": LOGIT_ROWS}
 
 
 @dataclass
@@ -49,7 +48,7 @@ class PlanBuilder:
 
     numbers: Numbers
     limits: Limits
-    quantization: Quantization = NONE
+    quantization: Quantization
     launches: list[Launch] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     vocab_size: int = 0
@@ -106,17 +105,17 @@ class PlanBuilder:
     # Launches
 
     def embed(
-        self, tensor: str, vocab_size: int, hidden: int, *, tied: bool, positions: tuple[str, int] | None = None
+        self, tensor: str, vocab_size: int, hidden: int, head: Linear, positions: tuple[str, int] | None = None
     ) -> Buffer:
         """The hidden state from token ids, plus learned embeddings of the position (tensor, rows) if there are any.
 
-        A `tied` tensor is packed once, for this and for the logits.
+        A tensor that is that of the `head` too is packed once, for both.
         """
         self.vocab_size = vocab_size
         if hidden % 16:
             raise ModelError(f"hidden_size is {hidden}; it must be a multiple of 16")
         out = self._floats("hidden", hidden)
-        integers = self.quantization.head if tied else None
+        integers = self.quantization.format_of(head) if head.tensors[0][0] == tensor else None
         matrix = Matrix((Part(tensor, vocab_size, hidden),), vocab_size, hidden, integers)
         operands: list[Operand] = [Buffer("token_ids", input=True), matrix, out]
         if positions is not None:
@@ -125,46 +124,37 @@ class PlanBuilder:
         return out
 
     def norm(
-        self, hidden: Buffer, width: int, weight: str, epsilon: float, feeds: Linear | None, *, bias: str = "",
+        self, hidden: Buffer, width: int, weight: str, epsilon: float, feeds: Linear, *, bias: str = "",
         mean: bool = False,
     ) -> Activations:  # fmt: skip
-        """RMSNorm (LayerNorm if `mean`) of the hidden state, as the linear layer that it `feeds` reads it.
+        """RMSNorm (LayerNorm if `mean`) of the hidden state, in the format that the layer it `feeds` reads if it can.
 
-        `feeds=None` is the head: only the rows whose logits are wanted.
+        Before the head it takes only the rows whose logits are wanted.
         """
-        integers = self.quantization.head if feeds is None else self._fused_format(feeds)
+        in_order = self.quantization.order_of(feeds, width) is None
+        integers = self.quantization.format_of(feeds) if in_order else None
         out = self._activations("normed", width) if integers is None else self._integers(width, integers)
         operands: list[Operand] = [hidden, Vector((weight,), (width,)), out.buffer]
         if bias:
             operands.append(Vector((bias,), (width,)))
-        if feeds is None:
+        if feeds.head:
             operands.append(Buffer("logit_rows", input=True))
-        kernel = Norm("norm", width, epsilon, mean=mean, bias=bool(bias), gather=feeds is None, integers=integers)
-        self._add(kernel, operands, "logit_rows" if feeds is None else "tokens")
+        kernel = Norm("norm", width, epsilon, mean=mean, bias=bool(bias), gather=feeds.head, integers=integers)
+        self._add(kernel, operands, _dim_of(feeds))
         return out
 
-    def _format(self, linear: Linear) -> IntegerFormat | None:
-        """The format of a linear layer's weights, None for floats."""
-        formats = {self.quantization.format_of(weight) for weight, _, _ in linear.tensors}
-        if len(formats) > 1:
-            names = ", ".join(weight for weight, _, _ in linear.tensors)
-            raise ModelError(f"{names} share their input and must be quantized alike; they are not in this checkpoint")
-        return formats.pop()
-
-    def _fused_format(self, linear: Linear) -> IntegerFormat | None:
-        """The format that a norm before the layer can write at once."""
-        return None if self.quantization.ordered else self._format(linear)
-
     def _quantized(self, x: Activations, linear: Linear) -> Activations:
-        """x as the linear layer reads it."""
-        integers = self._format(linear)
+        """x in the format that the linear layer reads."""
+        integers = self.quantization.format_of(linear)
         if integers is None or x.integers is not None:
             return x
         out = self._integers(x.columns, integers)
         operands: list[Operand] = [x.buffer, out.buffer]
-        if self.quantization.ordered:
-            operands.append(Order(tuple(weight for weight, _, _ in linear.tensors), x.columns))
-        self._add(Quantize("quantize", x.columns, integers, self.quantization.ordered), operands, "tokens")
+        order = self.quantization.order_of(linear, x.columns)
+        if order is not None:
+            operands.append(Table("order", order))
+        kernel = Quantize("quantize", x.columns, integers, gather=order is not None)
+        self._add(kernel, operands, _dim_of(linear))
         return out
 
     def _matrix(self, linear: Linear, k: int) -> tuple[Matrix, Vector | None]:
@@ -180,17 +170,18 @@ class PlanBuilder:
             columns += round_up(n, TILE_ROWS) if linear.interleaved else n
         biases = tuple(bias for _, bias, _ in linear.tensors)
         vector = Vector(biases, sizes, linear.interleaved) if linear.bias else None
-        return Matrix(tuple(parts), columns, k, self._format(linear)), vector
+        return Matrix(tuple(parts), columns, k, self.quantization.format_of(linear)), vector
 
     def _gemm(
         self, name: str, x: Activations, matrix: Matrix, out: Buffer, bias: Vector | None = None, *,
-        epilogue: str = "store", activation: str = "", dim: int = TOKENS,
+        epilogue: str = "store", activation: str = "", dim: str = "tokens",
     ) -> None:  # fmt: skip
-        kernel = Gemm(name, x.columns, matrix.n, epilogue, bias is not None, activation, dim, matrix.integers)
+        number = _DIM_NUMBERS[dim]
+        kernel = Gemm(name, x.columns, matrix.n, epilogue, bias is not None, activation, number, matrix.integers)
         operands: list[Operand] = [x.buffer, matrix, out]
         if bias is not None:
             operands.append(bias)
-        self._add(kernel, operands, _DIM_NAMES[dim], per=ROWS_PER_ITEM, times=round_up(matrix.n, BLOCK) // BLOCK)
+        self._add(kernel, operands, dim, per=ROWS_PER_ITEM, times=round_up(matrix.n, BLOCK) // BLOCK)
 
     def linear(self, x: Activations, linear: Linear, name: str) -> Buffer:
         """x W^T + b as f32 rows."""
@@ -267,8 +258,13 @@ class PlanBuilder:
             self._tables[rope] = Table("rope", rope.table(self.limits.max_model_len))
         return self._tables[rope]
 
-    def logits(self, normed: Activations, tensor: str) -> None:
+    def logits(self, normed: Activations, head: Linear) -> None:
         """The logits of the wanted rows."""
-        n = self.vocab_size
-        matrix = Matrix((Part(tensor, n, normed.columns),), n, normed.columns, self.quantization.head)
-        self._gemm("logits", normed, matrix, Buffer("logits", input=True), dim=LOGIT_ROWS)
+        x = self._quantized(normed, head)
+        matrix, _ = self._matrix(head, x.columns)
+        self._gemm("logits", x, matrix, Buffer("logits", input=True), dim=_dim_of(head))
+
+
+def _dim_of(linear: Linear) -> str:
+    """The dim that holds the rows of a linear layer's input."""
+    return "logit_rows" if linear.head else "tokens"

@@ -22,10 +22,10 @@ from quire.kernels.options import (
     choose_limits,
     choose_num_pages,
     choose_numbers,
-    choose_quantization,
     choose_threads,
 )
 from quire.kernels.plan import PlanBuilder
+from quire.kernels.quantization import choose_quantization
 from quire.kernels.weights import Loader, check, weights_of
 
 Progress = Callable[[str, int, int], None]
@@ -121,10 +121,12 @@ def describe(options: LoadOptions) -> tuple[PlanBuilder, Checkpoint]:
     check_options(options)
     checkpoint = Checkpoint(options.model)
     config = ModelConfig(checkpoint.config)
-    numbers = choose_numbers(options, checkpoint, host.choose_isa(options.isa).name)
-    plan = PlanBuilder(numbers, choose_limits(options, config), choose_quantization(options))
+    quantization = choose_quantization(options.quantization, checkpoint, config)
+    quantized = quantization.scheme is not None
+    numbers = choose_numbers(options, checkpoint, quantized, host.choose_isa(options.isa).name)
+    plan = PlanBuilder(numbers, choose_limits(options, config), quantization)
     build_plan(plan, config)
-    check(checkpoint, weights_of(plan))
+    check(quantization, weights_of(plan))
     return plan, checkpoint
 
 
@@ -147,7 +149,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     )  # fmt: skip
     isa = host.choose_isa(options.isa)
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
-    assembly = _Assembly(native, plan, Loader(native, checkpoint, numbers, progress))
+    assembly = _Assembly(native, plan, Loader(native, plan.quantization, numbers, progress))
     kernels = assembly.addresses_of_kernels(jit, isa.name, progress)
     assembly.loader.load(weights_of(plan))
     assembly.add_launches(kernels)

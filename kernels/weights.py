@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from quire.kernels._native import Runner
 from quire.kernels.checkpoint import Checkpoint
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Numbers, round_up
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, Numbers, round_up
 from quire.kernels.errors import ModelError
-from quire.kernels.operands import Matrix, Rows, Table, Vector
+from quire.kernels.operands import Matrix, Part, Rows, Table, Vector
 from quire.kernels.plan import PlanBuilder
+from quire.kernels.quantization import Quantization
 
 Weight = Matrix | Vector | Rows | Table
 
@@ -24,12 +25,16 @@ def weights_of(plan: PlanBuilder) -> list[Weight]:
     return list(dict.fromkeys(o for o in operands if isinstance(o, Matrix | Vector | Rows | Table)))
 
 
-def check(checkpoint: Checkpoint, weights: list[Weight]) -> None:
+def check(quantization: Quantization, weights: list[Weight]) -> None:
     """Raises ModelError for the first tensor that the checkpoint lacks or has in another shape."""
+    checkpoint = quantization.checkpoint
     for weight in weights:
         if isinstance(weight, Matrix):
             for part in weight.parts:
-                checkpoint.get(part.tensor, part.shape)
+                if weight.integers is None:
+                    checkpoint.get(part.tensor, part.shape)
+                else:
+                    quantization.check(part)
         elif isinstance(weight, Vector):
             for name, size in zip(weight.tensors, weight.sizes, strict=True):
                 checkpoint.get(name, (size,))
@@ -42,10 +47,15 @@ class Loader:
     """Packs weights into a runner's memory. `progress(what, done, total)` counts bytes."""
 
     runner: Runner
-    checkpoint: Checkpoint
+    quantization: Quantization
     numbers: Numbers
     progress: Callable[[str, int, int], None] | None = None
     addresses: dict[Weight, int] = field(default_factory=dict)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Where the weights come from."""
+        return self.quantization.checkpoint
 
     def load(self, weights: list[Weight]) -> None:
         """Loads all; `addresses` then says where each is."""
@@ -72,19 +82,32 @@ class Loader:
     def _pack(self, matrix: Matrix) -> int:
         target = self.runner.allocate(matrix.bytes(self.numbers))
         for part in matrix.parts:
-            tensor = self.checkpoint.get(part.tensor, part.shape)
-            strides = (1, part.n) if part.transposed else (part.k, 1)
-            place = (part.first_tile, part.tile_step)
-            source = (tensor.address, tensor.format, part.n, part.k, *strides)
             if matrix.integers is None:
-                blocks = round_up(matrix.k, BLOCK) // BLOCK
-                self.runner.pack(target, self.numbers.weights, blocks, *place, *source)
+                tensor = self.checkpoint.get(part.tensor, part.shape)
+                self.runner.pack(
+                    target, self.numbers.weights, round_up(matrix.k, BLOCK) // BLOCK, part.first_tile, part.tile_step,
+                    tensor.address, tensor.format, part.n, part.k, *part.strides,
+                )  # fmt: skip
                 continue
             try:
-                self.runner.quantize(target, matrix.integers.bits, matrix.integers.group, *place, *source)
+                self._pack_integers(target, part, matrix.integers)
             except ValueError as error:
-                raise ModelError(f"tensor {part.tensor} can't be quantized: {error}") from None
+                raise ModelError(f"tensor {part.tensor} can't be packed as integers: {error}") from None
         return target
+
+    def _pack_integers(self, target: int, part: Part, form: IntegerFormat) -> None:
+        if self.quantization.scheme is None:
+            tensor = self.checkpoint.get(part.tensor, part.shape)
+            self.runner.quantize(
+                target, form.bits, form.group, part.first_tile, part.tile_step, tensor.address, tensor.format, part.n,
+                part.k, *part.strides,
+            )  # fmt: skip
+            return
+        read = self.quantization.read(part)
+        zeros = None if read.zeros is None else read.zeros.astype(np.int16)
+        self.runner.pack_integers(
+            target, form.bits, form.group, part.first_tile, part.tile_step, read.values, read.scales, zeros
+        )
 
     def _vector(self, vector: Vector) -> npt.NDArray[np.float32]:
         parts = [self.checkpoint.get(n, (s,)).to_f32() for n, s in zip(vector.tensors, vector.sizes, strict=True)]

@@ -69,10 +69,9 @@ def untile(x: Array, shape: tuple[int, int]) -> Array:
 def pack_integers(values: Array, scales: Array, zeros: Array | None, bits: int, group: int) -> Array:
     """Packs u8 values[n, k] with scales[n, groups] as emit/layout.py describes, one block of 32 columns a row."""
     n, k = values.shape
-    columns, depth = -(-n // 32) * 32, -(-k // max(64, group)) * max(64, group)
-    span = group or depth
-    groups = depth // span
-    padded = np.zeros((columns, depth), np.uint8)
+    columns, span = -(-n // 32) * 32, group or -(-k // 64) * 64
+    groups = -(-k // span)
+    padded = np.zeros((columns, groups * span), np.uint8)
     padded[:n, :k] = values
     all_scales = np.zeros((columns, groups), np.float16 if group else np.float32)
     all_scales[:n, : scales.shape[1]] = scales
@@ -91,12 +90,15 @@ def pack_integers(values: Array, scales: Array, zeros: Array | None, bits: int, 
     return aligned(np.concatenate(parts, axis=2).reshape(columns // 32, -1))
 
 
-def quantized_rows(q: Array, scales: Array, depth: int) -> Array:
-    """Quantised activations of int8 q[m, k] and scales[m, groups] as emit/layout.py describes, one panel a row."""
+def quantized_rows(q: Array, scales: Array, depth: int, span: int) -> Array:
+    """Quantized activations of int8 q[m, k] and scales[m, groups] as emit/layout.py describes, one panel a row.
+
+    `depth` is k as it is stored, `span` what shares a scale.
+    """
     m, groups = -(-q.shape[0] // 16) * 16, scales.shape[1]
     padded = np.zeros((m, depth), np.int8)
     padded[: q.shape[0], : q.shape[1]] = q
-    sums = padded.reshape(m, groups, -1).sum(2, dtype=np.int32)
+    sums = padded[:, : groups * span].reshape(m, groups, span).sum(2, dtype=np.int32)
     all_scales = np.zeros((m, groups), np.float32)
     all_scales[: q.shape[0]] = scales
     values = padded.reshape(m // 16, 16, depth // 64, 64).transpose(0, 2, 1, 3).reshape(m // 16, -1)

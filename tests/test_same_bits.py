@@ -32,7 +32,14 @@ def instruction_sets() -> list[str]:
     """What this host has, by the names of QUIRE_ISA."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
-    needs = {"amx": {"amx_tile", "amx_bf16"}, "avx512": {"avx512f", "avx512bw", "avx512vl"}, "avx2": {"avx2", "fma"}}
+    avx512 = {"avx512f", "avx512bw", "avx512vl"}
+    needs = {
+        "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+        "avx512-vnni": avx512 | {"avx512_vnni"},
+        "avx512": avx512,
+        "avx2-vnni": {"avx2", "fma", "avx_vnni"},
+        "avx2": {"avx2", "fma"},
+    }
     return [name for name, flag in needs.items() if flag <= flags]
 
 
@@ -75,10 +82,10 @@ def ask(llm: LLM, vocab_size: int, chosen: Sequence[int], max_tokens: int) -> li
 
 
 class Subject:
-    """One model in one dtype, with its answers to all requests at once."""
+    """One model in one set of number formats, with its answers to all requests at once."""
 
-    def __init__(self, start: EngineFactory, model: Path, dtype: str) -> None:
-        self.options: dict[str, Any] = {"model": model, "dtype": dtype, "num_pages": 256}
+    def __init__(self, start: EngineFactory, model: Path, **formats: str) -> None:
+        self.options: dict[str, Any] = {"model": model, "num_pages": 256, **formats}
         self.llm = start(**self.options, max_num_batched_tokens=8192)
         self.vocab_size: int = min(500, self.llm.get_tokenizer().vocab_size)
         self.together = self.ask(self.llm)
@@ -94,20 +101,32 @@ class Subject:
         assert llm.stats()["preemptions"] > 0, "the KV memory was large enough; nothing was shown"
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+DEMO: list[dict[str, str]] = [
+    {"dtype": "float32"},
+    {"dtype": "bfloat16"},
+    {"quantization": "int8", "kv_cache_dtype": "int8"},
+    {"quantization": "int4-g32"},
+]
+
+
+@pytest.fixture(scope="module", params=DEMO, ids=lambda formats: "-".join(formats.values()))
 def demo(request: pytest.FixtureRequest, module_engine: EngineFactory, demo_model: Path) -> Subject:
     """The demo model."""
-    return Subject(module_engine, demo_model, request.param)
+    return Subject(module_engine, demo_model, **request.param)
 
 
-ODD = [("gpt2-untied", "bfloat16"), ("mistral-window77", "float32"), ("qwen3-biases-window", "bfloat16")]
+ODD: list[tuple[str, dict[str, str]]] = [
+    ("gpt2-untied", {"dtype": "bfloat16", "quantization": "int4"}),
+    ("mistral-window77", {"dtype": "float32", "kv_cache_dtype": "int8"}),
+    ("qwen3-biases-window", {"dtype": "bfloat16"}),
+]
 
 
-@pytest.fixture(scope="module", params=ODD, ids="-".join)
+@pytest.fixture(scope="module", params=ODD, ids=lambda odd: odd[0])
 def checkpoint(request: pytest.FixtureRequest, module_engine: EngineFactory, checkpoints: Path) -> Subject:
     """Models of odd shapes, with a window of attention, biases and norms; the demo model has none of them."""
-    name, dtype = request.param
-    return Subject(module_engine, checkpoints / name, dtype)
+    name, formats = request.param
+    return Subject(module_engine, checkpoints / name, **formats)
 
 
 def test_the_answers_differ_from_each_other(demo: Subject) -> None:
@@ -134,7 +153,7 @@ def test_on_any_number_of_threads(demo: Subject, engine: EngineFactory, threads:
     assert demo.ask(engine(**demo.options, threads=threads)) == demo.together
 
 
-@pytest.mark.parametrize("isa", ["amx", "avx512", "avx2"])
+@pytest.mark.parametrize("isa", ["amx", "avx512-vnni", "avx512", "avx2-vnni", "avx2"])
 def test_on_any_instruction_set(
     demo: Subject, engine: EngineFactory, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

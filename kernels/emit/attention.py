@@ -92,13 +92,9 @@ class Attention:
         rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
         u = b.scratch(rows * BLOCK_TOKENS * 4)
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.uses_tiles else u
-        return Frame(
-            u,
-            p,
-            b.scratch(rows * self.heads.blocks * BLOCK * 4),
-            *(b.scratch(rows * 4) for _ in range(4)),
-            b.scratch(2 * BLOCK_TOKENS * 4),
-        )
+        out = b.scratch(rows * self.heads.blocks * BLOCK * 4)
+        m, l, a, c = (b.scratch(rows * 4) for _ in range(4))  # noqa: E741
+        return Frame(u, p, out, m, l, a, c, b.scratch(2 * BLOCK_TOKENS * 4))
 
     def _attend(self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame) -> None:
         h, numbers = self.heads, products.numbers

@@ -26,7 +26,7 @@ class Gemm:
     `epilogue`: `store` writes f32 `y[m, n]`, row-major with n rounded up to 32; `add` adds to it; `activation` writes
     `act(y)` as tiled activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes
     `act(gate) * up` as tiled activations of n / 2 columns. `integers`: the format of the weights if they are integers;
-    x is then quantised for it.
+    x is then quantized for it.
     """
 
     name: str

@@ -4,7 +4,7 @@ Per output and group g of k: `I = sum x (w - zero)` in int32, then `acc = fma(f3
 ascending, acc from 0. `I` is exact in any order, so every instruction set gives the same bits.
 
 Values of w are unsigned, those of x signed, as VNNI has it. The zero point enters as a start of `-zero * sum x`, which
-the quantisation of x has counted.
+the quantization of x has counted.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ zero points if it has any, then its values as lines of 64 bytes, two tiles of 16
 bytes for int8, `[k/8][2][16 n][4 bytes]` for int4, where a byte holds k in its low and k + 4 in its high half. This is
 the operand of VNNI and, with a stride of 128 bytes, of AMX. Values are offset binary: w = (value - zero) * scale.
 
-Quantised activations: panels of 16 rows; a panel holds `[k/64][16][64]` int8, then for each group the scales (f32) and
+Quantized activations: panels of 16 rows; a panel holds `[k/64][16][64]` int8, then for each group the scales (f32) and
 the sums (int32) of its 16 rows.
 """
 
@@ -100,12 +100,12 @@ class IntegerFormat:
         return self.group or round_up(k, 64)
 
     def depth(self, k: int) -> int:
-        """k as stored: whole groups, and whole lines of quantised activations."""
+        """k as quantized activations hold it: whole groups, and whole lines."""
         return round_up(k, max(64, self.group))
 
     def groups(self, k: int) -> int:
-        """Groups along k."""
-        return self.depth(k) // self.span(k)
+        """Groups along k; the last may be shorter than the others, and is filled up."""
+        return -(-k // self.span(k))
 
     @property
     def header_bytes(self) -> int:
@@ -121,7 +121,7 @@ class IntegerFormat:
         return self.groups(k) * self.group_bytes(k)
 
     def panel_bytes(self, k: int) -> int:
-        """Bytes of 16 rows of quantised activations."""
+        """Bytes of 16 rows of quantized activations."""
         return TILE_ROWS * self.depth(k) + self.groups(k) * 2 * TILE_ROWS * 4
 
 

@@ -86,7 +86,7 @@ class Norm:
 
     Buffers: hidden f32 [m, width rounded up to 32], weight f32 [width], out, then the bias f32 when `bias`, then row
     numbers (i32) when `gather`: item i reads the hidden row that they name. Sums run in 16 lanes, folded 8, 4, 2, 1.
-    `integers`: the activations are quantised for weights of that format.
+    `integers`: the activations are quantized for weights of that format.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Tiled activations of `width` columns to quantised ones, for weights of the format `integers`.
+    """Tiled activations of `width` columns to quantized ones, for weights of the format `integers`.
 
     Buffers: x, out, then with `gather` the i32 columns of x to take, in order [width].
     """
@@ -173,7 +173,7 @@ class Quantize:
 def _store_integers(
     b: Builder, integers: IntegerFormat, width: int, out: Value, row: Value, load: Callable[[Value], Value]
 ) -> None:
-    """Quantises a row, of which `load(i)` gives the columns 16 i .. 16 i + 15: for each group the scale max |x| / 127,
+    """Quantizes a row, of which `load(i)` gives the columns 16 i .. 16 i + 15: for each group the scale max |x| / 127,
     x / scale rounded to nearest even, and the sum of that.
 
     The maximum is taken of the bits, so that a NaN becomes the scale.

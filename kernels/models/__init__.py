@@ -27,8 +27,6 @@ def build_plan(p: PlanBuilder, config: ModelConfig) -> None:
         raise ModelError(
             f"architecture {config.architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
-    if config.fields.get("quantization_config"):
-        raise ModelError("config.json: quantized checkpoints (quantization_config) are not supported yet")
     build(p, config)
 
 

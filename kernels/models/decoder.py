@@ -61,7 +61,8 @@ def build_decoder(p: PlanBuilder, config: ModelConfig, variant: Variant) -> None
     rope = Rope.from_config(config, heads.dim)
     query, kv = heads.query * heads.dim, heads.kv * heads.dim
     tied = config.get("tie_word_embeddings", False)
-    state = p.embed("model.embed_tokens.weight", vocab, hidden, tied=tied)
+    head = Linear((("model.embed_tokens.weight" if tied else "lm_head.weight", "", vocab),), head=True)
+    state = p.embed("model.embed_tokens.weight", vocab, hidden, head)
     for i in range(config.size("num_hidden_layers")):
         layer = f"model.layers.{i}"
 
@@ -83,5 +84,4 @@ def build_decoder(p: PlanBuilder, config: ModelConfig, variant: Variant) -> None
         x = p.norm(state, hidden, f"{layer}.post_attention_layernorm.weight", epsilon, gate_and_up)
         inside = p.gated(x, gate_and_up, activation)
         p.add_linear(state, inside, tensors(("mlp.down_proj", hidden), bias=variant.mlp_bias))
-    normed = p.norm(state, hidden, "model.norm.weight", epsilon, None)
-    p.logits(normed, "model.embed_tokens.weight" if tied else "lm_head.weight")
+    p.logits(p.norm(state, hidden, "model.norm.weight", epsilon, head), head)

@@ -24,9 +24,10 @@ def build(p: PlanBuilder, config: ModelConfig) -> None:
     activation = activation_of(config, "activation_function", "gelu_new")
     positions = ("transformer.wpe.weight", config.size("n_positions"))
     tied = config.get("tie_word_embeddings", True)
-    state = p.embed("transformer.wte.weight", vocab, hidden, tied=tied, positions=positions)
+    head = Linear((("transformer.wte.weight" if tied else "lm_head.weight", "", vocab),), head=True)
+    state = p.embed("transformer.wte.weight", vocab, hidden, head, positions)
 
-    def norm(name: str, feeds: Linear | None) -> Activations:
+    def norm(name: str, feeds: Linear) -> Activations:
         at = f"transformer.{name}"
         return p.norm(state, hidden, f"{at}.weight", epsilon, feeds, bias=f"{at}.bias", mean=True)
 
@@ -40,4 +41,4 @@ def build(p: PlanBuilder, config: ModelConfig) -> None:
         p.add_linear(state, p.attention(qkv, i, heads), linear(f"h.{i}.attn.c_proj", hidden))
         inside = p.activated(norm(f"h.{i}.ln_2", widening), widening, activation)
         p.add_linear(state, inside, linear(f"h.{i}.mlp.c_proj", hidden))
-    p.logits(norm("ln_f", None), "transformer.wte.weight" if tied else "lm_head.weight")
+    p.logits(norm("ln_f", head), head)

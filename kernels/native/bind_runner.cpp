@@ -107,7 +107,7 @@ void pack_integer_matrix(Runner& runner, Address target, int bits, std::int64_t 
                          std::optional<Array<std::int16_t>> zeros) {
   const auto n = static_cast<std::int64_t>(values.shape(0)), k = static_cast<std::int64_t>(values.shape(1));
   const PackedIntegers packed = packed_integers(target, bits, group, zeros.has_value(), k);
-  const auto groups = static_cast<std::size_t>((k + packed.format.span(k) - 1) / packed.format.span(k));
+  const auto groups = static_cast<std::size_t>(packed.format.groups(k));
   if (scales.shape(0) != values.shape(0) || scales.shape(1) != groups ||
       (zeros && (zeros->shape(0) != scales.shape(0) || zeros->shape(1) != groups)))
     throw std::invalid_argument("scales and zeros must have a row for each column of the matrix, and " +

@@ -139,7 +139,7 @@ float quantize_group(const float* w, std::int64_t count, float scale, const Inte
   return sum;
 }
 
-/// Quantises one column of floats, padded with zeros to `depth`, into column `n` of the tile.
+/// Quantizes one column of floats, padded with zeros to `depth`, into column `n` of the tile.
 void quantize_column(const std::vector<float>& w, Tile& tile, std::int64_t n) {
   const IntegerFormat& format = tile.format;
   const std::int64_t span = format.span(tile.k), groups = format.groups(tile.k);
@@ -190,17 +190,16 @@ void pack_integers(ThreadPool& pool, const IntegerView& source, const PackedInte
                    std::int64_t tile_step) {
   check_fits(source.k, source.n, target);
   if (!source.zeros == target.format.zeros) throw std::invalid_argument("zero points and format don't agree");
-  const std::int64_t given = (source.k + target.format.span(source.k) - 1) / target.format.span(source.k);
+  const std::int64_t groups = target.format.groups(source.k);
   for_each_tile(pool, source.n, target, first_tile, tile_step, [&](Tile& tile, std::int64_t n, std::int64_t column) {
-    const std::int64_t groups = target.format.groups(source.k);
     std::memcpy(tile.column(column), source.values + n * source.k, static_cast<std::size_t>(source.k));
-    for (std::int64_t g = 0; g < given; g++) {
-      const float scale = source.scales[n * given + g];
+    for (std::int64_t g = 0; g < groups; g++) {
+      const float scale = source.scales[n * groups + g];
       if (!std::isfinite(scale) || (target.format.group && std::fabs(scale) > kMostF16))
         throw std::invalid_argument("the scale of column " + std::to_string(n) + ", group " + std::to_string(g) +
                                     " is " + std::to_string(scale) + ", which f16 can't hold");
       tile.scales[column * groups + g] = scale;
-      if (source.zeros) tile.zeros[column * groups + g] = source.zeros[n * given + g];
+      if (source.zeros) tile.zeros[column * groups + g] = source.zeros[n * groups + g];
     }
   });
 }

@@ -17,7 +17,7 @@ struct IntegerFormat {
   std::int64_t middle() const { return std::int64_t{1} << (bits - 1); }
   std::int64_t depth(std::int64_t k) const;
   std::int64_t span(std::int64_t k) const;
-  std::int64_t groups(std::int64_t k) const { return depth(k) / span(k); }
+  std::int64_t groups(std::int64_t k) const { return (k + span(k) - 1) / span(k); }
   std::int64_t header_bytes() const { return (group ? 64 : 128) + (zeros ? 64 : 0); }
   std::int64_t group_bytes(std::int64_t k) const { return header_bytes() + span(k) * 32 * bits / 8; }
   std::int64_t block_bytes(std::int64_t k) const { return groups(k) * group_bytes(k); }
@@ -43,7 +43,7 @@ struct IntegerView {
 void pack_integers(ThreadPool& pool, const IntegerView& source, const PackedIntegers& target, std::int64_t first_tile,
                    std::int64_t tile_step);
 
-/// Quantises `source` and packs the integers. int8: scale = max |w| / 127. int4: of eleven scales for each group that
+/// Quantizes `source` and packs the integers. int8: scale = max |w| / 127. int4: of eleven scales for each group that
 /// with the least squared error. The same bits on every host. Throws as `pack_integers` does, and for a weight that
 /// is not finite.
 void quantize(ThreadPool& pool, const MatrixView& source, const PackedIntegers& target, std::int64_t first_tile,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import IntegerFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.quantized.awq import Awq
 from quire.kernels.quantized.compressed import CompressedTensors
 from quire.kernels.quantized.gptq import Gptq
-from quire.kernels.quantized.scheme import IntegerFormat, IntegerMatrix, Scheme
+from quire.kernels.quantized.scheme import IntegerMatrix, Scheme
 
 __all__ = ["METHODS", "IntegerFormat", "IntegerMatrix", "Scheme", "scheme_of"]
 

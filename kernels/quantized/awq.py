@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from quire.kernels.checkpoint import Checkpoint, Tensor
 from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import IntegerFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.quantized.packing import Words, transposed
 from quire.kernels.quantized.scheme import (
     GROUPS,
     WHOLE_ROW,
-    IntegerFormat,
     IntegerMatrix,
     Scheme,
     in_block,
@@ -32,6 +32,8 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 @dataclass(frozen=True)
 class Awq(Scheme):
     """`floats` are the names of modules left in floats, or of parts of the model that hold such."""
+
+    method = "awq"
 
     format: IntegerFormat
     floats: tuple[str, ...]

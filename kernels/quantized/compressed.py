@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from quire.kernels.checkpoint import Checkpoint, Tensor
 from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import IntegerFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.quantized.packing import unpack, unpack_transposed, words_for
 from quire.kernels.quantized.scheme import (
     BITS,
     GROUPS,
     WHOLE_ROW,
-    IntegerFormat,
     IntegerMatrix,
     Scheme,
     order_of,
@@ -89,6 +89,8 @@ def _group_size(weights: ModelConfig) -> int:
 @dataclass(frozen=True)
 class CompressedTensors(Scheme):
     """`targets` are names, patterns ("re:...") or classes of modules, in the order in which they count."""
+
+    method = "compressed-tensors"
 
     targets: tuple[tuple[str, _Group], ...]
     ignore: tuple[str, ...]

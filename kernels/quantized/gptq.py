@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from quire.kernels.checkpoint import Checkpoint, Tensor
 from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import IntegerFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.quantized.packing import Words, unpack, unpack_transposed, words_for
 from quire.kernels.quantized.scheme import (
     BITS,
     GROUPS,
     WHOLE_ROW,
-    IntegerFormat,
     IntegerMatrix,
     Scheme,
     in_block,
@@ -54,6 +54,8 @@ class Gptq(Scheme):
 
     `inner` are the names of modules that are quantized, as they end; all if it is empty.
     """
+
+    method = "gptq"
 
     layer: _Layer
     overrides: tuple[tuple[re.Pattern[str], _Layer | None], ...]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.checkpoint import Checkpoint, Tensor
+from quire.kernels.emit.layout import IntegerFormat
 from quire.kernels.errors import ModelError
 
 T = TypeVar("T")
@@ -18,28 +19,6 @@ BITS = (4, 8)
 GROUPS = (32, 64, 128)
 WHOLE_ROW = -1
 """What checkpoints write for a group that spans the whole row."""
-
-
-@dataclass(frozen=True)
-class IntegerFormat:
-    """How a matrix w[n, k] of integers is stored.
-
-    `bits` is 4 or 8; `group` consecutive elements along k share a scale, 0 for the whole row; `zeros` says whether each
-    group has a zero point of its own, else it is 8 (4 bits) or 128 (8 bits).
-    """
-
-    bits: int
-    group: int
-    zeros: bool
-
-    @property
-    def middle(self) -> int:
-        """The zero point of a matrix that stores none."""
-        return 1 << (self.bits - 1)
-
-    def groups(self, k: int) -> int:
-        """Groups in a row of `k` elements; the last may be shorter."""
-        return -(-k // self.group) if self.group else 1
 
 
 @dataclass(frozen=True)
@@ -63,6 +42,9 @@ class Scheme(ABC):
 
     A module is named as in the checkpoint, `model.layers.0.self_attn.q_proj`; only linear layers are asked for.
     """
+
+    method: ClassVar[str]
+    """`quant_method` in config.json."""
 
     @abstractmethod
     def format_of(self, module: str) -> IntegerFormat | None:

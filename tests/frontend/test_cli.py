@@ -427,7 +427,7 @@ def test_a_model_without_a_tokenizer_still_serves_token_ids(place: Workplace, tm
 def test_info(place: Workplace) -> None:
     facts = json.loads(place.run("info", "--json").stdout)
     assert facts["threads"] >= 1
-    assert facts["isa"] in ("amx", "avx512", "avx2")
+    assert facts["isa"] in facts["available_isas"]
     text = place.run("info").stdout
     for word in ("instruction set", "threads", "memory", "Qwen3ForCausalLM"):
         assert word in text

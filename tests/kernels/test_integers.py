@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from kernel_calls import Array, aligned, pack_integers, quantized_rows, run, tile
 
@@ -56,7 +57,7 @@ class Case:
         m, k, n = self.shape
         width = -(-n // 32) * 32
         y = aligned(np.full((m, width), np.nan, np.float32))
-        x = quantized_rows(self.q, self.x_scales, self.form.depth(k))
+        x = quantized_rows(self.q, self.x_scales, self.form.depth(k), self.form.span(k))
         w = pack_integers(self.values, self.scales, self.zeros, self.form.bits, self.form.group)
         assert w.shape[1] == self.form.block_bytes(k)
         assert x.shape[1] == self.form.panel_bytes(k)
@@ -76,14 +77,14 @@ def test_products_are_exact_sums_scaled_in_order(form: IntegerFormat, m: int, k:
 
 
 def quantized(x: Array, form: IntegerFormat) -> Array:
-    """Quantised activations of x[m, k], by numpy."""
+    """Quantized activations of x[m, k], by numpy."""
     (m, k), depth, span = x.shape, form.depth(x.shape[1]), form.span(x.shape[1])
-    groups = np.pad(x, ((0, 0), (0, depth - k))).astype(np.float32).reshape(m, depth // span, span)
+    groups = np.pad(x, ((0, 0), (0, form.groups(k) * span - k))).astype(np.float32).reshape(m, -1, span)
     largest = np.abs(groups).max(2)
     with np.errstate(divide="ignore"):
         inverse = np.where(largest < 1e-30, np.float32(0), np.float32(127) / largest)
-    q = np.rint(groups * inverse[..., None]).astype(np.int8).reshape(m, depth)
-    return quantized_rows(q, np.where(largest < 1e-30, np.float32(0), largest / np.float32(127)), depth)
+    q = np.rint(groups * inverse[..., None]).astype(np.int8).reshape(m, -1)
+    return quantized_rows(q, np.where(largest < 1e-30, np.float32(0), largest / np.float32(127)), depth, span)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -150,7 +151,7 @@ def runner() -> Runner:
 
 
 def memory(address: int, size: int) -> Array:
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
@@ -172,14 +173,13 @@ def test_integers_are_packed_as_the_layout_says(runner: Runner, form: IntegerFor
 
 
 @pytest.mark.parametrize("form", [IntegerFormat(8), *(IntegerFormat(4, group) for group in (32, 64, 128))], ids=str)
-@pytest.mark.parametrize("source", [np.float32, np.float16])
-def test_quantized_weights_are_near(runner: Runner, form: IntegerFormat, source: type) -> None:
+@pytest.mark.parametrize(("name", "source"), [("f32", np.float32), ("f16", np.float16)])
+def test_quantized_weights_are_near(runner: Runner, form: IntegerFormat, name: str, source: npt.DTypeLike) -> None:
     """Through the kernel: the identity times the packed matrix gives the weights back."""
     n, k = 48, 192
-    weights = np.random.default_rng(9).standard_normal((n, k), np.float32).astype(source)
+    weights: Array = np.random.default_rng(9).standard_normal((n, k), np.float32).astype(source)
     weights[5] = 0
     target = runner.allocate(2 * form.block_bytes(k))
-    name = {np.float32: "f32", np.float16: "f16"}[source]
     runner.quantize(target, form.bits, form.group, 0, 1, weights.ctypes.data, name, n, k, k, 1)
     x = quantized(np.eye(k, dtype=np.float32), form)
     y = aligned(np.zeros((k, 64), np.float32))

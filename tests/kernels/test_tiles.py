@@ -13,11 +13,15 @@ from quire.kernels import host, options, runner
 Outputs = list[tuple[list[int], list[float]]]
 
 
-def generate(model: str, lengths: tuple[int, ...], chunk: int, isa: str | None, **formats: str) -> Outputs:
+def generate(
+    model: str, lengths: tuple[int, ...], chunk: int, isa: str | None, quantization: str | None = None,
+    kv_dtype: str = "auto",
+) -> Outputs:  # fmt: skip
     """Tokens and logprobs of 6 greedy steps after each prompt, all in one batch."""
     chosen = options.LoadOptions(
-        model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa, **formats
-    )
+        model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa,
+        quantization=quantization, kv_dtype=kv_dtype,
+    )  # fmt: skip
     engine = runner.load_model(chosen)
     outputs: Outputs = []
     for length in lengths:
