@@ -99,6 +99,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--threads", type=whole(_MOST_THREADS), metavar="N", help="as many as the CPUs granted by default"
     )
     group.add_argument("--cache-dir", type=Path, metavar="DIR", help="where compiled kernels are kept")
+    group.add_argument("--weight-cache", type=Path, metavar="DIR", help="keep packed weights there for the next start")
 
 
 def _add_scheduling(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +154,7 @@ def load_options(parsed: argparse.Namespace) -> LoadOptions:
         num_pages=parsed.num_pages,
         threads=parsed.threads,
         cache_dir=None if parsed.cache_dir is None else str(parsed.cache_dir),
+        weight_cache=None if parsed.weight_cache is None else str(parsed.weight_cache),
         quantization=parsed.quantization,
         kv_dtype=parsed.kv_dtype,
     )

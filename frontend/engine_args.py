@@ -48,6 +48,7 @@ class EngineOptions(TypedDict, total=False):
     seed: int | None
     enable_prefix_caching: bool | None
     cache_dir: str | None
+    weight_cache: str | None
     engine_address: str | None
     curve_keys: str | None
     insecure_tcp: bool
@@ -68,6 +69,7 @@ class EngineArgs:
     num_pages: the same in pages. threads: of the engine; all usable cores when None.
     seed: of the seeds that requests without one are given; a fresh one when None.
     enable_prefix_caching: not yet, so True is refused. cache_dir: where compiled kernels are kept.
+    weight_cache: folder where packed weights are kept, so that the next start maps them instead of packing them.
     engine_address: attach there instead of starting an engine.
     curve_keys: folder of keys for tcp://; insecure_tcp: tcp:// without keys.
     start_timeout: seconds until an engine that is not ready, or does not answer, is given up.
@@ -89,6 +91,7 @@ class EngineArgs:
     seed: int | None = None
     enable_prefix_caching: bool | None = None
     cache_dir: str | None = None
+    weight_cache: str | None = None
     engine_address: str | None = None
     curve_keys: str | None = None
     insecure_tcp: bool = False
@@ -129,6 +132,7 @@ class EngineArgs:
             "--threads": self.threads,
             "--seed": self.seed,
             "--cache-dir": self.cache_dir,
+            "--weight-cache": self.weight_cache,
         }
         return [text for name, value in flags.items() if value is not None for text in (name, str(value))]
 

@@ -6,6 +6,7 @@ range, then the data. A folder holds `model.safetensors`, or `model.safetensors.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ INTEGERS = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": ("u8", 
 
 _KNOWN = FORMATS | INTEGERS
 _MAX_HEADER_BYTES = 100_000_000
+_SAMPLE_BYTES = 1024
 
 
 class _Entry(msgspec.Struct):
@@ -80,7 +82,7 @@ class Checkpoint:
                 f"model {folder!r} is no folder; give a checkpoint folder with config.json and model.safetensors"
             )
         self.config = self._read_config()
-        self._maps: list[mmap.mmap] = []
+        self._maps: dict[Path, mmap.mmap] = {}
         self._tensors: dict[str, Tensor] = {}
         self._foreign: dict[str, str] = {}  # dtypes of tensors that no model can use
         for file, names in self._files().items():
@@ -143,7 +145,7 @@ class Checkpoint:
             entries = msgspec.convert(header, dict[str, _Entry])
         except (msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path}: its safetensors header can't be read: {error}") from None
-        self._maps.append(mapped)
+        self._maps[path] = mapped
         data = np.frombuffer(mapped, np.uint8, offset=8 + header_bytes)
         for name, entry in entries.items():
             self._add(path, name, entry, data)
@@ -211,7 +213,18 @@ class Checkpoint:
         """The number formats of its tensors of floats."""
         return {tensor.format for tensor in self._tensors.values() if tensor.dtype in FORMATS}
 
+    def digest(self) -> bytes:
+        """A hash that changes with the tensors: of the files' headers, sizes and times, and samples of every tensor."""
+        found = hashlib.blake2b(digest_size=32)
+        for path, mapped in sorted(self._maps.items()):
+            header_bytes = int.from_bytes(mapped[:8], "little")
+            found.update(f"{path.name} {len(mapped)} {path.stat().st_mtime_ns}".encode() + mapped[: 8 + header_bytes])
+        for _, tensor in sorted(self._tensors.items()):
+            for start in (0, len(tensor.data) // 2, max(0, len(tensor.data) - _SAMPLE_BYTES)):
+                found.update(tensor.data[start : start + _SAMPLE_BYTES].tobytes())
+        return found.digest()
+
     def drop_pages(self) -> None:
         """Tells the system that the mapped files are read for now, so that they don't count as resident memory."""
-        for mapped in self._maps:
+        for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)

@@ -36,6 +36,7 @@ class LoadOptions:
     `max_model_len`: tokens of a sequence. `kv_bytes` or `num_pages`: the KV memory. `cache_dir`: compiled kernels.
     `isa`: one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the
     checkpoint's own method. `kv_dtype`: of KV pages, `auto` or `int8`.
+    `weight_cache`: folder where packed weights are kept for the next start.
     """
 
     model: str
@@ -51,6 +52,7 @@ class LoadOptions:
     isa: str | None = None
     quantization: str | None = None
     kv_dtype: str = "auto"
+    weight_cache: str | None = None
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Numbers:

@@ -42,10 +42,11 @@ class ModelRunner:
     """
 
     def __init__(
-        self, native: Runner, jit: Jit, plan: PlanBuilder, options: LoadOptions, *, pages: int, checkpoint: Checkpoint
+        self, native: Runner, jit: Jit, loader: Loader, plan: PlanBuilder, options: LoadOptions, *, pages: int
     ) -> None:
         self._native = native
-        self._jit = jit  # owns the code that the plan's launches point to
+        self._owners = (jit, loader)  # of the code and the mapped weights that the plan's launches point to
+        checkpoint = loader.checkpoint
         self.architecture = ModelConfig(checkpoint.config).architecture
         self.vocab_size = plan.vocab_size
         self.max_model_len = plan.limits.max_model_len
@@ -135,7 +136,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
 
     Raises ModelError with a message for the user when an option, the checkpoint or the host does not allow it.
     """
-    plan, checkpoint = describe(options)
+    plan, _ = describe(options)
     numbers, limits, heads = plan.numbers, plan.limits, plan.heads
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.capacity), round_up(plan.vocab_size, BLOCK)
     page_bytes = plan.layers * limits.page_size // KV_TILE * heads.tile_bytes(numbers)
@@ -149,8 +150,8 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     )  # fmt: skip
     isa = host.choose_isa(options.isa)
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
-    assembly = _Assembly(native, plan, Loader(native, plan.quantization, numbers, progress))
+    assembly = _Assembly(native, plan, Loader(native, plan.quantization, numbers, progress, options.weight_cache))
     kernels = assembly.addresses_of_kernels(jit, isa.name, progress)
     assembly.loader.load(weights_of(plan))
     assembly.add_launches(kernels)
-    return ModelRunner(native, jit, plan, options, pages=pages, checkpoint=checkpoint)
+    return ModelRunner(native, jit, assembly.loader, plan, options, pages=pages)

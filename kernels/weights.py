@@ -15,6 +15,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix, Part, Rows, Table, Vector
 from quire.kernels.plan import PlanBuilder
 from quire.kernels.quantization import Quantization
+from quire.kernels.weight_cache import PackedFile, open_packed
 
 Weight = Matrix | Vector | Rows | Table
 
@@ -44,12 +45,17 @@ def check(quantization: Quantization, weights: list[Weight]) -> None:
 
 @dataclass
 class Loader:
-    """Packs weights into a runner's memory. `progress(what, done, total)` counts bytes."""
+    """Packs weights into a runner's memory, or matrices into a file of the weight cache in `cache_folder`.
+
+    `progress(what, done, total)` counts bytes. Matrices of a file live as long as `packed`.
+    """
 
     runner: Runner
     quantization: Quantization
     numbers: Numbers
     progress: Callable[[str, int, int], None] | None = None
+    cache_folder: str | None = None
+    packed: PackedFile | None = None
     addresses: dict[Weight, int] = field(default_factory=dict)
 
     @property
@@ -59,7 +65,19 @@ class Loader:
 
     def load(self, weights: list[Weight]) -> None:
         """Loads all; `addresses` then says where each is."""
-        total = sum(w.bytes(self.numbers) for w in weights if isinstance(w, Matrix))
+        matrices = [w for w in weights if isinstance(w, Matrix)]
+        if self.cache_folder is not None:
+            self.packed = open_packed(self.cache_folder, self.checkpoint, matrices, self.numbers)
+        try:
+            self._place_all(weights, sum(matrix.bytes(self.numbers) for matrix in matrices))
+        except BaseException:
+            if self.packed is not None:
+                self.packed.discard()
+            raise
+        if self.packed is not None:
+            self.packed.commit()
+
+    def _place_all(self, weights: list[Weight], total: int) -> None:
         done = 0
         for weight in weights:
             self.addresses[weight] = self._place(weight)
@@ -80,7 +98,12 @@ class Loader:
         return self.runner.upload(np.ascontiguousarray(weight.values))
 
     def _pack(self, matrix: Matrix) -> int:
-        target = self.runner.allocate(matrix.bytes(self.numbers))
+        if self.packed is None:
+            target = self.runner.allocate(matrix.bytes(self.numbers))
+        else:
+            target = self.packed.addresses[matrix]
+            if not self.packed.is_new:
+                return target
         for part in matrix.parts:
             if matrix.integers is None:
                 tensor = self.checkpoint.get(part.tensor, part.shape)

@@ -87,6 +87,10 @@ class EngineFlags:
     cache_dir: Annotated[
         Path | None, _engine("Where compiled kernels are kept. Default: quire in the user's cache folder.", "FOLDER")
     ] = None
+    weight_cache: Annotated[
+        Path | None,
+        _engine("Keep packed weights there: later starts map them, and engines share them. Default: none.", "FOLDER"),
+    ] = None
 
 
 @dataclass(frozen=True)

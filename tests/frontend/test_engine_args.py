@@ -26,7 +26,8 @@ def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
     [
         ({"tensor_parallel_size": 2}, ValueError, r"tensor_parallel_size=2 is not supported.*it can only be 1"),
         ({"gpu_memory_utilization": 0.9}, ValueError, "kv_cache_memory_bytes"),
-        ({"quantization": "awq"}, ValueError, "quantization='awq'"),
+        ({"quantization": "fp8"}, ValueError, "quantization='fp8' is not known; it can be int8, int4"),
+        ({"kv_cache_dtype": "fp8"}, ValueError, "kv_cache_dtype='fp8' is not known; it can be auto, int8"),
         ({"enable_prefix_caching": True}, ValueError, "enable_prefix_caching=True"),
         ({"trust_remote_code": True}, ValueError, "trust_remote_code=True"),
         ({"max_num_seq": 3}, TypeError, "did you mean max_num_seqs"),

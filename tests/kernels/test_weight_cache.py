@@ -1,0 +1,117 @@
+"""Packed weights kept on disk: mapped instead of packed, never mistaken, never left half written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.kernels import options, runner, weight_cache, weights
+from quire.kernels.errors import ModelError
+
+
+def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], list[float]]:
+    """Four greedy tokens and their log probabilities."""
+    cache = None if folder is None else str(folder)
+    engine = runner.load_model(options.LoadOptions(str(model), num_pages=8, threads=2, weight_cache=cache, **chosen))
+    slot = engine.open([5, 6, 7], 3, temperature=0.0, logprobs=3)
+    assert engine.reserve(slot, 8)
+    tokens, values, start, count = [], [], 0, 3
+    for _ in range(4):
+        result = engine.step([slot], [start], [count])
+        assert result.logprobs is not None
+        assert result.logprobs[0] is not None
+        tokens.append(result.token_ids[0])
+        values += result.logprobs[0][1]
+        start, count = start + count, 1
+    engine.close(slot)
+    return tokens, values
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.suffix for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_the_second_start_maps_what_the_first_packed(
+    quantization: str | None, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answer(demo_model, None, quantization=quantization)
+    assert answer(demo_model, tmp_path, quantization=quantization) == expected
+    assert files(tmp_path) == [".packed"]
+    monkeypatch.setattr(weight_cache, "_reserve", lambda *_: pytest.fail("packed again"))
+    assert answer(demo_model, tmp_path, quantization=quantization) == expected
+
+
+def test_each_mode_and_each_checkpoint_has_a_file_of_its_own(demo_model: Path, tmp_path: Path) -> None:
+    model, cache = tmp_path / "model", tmp_path / "cache"
+    shutil.copytree(demo_model, model)
+    model.chmod(0o755)
+    modes: list[dict[str, Any]] = [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "float32"}]
+    for mode in modes:
+        answer(model, cache, **mode)
+    assert files(cache) == [".packed"] * len(modes)
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.unlink()
+    weights.write_bytes(data)
+    answer(model, cache)
+    assert files(cache) == [".packed"] * (len(modes) + 1)
+
+
+def test_a_truncated_file_is_made_anew(demo_model: Path, tmp_path: Path) -> None:
+    expected = answer(demo_model, tmp_path)
+    (packed,) = tmp_path.iterdir()
+    size = packed.stat().st_size
+    os.truncate(packed, 4096)
+    assert answer(demo_model, tmp_path) == expected
+    assert packed.stat().st_size == size
+
+
+def test_what_a_killed_process_left_is_removed_and_what_one_at_work_has_is_not(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "dead.partial").write_bytes(b"x")
+    alive = tmp_path / "alive.partial"
+    alive.write_bytes(b"x")
+    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, 2); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(alive)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        answer(demo_model, tmp_path)
+        assert files(tmp_path) == [".packed", ".partial"]
+        process.kill()
+
+
+def test_two_starts_at_once(demo_model: Path, tmp_path: Path) -> None:
+    code = (
+        "from quire.kernels import options, runner; import sys;"
+        "runner.load_model(options.LoadOptions(sys.argv[1], num_pages=8, weight_cache=sys.argv[2]))"
+    )
+    command = [sys.executable, "-P", "-c", code, str(demo_model), str(tmp_path)]
+    both = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert files(tmp_path) == [".packed"]
+
+
+def test_a_failed_load_leaves_nothing(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights.Loader, "_place", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        answer(demo_model, tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_a_folder_that_will_not_do(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=r"weight cache .*file: .*; choose another folder"):
+        answer(demo_model, tmp_path / "file")
+    free = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(ModelError, match="only 1000 are free there"):
+        answer(demo_model, tmp_path / "full")
