@@ -78,6 +78,7 @@ class Runner:
         num_pages: int,
         page_size: int,
         vocab_size: int,
+        kv_heads: int,
         capacity: int,
         logit_capacity: int,
         logit_stride: int,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.emit.attention import Attention
+from quire.kernels.emit.attention import Attention, AttentionFold
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.kv import SplitHeads
 from quire.kernels.emit.layout import BLOCK, IntegerFormat, Numbers, round_up
 from quire.kernels.emit.rows import Embedding, Norm, Quantize
 
-Kernel = Gemm | Embedding | Norm | Quantize | SplitHeads | Attention
+Kernel = Gemm | Embedding | Norm | Quantize | SplitHeads | Attention | AttentionFold
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from quire.kernels.emit.attention import Attention
+from quire.kernels.emit.attention import BLOCK_TOKENS, Attention, AttentionFold, partial_bytes
 from quire.kernels.emit.gemm import ROWS_PER_ITEM, Gemm
 from quire.kernels.emit.kv import Heads, SplitHeads
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, Numbers, round_up
@@ -37,6 +37,10 @@ from quire.kernels.rope import Rope
 TOKENS, LOGIT_ROWS, CAPACITY = 0, 1, 2
 """Numbers of the dims that kernels read (native `Dim`)."""
 _DIM_NUMBERS = {"tokens": TOKENS, "logit_rows": LOGIT_ROWS}
+
+
+MOST_PARTS = 1024
+"""Blocks of KV that a step may attend to apart from each other (native `kMostParts`)."""
 
 
 @dataclass
@@ -245,12 +249,14 @@ class PlanBuilder:
             "attention", heads, CAPACITY, scale or 1.0 / math.sqrt(heads.dim), self.limits.page_size // 32,
             window if window < self.limits.max_model_len else 0,
         )  # fmt: skip
-        self._add(
-            kernel,
-            [Buffer("entries", input=True), queries, KvLayer(layer), out.buffer],
-            "entries",
-            times=heads.kv,
-        )
+        read = (queries, KvLayer(layer))
+        self._add(kernel, [Buffer("entries", input=True), *read, out.buffer], "entries", times=heads.kv)
+        if self.limits.max_model_len > BLOCK_TOKENS:
+            partials = self._buffer("partials", MOST_PARTS * heads.query * partial_bytes(heads))
+            kernel = replace(kernel, name="attention_part", partial=True)
+            self._add(kernel, [Buffer("parts", input=True), *read, partials], "parts", times=heads.kv)
+            fold = AttentionFold("attention_fold", heads)
+            self._add(fold, [Buffer("splits", input=True), partials, out.buffer], "splits", times=heads.kv)
         return out
 
     def _rope_table(self, rope: Rope) -> Table:

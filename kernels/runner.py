@@ -144,7 +144,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     pages = choose_num_pages(options, limits, page_bytes, other_bytes)
     native = Runner(
         threads=choose_threads(options), num_pages=pages, page_size=limits.page_size, vocab_size=plan.vocab_size,
-        capacity=limits.capacity, logit_capacity=logit_rows, logit_stride=logit_stride,
+        kv_heads=heads.kv, capacity=limits.capacity, logit_capacity=logit_rows, logit_stride=logit_stride,
         tokens_per_entry=tokens_per_entry(heads.group), layers=plan.layers, tile_bytes=heads.tile_bytes(numbers),
         value_offset=heads.value_offset(numbers),
     )  # fmt: skip

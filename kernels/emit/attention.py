@@ -5,6 +5,9 @@ products.py; u = s * (scale * log2 e); m_b the block's largest u; p = round(exp2
 of p in lanes t mod 16, folded 8, 4, 2, 1; O_b = P V in the order of products.py. Blocks fold left, ascending, from
 (m = -1e30, l = 0, O = 0): M = max(m, m_b), a = exp2(m - M), c = exp2(m_b - M), O = fma(O, a, O_b c),
 l = fma(l, a, l_b c). The output is O / l. A block in which a row has no valid token leaves that row as it was.
+
+Folded into the start, a block gives (m_b, l_b, O_b) itself. So blocks may be computed apart, by any threads, and be
+folded afterwards in the same order, with the same bits: that is how few long sequences keep many threads busy.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.kv import KV_TILE, Heads
-from quire.kernels.emit.layout import BLOCK, round_activation, round_up, store_activation, tiled_offset
+from quire.kernels.emit.layout import BLOCK, Numbers, round_activation, round_up, store_activation, tiled_offset
 from quire.kernels.emit.math import LOG2_E, exp2
 from quire.kernels.emit.products import Operand, Products
 from quire.kernels.emit.value import F32, I32, I64, PTR, VF32, Value
@@ -23,7 +26,7 @@ BLOCK_TOKENS = 256
 NO_SCORE = -1e30
 QUERY_ROWS = 16
 """Query rows (tokens times heads of a group) that one work item handles at once."""
-ENTRY_BYTES = 32
+ENTRY_BYTES, SPLIT_BYTES = 32, 24
 
 
 def tokens_per_entry(group: int) -> int:
@@ -51,7 +54,7 @@ class Entry:
     """One attention entry: `tokens` query tokens from batch row `row` on, their first position, and the KV pages."""
 
     row: Value
-    tokens: Value
+    tokens: Value | int
     position: Value
     pages: Value
     kv_head: Value
@@ -65,6 +68,9 @@ class Attention:
     queries [kv][capacity][group][dim padded], the layer's KV tiles, out (tiled activations of query * dim columns).
     Dims: `capacity` as in SplitHeads. `page_tiles` is the KV tiles of a page; `window` > 0 limits each token to the
     last `window` tokens, itself included.
+
+    With `partial` an entry is one query token and one block, i64 [n][row, position, pages, block], and the buffer `out`
+    takes what the block gives, f32 [n][kv][group][dim padded, then m, l and padding]: see AttentionFold.
     """
 
     name: str
@@ -73,6 +79,7 @@ class Attention:
     scale: float
     page_tiles: int = 1
     window: int = 0
+    partial: bool = False
 
     def emit(self, products: Products) -> str:
         """The kernel as MLIR text."""
@@ -81,11 +88,18 @@ class Attention:
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         frame = self._frame(b, products)
         with b.items() as item:
-            at = b.address(entries, item // self.heads.kv * ENTRY_BYTES)
-            row, tokens, position = (b.load(at, 8 * i, I64) for i in range(3))
-            entry = Entry(row, tokens, position, b.load(at, 24, PTR), item % self.heads.kv)
-            self._attend(b, products, entry, queries, tiles, frame)
-            self._write(b, products, entry, frame, out)
+            at, kv_head = b.address(entries, item // self.heads.kv * ENTRY_BYTES), item % self.heads.kv
+            if self.partial:
+                row, position, block = (b.load(at, offset, I64) for offset in (0, 8, 24))
+                entry = Entry(row, 1, position, b.load(at, 16, PTR), kv_head)
+                self._attend(b, products, entry, queries, tiles, frame, block)
+                size = self.heads.group * partial_bytes(self.heads)
+                self._write_partial(b, frame, b.address(out, item * size))
+            else:
+                row, tokens, position = (b.load(at, 8 * i, I64) for i in range(3))
+                entry = Entry(row, tokens, position, b.load(at, 24, PTR), kv_head)
+                self._attend(b, products, entry, queries, tiles, frame)
+                _write_output(b, self.heads, products.numbers, entry, frame.out, frame.l, out)
         return b.text()
 
     def _frame(self, b: Builder, products: Products) -> Frame:
@@ -96,15 +110,14 @@ class Attention:
         m, l, a, c = (b.scratch(rows * 4) for _ in range(4))  # noqa: E741
         return Frame(u, p, out, m, l, a, c, b.scratch(2 * BLOCK_TOKENS * 4))
 
-    def _attend(self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame) -> None:
+    def _attend(
+        self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame,
+        only: Value | None = None,
+    ) -> None:  # fmt: skip
+        """Folds the entry's blocks, or the `only` one if any of its tokens are valid, into the start of a frame."""
         h, numbers = self.heads, products.numbers
-        rows = entry.tokens * h.group
-        zero, none = b.constant(0.0, VF32), b.constant(NO_SCORE, F32)
-        with b.loop(0, rows) as row:
-            b.store(none, frame.m, row.index * 4)
-            b.store(b.constant(0.0, F32), frame.l, row.index * 4)
-            with b.loop(0, h.blocks * 2) as part:
-                b.store(zero, frame.out, (row.index * (h.blocks * 2) + part.index) * 64, 64)
+        rows = b.index(entry.tokens) * h.group
+        _start(b, h, rows, frame.out, frame.m, frame.l)
         first_row = (entry.kv_head * b.dim(self.capacity) + entry.row) * h.group
         q = Operand(
             b.address(queries, first_row * h.query_bytes(numbers)),
@@ -113,7 +126,10 @@ class Attention:
         )
         context = entry.position + entry.tokens
         first = (entry.position + (1 - self.window)).max(0) // BLOCK_TOKENS if self.window else b.index(0)
-        with b.loop(first, (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS) as block:
+        stop = (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS
+        if only is not None:
+            first, stop = first.max(only), stop.min(only + 1)
+        with b.loop(first, stop) as block:
             start = block.index * BLOCK_TOKENS
             count = ((context - start + (KV_TILE - 1)) // KV_TILE).min(BLOCK_TOKENS // KV_TILE)
             if numbers.integer_kv:
@@ -190,13 +206,7 @@ class Attention:
                 weight = weight * b.load(frame.scales, group.index * 64 + BLOCK_TOKENS * 4, VF32, 64)
             store_activation(b, products.numbers, weight, p, group.index * (16 * p_bytes))
         l_block = b.fold_lanes(group.results[0], lambda left, right: left + right)
-        at = row * 4
-        m = b.load(frame.m, at, F32)
-        total = m.max(m_block)
-        a, c = exp2(b, m - total), exp2(b, m_block - total)
-        b.store(b.fma(b.load(frame.l, at, F32), a, l_block * c), frame.l, at)
-        for value, target in ((total, frame.m), (a, frame.a), (c, frame.c)):
-            b.store(value, target, at)
+        _fold_row(b, row, m_block, l_block, frame.m, frame.l, frame.a, frame.c)
 
     def _values(
         self, b: Builder, products: Products, entry: Entry, rows: Value, tiles: Value, first: Value, count: Value,
@@ -219,12 +229,87 @@ class Attention:
 
             products.emit(b, p, rows, count, values_at, sink)
 
-    def _write(self, b: Builder, products: Products, entry: Entry, frame: Frame, out: Value) -> None:
-        h = self.heads
-        with b.loop(0, entry.tokens * h.group) as row, b.loop(0, h.dim // 16) as part:
-            value = b.load(frame.out, (row.index * (h.blocks * 2) + part.index) * 64, VF32, 64)
-            value = value / b.broadcast(b.load(frame.l, row.index * 4, F32))
-            column = (entry.kv_head * h.group + row.index % h.group) * h.dim + part.index * 16
-            token = entry.row + row.index // h.group
-            at = tiled_offset(products.numbers, h.query * h.dim, token, column)
-            store_activation(b, products.numbers, value, out, at)
+    def _write_partial(self, b: Builder, frame: Frame, out: Value) -> None:
+        width = self.heads.blocks * 2
+        with b.loop(0, self.heads.group) as row:
+            target = b.address(out, row.index * partial_bytes(self.heads))
+            with b.loop(0, width) as part:
+                b.store(b.load(frame.out, (row.index * width + part.index) * 64, VF32, 64), target, part.index * 64, 64)
+            for i, source in enumerate((frame.m, frame.l)):
+                b.store(b.load(source, row.index * 4, F32), target, width * 64 + 4 * i)
+
+
+@dataclass(frozen=True)
+class AttentionFold:
+    """Folds the blocks that partial attention computed, in order, and writes the output.
+
+    Work items are query tokens times KV heads. Buffers: splits i64 [n][row, first entry of partial attention, entries],
+    what partial attention gave, out (tiled activations of query * dim columns).
+    """
+
+    name: str
+    heads: Heads
+
+    def emit(self, numbers: Numbers) -> str:
+        """The kernel as MLIR text."""
+        b = Builder(self.name)
+        h, width = self.heads, self.heads.blocks * 2
+        splits, partials, target = (b.buffer(i) for i in range(3))
+        out = b.scratch(h.group * width * 64)
+        m, l, a, c = (b.scratch(h.group * 4) for _ in range(4))  # noqa: E741
+        with b.items() as item:
+            at, kv_head = b.address(splits, item // h.kv * SPLIT_BYTES), item % h.kv
+            row, first, entries = (b.load(at, 8 * i, I64) for i in range(3))
+            _start(b, h, b.index(h.group), out, m, l)
+            with b.loop(first, first + entries) as block, b.loop(0, h.group) as query:
+                number = (block.index * h.kv + kv_head) * h.group + query.index
+                partial = b.address(partials, number * partial_bytes(h))
+                m_block, l_block = (b.load(partial, width * 64 + 4 * i, F32) for i in range(2))
+                _fold_row(b, query.index, m_block, l_block, m, l, a, c)
+                factors = [b.broadcast(b.load(source, query.index * 4, F32)) for source in (a, c)]
+                with b.loop(0, width) as part:
+                    place = (query.index * width + part.index) * 64
+                    value = b.load(partial, part.index * 64, VF32, 64) * factors[1]
+                    b.store(b.fma(b.load(out, place, VF32, 64), factors[0], value), out, place, 64)
+            _write_output(b, h, numbers, Entry(row, 1, row, splits, kv_head), out, l, target)
+        return b.text()
+
+
+def partial_bytes(heads: Heads) -> int:
+    """Bytes of what partial attention gives for one query row."""
+    return heads.blocks * BLOCK * 4 + 64
+
+
+def _start(b: Builder, heads: Heads, rows: Value, out: Value, m: Value, l: Value) -> None:  # noqa: E741
+    """The state of `rows` rows before any block."""
+    with b.loop(0, rows) as row:
+        b.store(b.constant(NO_SCORE, F32), m, row.index * 4)
+        b.store(b.constant(0.0, F32), l, row.index * 4)
+        with b.loop(0, heads.blocks * 2) as part:
+            b.store(b.constant(0.0, VF32), out, (row.index * (heads.blocks * 2) + part.index) * 64, 64)
+
+
+def _fold_row(
+    b: Builder, row: Value, m_block: Value, l_block: Value, m: Value, l: Value, a: Value, c: Value,  # noqa: E741
+) -> None:  # fmt: skip
+    """Folds a block's m and l into those of the row, and stores the factors a of its old O and c of the block's."""
+    at = row * 4
+    old = b.load(m, at, F32)
+    total = old.max(m_block)
+    factors = exp2(b, old - total), exp2(b, m_block - total)
+    b.store(b.fma(b.load(l, at, F32), factors[0], l_block * factors[1]), l, at)
+    for value, target in zip((total, *factors), (m, a, c), strict=True):
+        b.store(value, target, at)
+
+
+def _write_output(
+    b: Builder, heads: Heads, numbers: Numbers, entry: Entry, source: Value, l: Value, out: Value,  # noqa: E741
+) -> None:  # fmt: skip
+    """O / l of the entry's rows, as activations."""
+    h = heads
+    with b.loop(0, b.index(entry.tokens) * h.group) as row, b.loop(0, h.dim // 16) as part:
+        value = b.load(source, (row.index * (h.blocks * 2) + part.index) * 64, VF32, 64)
+        value = value / b.broadcast(b.load(l, row.index * 4, F32))
+        column = (entry.kv_head * h.group + row.index % h.group) * h.dim + part.index * 16
+        at = tiled_offset(numbers, h.query * h.dim, entry.row + row.index // h.group, column)
+        store_activation(b, numbers, value, out, at)

@@ -23,7 +23,9 @@ Dim dim_of(const std::string& name) {
   if (name == "tokens") return Dim::tokens;
   if (name == "logit_rows") return Dim::logit_rows;
   if (name == "entries") return Dim::entries;
-  throw std::invalid_argument("dim '" + name + "' is none of tokens, logit_rows, entries");
+  if (name == "parts") return Dim::parts;
+  if (name == "splits") return Dim::splits;
+  throw std::invalid_argument("dim '" + name + "' is none of tokens, logit_rows, entries, parts, splits");
 }
 
 void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
@@ -176,6 +178,7 @@ void bind_memory(nb::class_<Runner>& runner) {
         return std::map<std::string, Address>{
             {"token_ids", address(in.token_ids)},   {"positions", address(in.positions)},
             {"kv_slots", address(in.kv_slots)},     {"entries", address(in.entries)},
+            {"parts", address(in.parts)},           {"splits", address(in.splits)},
             {"logit_rows", address(in.logit_rows)}, {"logits", address(in.logits)}};
       });
 }
@@ -197,14 +200,16 @@ void bind_runner(nb::module_& m) {
       .def(
           "__init__",
           [](Runner* self, std::int32_t threads, bool pin, std::int32_t num_pages, std::int32_t page_size,
-             std::int32_t vocab_size, std::int64_t capacity, std::int64_t logit_capacity, std::int64_t logit_stride,
-             std::int64_t tokens_per_entry, std::int64_t layers, std::int64_t tile_bytes, std::int64_t value_offset) {
-            new (self) Runner({threads, pin, num_pages, page_size, vocab_size, capacity, logit_capacity, logit_stride,
-                               tokens_per_entry, layers, tile_bytes, value_offset});
+             std::int32_t vocab_size, std::int64_t kv_heads, std::int64_t capacity, std::int64_t logit_capacity,
+             std::int64_t logit_stride, std::int64_t tokens_per_entry, std::int64_t layers, std::int64_t tile_bytes,
+             std::int64_t value_offset) {
+            new (self) Runner({threads, pin, num_pages, page_size, vocab_size, kv_heads, capacity, logit_capacity,
+                               logit_stride, tokens_per_entry, layers, tile_bytes, value_offset});
           },
           nb::kw_only(), nb::arg("threads"), nb::arg("pin") = false, nb::arg("num_pages"), nb::arg("page_size"),
-          nb::arg("vocab_size"), nb::arg("capacity"), nb::arg("logit_capacity"), nb::arg("logit_stride"),
-          nb::arg("tokens_per_entry"), nb::arg("layers"), nb::arg("tile_bytes"), nb::arg("value_offset"))
+          nb::arg("vocab_size"), nb::arg("kv_heads"), nb::arg("capacity"), nb::arg("logit_capacity"),
+          nb::arg("logit_stride"), nb::arg("tokens_per_entry"), nb::arg("layers"), nb::arg("tile_bytes"),
+          nb::arg("value_offset"))
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal)
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal)
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })

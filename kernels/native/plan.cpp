@@ -25,6 +25,7 @@ void Plan::run(ThreadPool& pool, const Dims& dims) {
     for (std::size_t i = 0; i < launches_.size(); i++) {
       const Launch& launch = launches_[i];
       const std::int64_t items = launch.items(dims);
+      if (items == 0) continue;
       const std::int64_t chunk = std::max<std::int64_t>(1, items / (pool.size() * kChunksPerThread));
       for (std::int64_t begin; (begin = next_[i].fetch_add(chunk, std::memory_order_relaxed)) < items;)
         launch.kernel(launch.buffers.data(), dims.data(), begin, std::min(begin + chunk, items));

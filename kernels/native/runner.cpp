@@ -8,7 +8,10 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kTileTokens = 32;  // of a KV tile
+constexpr std::int64_t kTileTokens = 32;    // of a KV tile
+constexpr std::int64_t kBlockTokens = 256;  // of a block of attention (emit/attention.py)
+constexpr std::int64_t kMostParts = 1024;
+constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -29,6 +32,8 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.positions, capacity);
   array(inputs_.kv_slots, capacity);
   array(inputs_.entries, capacity);
+  array(inputs_.parts, kMostParts);
+  array(inputs_.splits, kMostParts);
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
   layer_bytes_ = std::int64_t{config.num_pages} * (config.page_size / kTileTokens) * config.tile_bytes;
@@ -43,6 +48,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), sequences_.at(slots[i]), starts[i], counts[i], dims);
+  split_attention(dims);
   body_.run(threads_, dims);
 
   StepResult result;
@@ -118,6 +124,27 @@ void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, 
       rows_.push_back({index, static_cast<std::int32_t>(first + next - 1 - start), next, false});
   if (end == length) rows_.push_back({index, static_cast<std::int32_t>(first + count - 1), length, true});
   dim(dims, Dim::tokens) += count;
+}
+
+/// Where a step has few query tokens, those with a long context are split into blocks, so that all threads have work.
+/// The bits don't depend on it: see emit/attention.py.
+void Runner::split_attention(Dims& dims) {
+  std::int64_t& entries = dim(dims, Dim::entries);
+  std::int64_t &parts = dim(dims, Dim::parts), &splits = dim(dims, Dim::splits);
+  if (entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
+  std::int64_t kept = 0;
+  for (std::int64_t i = 0; i < entries; i++) {
+    const AttentionEntry entry = inputs_.entries[i];
+    const std::int64_t blocks = (entry.position + kBlockTokens) / kBlockTokens;
+    if (entry.tokens > 1 || blocks == 1 || parts + blocks > kMostParts) {
+      inputs_.entries[kept++] = entry;
+      continue;
+    }
+    inputs_.splits[splits++] = {entry.row, parts, blocks};
+    for (std::int64_t block = 0; block < blocks; block++)
+      inputs_.parts[parts++] = {entry.row, entry.position, entry.pages, block};
+  }
+  entries = kept;
 }
 
 /// Attention multiplies all 32 values of a tile, those not written yet by 0. What the page's last owner left there may

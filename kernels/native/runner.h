@@ -23,12 +23,26 @@ struct AttentionEntry {
   const std::int32_t* pages;
 };
 
+/// One block of 256 KV tokens that one query token attends to, apart from its other blocks.
+struct AttentionPart {
+  std::int64_t row, position;
+  const std::int32_t* pages;
+  std::int64_t block;
+};
+
+/// The parts of one query token, to be folded.
+struct AttentionSplit {
+  std::int64_t row, first, parts;
+};
+
 /// What kernels read of a step. The arrays stay where they are for the runner's life.
 struct StepInputs {
   std::int32_t* token_ids;   ///< [capacity]
   std::int32_t* positions;   ///< [capacity]
   std::int64_t* kv_slots;    ///< [capacity]: page * page_size + place in the page
   AttentionEntry* entries;   ///< [capacity]
+  AttentionPart* parts;      ///< [kMostParts]
+  AttentionSplit* splits;    ///< [kMostParts]
   std::int32_t* logit_rows;  ///< [logit capacity]: batch rows whose logits are wanted
   float* logits;             ///< [logit capacity][logit stride]
 };
@@ -39,6 +53,7 @@ struct RunnerConfig {
   std::int32_t num_pages;
   std::int32_t page_size;
   std::int32_t vocab_size;
+  std::int64_t kv_heads;
   std::int64_t capacity;          ///< tokens of a step at most
   std::int64_t logit_capacity;    ///< logit rows computed at once; a step may have more, in turns
   std::int64_t logit_stride;      ///< floats from one row of logits to the next
@@ -97,6 +112,7 @@ class Runner {
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts);
   void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
+  void split_attention(Dims& dims);
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void compute_logits(std::span<const LogitRow> rows, Dims& dims);
   void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
