@@ -31,6 +31,9 @@ int64_t soft_tileloadd64(int16_t rows, int16_t bytes, const char *p, int64_t str
   for (int r = 0; r < rows; r++) memcpy(ring[t].b[r], p + r * stride, bytes);
   return t;
 }
+int64_t soft_tileloaddt164(int16_t rows, int16_t bytes, const char *p, int64_t stride) {
+  return soft_tileloadd64(rows, bytes, p, stride);
+}
 void soft_tilestored64(int16_t rows, int16_t bytes, char *p, int64_t stride, int64_t t) {
   for (int r = 0; r < rows; r++) memcpy(p + r * stride, ring[t].b[r], bytes);
 }
@@ -61,6 +64,7 @@ int64_t soft_tdpbsud(int16_t rows, int16_t bytes, int16_t k_bytes, int64_t c, in
 DECLARATIONS = """
 llvm.func @soft_tilezero(i16, i16) -> i64
 llvm.func @soft_tileloadd64(i16, i16, !llvm.ptr, i64) -> i64
+llvm.func @soft_tileloaddt164(i16, i16, !llvm.ptr, i64) -> i64
 llvm.func @soft_tilestored64(i16, i16, !llvm.ptr, i64, i64)
 llvm.func @soft_tdpbf16ps(i16, i16, i16, i64, i64, i64) -> i64
 llvm.func @soft_tdpbsud(i16, i16, i16, i64, i64, i64) -> i64

@@ -17,7 +17,15 @@ from dataclasses import dataclass, replace
 
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.kv import KV_TILE, Heads
-from quire.kernels.emit.layout import BLOCK, Numbers, round_activation, round_up, store_activation, tiled_offset
+from quire.kernels.emit.layout import (
+    BLOCK,
+    TILE_ROWS,
+    Numbers,
+    round_activation,
+    round_up,
+    store_activation,
+    tiled_offset,
+)
 from quire.kernels.emit.math import LOG2_E, exp2
 from quire.kernels.emit.products import Operand, Products
 from quire.kernels.emit.value import F32, I32, I64, PTR, VF32, Value
@@ -123,6 +131,7 @@ class Attention:
             b.address(queries, first_row * h.query_bytes(numbers)),
             h.query_bytes(numbers),
             BLOCK * numbers.activation_bytes,
+            TILE_ROWS * h.query_bytes(numbers),
         )
         context = entry.position + entry.tokens
         first = (entry.position + (1 - self.window)).max(0) // BLOCK_TOKENS if self.window else b.index(0)
@@ -214,7 +223,8 @@ class Attention:
     ) -> None:  # fmt: skip
         """O_b of every row, folded into O as it is finished."""
         h, numbers = self.heads, products.numbers
-        p = Operand(frame.p, BLOCK_TOKENS * numbers.activation_bytes, BLOCK * numbers.activation_bytes)
+        row_bytes = BLOCK_TOKENS * numbers.activation_bytes
+        p = Operand(frame.p, row_bytes, BLOCK * numbers.activation_bytes, TILE_ROWS * row_bytes)
         with b.loop(0, h.blocks) as block:
 
             def values_at(tile: Value) -> Value:

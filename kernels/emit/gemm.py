@@ -48,28 +48,28 @@ class Gemm:
         with b.items() as item:
             column_block = item // groups
             first = item % groups * ROWS_PER_ITEM
-            with b.loop(first, (first + ROWS_PER_ITEM).min(rows), TILE_ROWS) as panel:
 
-                def sink(row: Value, values: Sequence[Value], panel_row: Value = panel.index) -> None:
-                    self._finish(b, products, y, bias, panel_row + row, column_block, values)
+            def sink(row: Value, values: Sequence[Value]) -> None:
+                self._finish(b, products, y, bias, first + row, column_block, values)
 
-                self._multiply(b, products, x, w, panel.index // TILE_ROWS, (rows - panel.index).min(TILE_ROWS),
-                               column_block, sink)  # fmt: skip
+            count = (rows - first).min(ROWS_PER_ITEM)
+            self._multiply(b, products, x, w, first // TILE_ROWS, count, column_block, sink)
         return b.text()
 
     def _multiply(
         self, b: Builder, products: Products, x: Value, w: Value, panel: Value, rows: Value, block: Value, sink: RowSink
     ) -> None:
-        """Feeds `sink` with the first `rows` rows of panel number `panel` of x times block number `block` of w."""
+        """Feeds `sink` with `rows` rows of x, from panel number `panel` on, times block number `block` of w."""
         if self.integers is not None:
-            base = b.address(x, panel * self.integers.panel_bytes(self.k))
+            panels = b.address(x, panel * self.integers.panel_bytes(self.k))
             columns = b.address(w, block * self.integers.block_bytes(self.k))
-            IntegerProducts(products.isa, self.integers, self.k).emit(b, base, rows, columns, sink)
+            IntegerProducts(products.isa, self.integers, self.k).emit(b, panels, rows, columns, sink)
             return
         numbers = products.numbers
         blocks = round_up(self.k, BLOCK) // BLOCK
-        panel_bytes = TILE_ROWS * BLOCK * numbers.activation_bytes
-        operand = Operand(b.address(x, panel * (blocks * panel_bytes)), BLOCK * numbers.activation_bytes, panel_bytes)
+        row_bytes = BLOCK * numbers.activation_bytes
+        panel_bytes = blocks * TILE_ROWS * row_bytes
+        operand = Operand(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
         columns = b.address(w, block * (blocks * numbers.block_bytes))
         products.emit(b, operand, rows, blocks, lambda j: b.address(columns, j * numbers.block_bytes), sink)
 

@@ -36,25 +36,35 @@ class IntegerProducts:
     format: IntegerFormat
     k: int
 
-    def emit(self, b: Builder, panel: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        """Feeds `sink` with the first `rows` (at most 16) rows of a panel times a block of 32 columns."""
+    def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """Feeds `sink` with rows 0 .. `rows` of the panels at `x` times a block of 32 columns."""
         if self.isa != "amx":
-            self._emit_chunks(b, panel, rows, block, sink)
+            self._emit_chunks(b, x, rows, block, sink)
             return
         with b.when(rows < LEAST_TILE_ROWS):
-            self._emit_chunks(b, panel, rows, block, sink)
+            self._emit_chunks(b, x, rows, block, sink)
         with b.when(rows >= LEAST_TILE_ROWS):
-            self._emit_tiles(b, panel, rows, block, sink)
+            self._emit_tiles(b, x, rows, block, sink)
+
+    def _panel(self, b: Builder, x: Value, row: Value) -> Value:
+        """Where the panel that begins with `row` lies."""
+        return b.address(x, row // TILE_ROWS * self.format.panel_bytes(self.k))
 
     # Rows times lines
 
-    def _emit_chunks(self, b: Builder, panel: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        done: Value = b.index(0)
-        for chunk in ROW_CHUNKS[self.isa]:
-            stop = done + (rows - done) // chunk * chunk
-            with b.loop(done, stop, chunk) as row:
-                self._chunk(b, panel, row.index, chunk, block, sink)
-            done = stop
+    def _emit_chunks(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        with b.loop(0, rows, TILE_ROWS) as first:
+            panel = self._panel(b, x, first.index)
+
+            def in_panel(row: Value, values: Sequence[Value]) -> None:
+                sink(first.index + row, values)
+
+            done, count = b.index(0), (rows - first.index).min(TILE_ROWS)
+            for chunk in ROW_CHUNKS[self.isa]:
+                stop = done + (count - done) // chunk * chunk
+                with b.loop(done, stop, chunk) as row:
+                    self._chunk(b, panel, row.index, chunk, block, in_panel)
+                done = stop
 
     def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value, sink: RowSink) -> None:
         zero = b.constant(0.0, VF32)
@@ -153,54 +163,75 @@ class IntegerProducts:
 
     # AMX tiles
 
-    def _emit_tiles(self, b: Builder, panel: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        """All sixteen rows as tiles; rows past the last are computed and not handed out."""
-        totals, result = b.scratch(2 * TILE_ROWS * LINE), b.scratch(2 * TILE_ROWS * LINE)
-        zero = b.constant(0.0, VF32)
-        with b.loop(0, 2 * TILE_ROWS) as line:
-            b.store(zero, result, line.index * LINE, 64)
-        with b.loop(0, self.format.groups(self.k)) as group:
-            header = b.address(block, group.index * self.format.group_bytes(self.k))
-            self._tile_sums(b, panel, group.index, b.address(header, self.format.header_bytes), totals)
-            factors = self._scales(b, header)
-            with b.loop(0, rows) as row:
-                scales = b.address(panel, self._scales_offset(group.index) + row.index * 4)
-                scale = b.broadcast(b.load(scales, 0, F32))
-                start = self._start(b, header, b.broadcast(b.load(scales, TILE_ROWS * 4, I32)))
-                for column in range(2):
-                    at = row.index * (2 * LINE) + column * LINE
-                    total = b.convert("arith.sitofp", b.load(totals, at, VI32, 64) + start[column], VF32)
-                    b.store(b.fma(total, factors[column] * scale, b.load(result, at, VF32, 64)), result, at, 64)
-        with b.loop(0, rows) as row:
-            sink(row.index, [b.load(result, row.index * (2 * LINE) + column * LINE, VF32, 64) for column in range(2)])
+    def _emit_tiles(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """Two panels of 16 rows at a time as tiles, so that each tile that is loaded, and unpacked, is used twice; then
+        the last one. Rows past the last are computed and not handed out."""
+        totals, result, unpacked = (b.scratch(2 * TILE_ROWS * 2 * LINE) for _ in range(3))
+        pairs = (rows + (TILE_ROWS - 1)) // (2 * TILE_ROWS) * (2 * TILE_ROWS)
+        for panels, start, stop in ((2, b.index(0), pairs), (1, pairs, rows)):
+            with b.loop(start, stop, panels * TILE_ROWS) as first:
+                count = (rows - first.index).min(panels * TILE_ROWS)
+                bases = [self._panel(b, x, first.index + TILE_ROWS * i) for i in range(panels)]
+                with b.loop(0, panels * TILE_ROWS * 2) as line:
+                    b.store(b.constant(0.0, VF32), result, line.index * LINE, 64)
+                with b.loop(0, self.format.groups(self.k)) as group:
+                    header = b.address(block, group.index * self.format.group_bytes(self.k))
+                    lines = b.address(header, self.format.header_bytes)
+                    self._tile_sums(b, bases, group.index, lines, totals, unpacked)
+                    with b.loop(0, count) as row:
+                        self._scale_row(
+                            b, self._panel(b, bases[0], row.index), row.index, group.index, header, totals, result
+                        )
+                with b.loop(0, count) as row:
+                    at = b.address(result, row.index * (2 * LINE))
+                    sink(first.index + row.index, [b.load(at, column * LINE, VF32, 64) for column in range(2)])
 
-    def _tile_sums(self, b: Builder, panel: Value, group: Value, lines: Value, totals: Value) -> None:
-        """The group's products of a panel, without the start, as i32 [16 rows][32 columns]."""
+    def _scale_row(
+        self, b: Builder, panel: Value, row: Value, group: Value, header: Value, totals: Value, result: Value
+    ) -> None:
+        """Adds a group's sums of one row, scaled, to its result."""
+        scales = b.address(panel, self._scales_offset(group) + row % TILE_ROWS * 4)
+        scale = b.broadcast(b.load(scales, 0, F32))
+        start = self._start(b, header, b.broadcast(b.load(scales, TILE_ROWS * 4, I32)))
+        for column, factor in enumerate(self._scales(b, header)):
+            at = row * (2 * LINE) + column * LINE
+            total = b.convert("arith.sitofp", b.load(totals, at, VI32, 64) + start[column], VF32)
+            b.store(b.fma(total, factor * scale, b.load(result, at, VF32, 64)), result, at, 64)
+
+    def _tile_sums(
+        self, b: Builder, panels: Sequence[Value], group: Value, lines: Value, totals: Value, unpacked: Value
+    ) -> None:
+        """The group's products of the panels, without the start, as i32 [row][32 columns]."""
         span, depth = self.format.span(self.k), self.format.line_depth
         step = min(span, LINE)
         rows, k_bytes, line = b.constant(TILE_ROWS, I16), b.constant(step, I16), b.constant(LINE, I16)
         tile_lines = b.constant(step // 4, I16)
-        zeros = [b.call("llvm.x86.tilezero.internal", [rows, line], TILE) for _ in range(2)]
+        zeros = [b.call("llvm.x86.tilezero.internal", [rows, line], TILE) for _ in range(2 * len(panels))]
         with b.loop(0, span // step, state=zeros) as part:
             k = group * span + part.index * step
-            x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE)
-            a = b.call("llvm.x86.tileloadd64.internal", [rows, k_bytes, x, b.constant(LINE, I64)], TILE)
             at = b.address(lines, part.index * (step // depth * 2 * LINE))
+            weights = []
+            for column in range(2):
+                source, stride = self._tile_lines(b, at, column, step, unpacked)
+                operands = [tile_lines, line, source, b.constant(stride, I64)]
+                weights.append(b.call("llvm.x86.tileloadd64.internal", operands, TILE))
             state = []
-            for column, total in enumerate(part.state):
-                source, stride = self._tile_lines(b, at, column, step)
-                w = b.call("llvm.x86.tileloadd64.internal", [tile_lines, line, source, b.constant(stride, I64)], TILE)
-                state.append(b.call("llvm.x86.tdpbsud.internal", [rows, line, k_bytes, total, a, w], TILE))
+            for i, panel in enumerate(panels):
+                values = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE)
+                a = b.call("llvm.x86.tileloaddt164.internal", [rows, k_bytes, values, b.constant(LINE, I64)], TILE)
+                for column, w in enumerate(weights):
+                    operands = [rows, line, k_bytes, part.state[2 * i + column], a, w]
+                    state.append(b.call("llvm.x86.tdpbsud.internal", operands, TILE))
             part.carry(*state)
-        for column, total in enumerate(part.results):
-            at = b.address(totals, column * LINE)
+        for i, total in enumerate(part.results):
+            at = b.address(totals, i // 2 * (TILE_ROWS * 2 * LINE) + i % 2 * LINE)
             b.call_void("llvm.x86.tilestored64.internal", [rows, line, at, b.constant(2 * LINE, I64), total])
 
-    def _tile_lines(self, b: Builder, lines: Value, column: int, step: int) -> tuple[Value, int]:
+    def _tile_lines(self, b: Builder, lines: Value, column: int, step: int, unpacked: Value) -> tuple[Value, int]:
         """The bytes of one tile's `step` elements of k, and the bytes from one line to the next."""
         if self.format.bits == 8:
             return b.address(lines, column * LINE), 2 * LINE
-        unpacked = b.scratch(TILE_ROWS * LINE)
+        unpacked = b.address(unpacked, column * (TILE_ROWS * LINE))
         with b.loop(0, step // self.format.line_depth) as line:
             for i, value in enumerate(self._load(b, lines, line.index, column)):
                 b.store(value, unpacked, line.index * (2 * LINE) + i * LINE, 64)

@@ -31,11 +31,17 @@ PAIRS_A_TURN = 4
 
 @dataclass(frozen=True)
 class Operand:
-    """Rows of x: the element of row r and k-block j starts at `base + r * row_bytes + j * block_bytes`."""
+    """Rows of x in panels of 16: k-block j of row r in panel p starts at
+    `base + p * panel_bytes + r * row_bytes + j * block_bytes`."""
 
     base: Value
     row_bytes: int
     block_bytes: int
+    panel_bytes: int
+
+    def panel(self, b: Builder, row: Value) -> Value:
+        """Where the panel that begins with `row` lies."""
+        return b.address(self.base, row // TILE_ROWS * self.panel_bytes)
 
 
 @dataclass(frozen=True)
@@ -62,31 +68,21 @@ class Products:
         """Feeds `sink` with rows 0 .. `rows` of x times the blocks `block_at(0 .. blocks)`, 32 columns each."""
         if self.uses_tiles:
             self._emit_tiles(b, x, rows, blocks, block_at, sink)
-        else:
-            self._emit_chunks(b, x, rows, blocks, block_at, sink)
-
-    def _emit_chunks(
-        self,
-        b: Builder,
-        x: Operand,
-        rows: Value,
-        blocks: Value | int,
-        block_at: Callable[[Value], Value],
-        sink: RowSink,
-    ) -> None:
-        done: Value = b.index(0)
-        for chunk in ROW_CHUNKS[self.isa]:
-            stop = done + (rows - done) // chunk * chunk
-            with b.loop(done, stop, chunk) as row:
-                self._chunk(b, x, row.index, chunk, blocks, block_at, sink)
-            done = stop
+            return
+        with b.loop(0, rows, TILE_ROWS) as panel:
+            done, count = b.index(0), (rows - panel.index).min(TILE_ROWS)
+            for chunk in ROW_CHUNKS[self.isa]:
+                stop = done + (count - done) // chunk * chunk
+                with b.loop(done, stop, chunk) as row:
+                    self._chunk(b, x, panel.index, row.index, chunk, blocks, block_at, sink)
+                done = stop
 
     def _chunk(
-        self, b: Builder, x: Operand, row: Value, chunk: int, blocks: Value | int,
+        self, b: Builder, x: Operand, panel: Value, row: Value, chunk: int, blocks: Value | int,
         block_at: Callable[[Value], Value], sink: RowSink,
     ) -> None:  # fmt: skip
         zero = b.constant(0.0, VF32)
-        rows = b.address(x.base, row * x.row_bytes)
+        rows = b.address(x.panel(b, panel), row * x.row_bytes)
         with b.loop(0, blocks, state=[zero] * (2 * chunk)) as block:
             values = b.address(rows, block.index * x.block_bytes)
             tiles = block_at(block.index)
@@ -96,7 +92,7 @@ class Products:
                 sums += self._tile_sums(b, values, x.row_bytes, chunk, tile)
             block.carry(*(c + s for c, s in zip(block.state, sums, strict=True)))
         for r in range(chunk):
-            sink(row + r, [block.results[r], block.results[chunk + r]])
+            sink(panel + row + r, [block.results[r], block.results[chunk + r]])
 
     def _tile_sums(self, b: Builder, values: Value, row_bytes: int, chunk: int, tile: Value) -> list[Value]:
         """even + odd of one tile for each row. Tiles are read one after the other, in the order of memory: two at a
@@ -130,29 +126,50 @@ class Products:
         block_at: Callable[[Value], Value],
         sink: RowSink,
     ) -> None:
-        """Sixteen rows at a time as AMX tiles. Rows past the last are computed and not handed out."""
+        """Two panels of 16 rows at a time as AMX tiles, so that each tile that is loaded is used twice; then the last
+        one. Rows past the last are computed and not handed out."""
+        result = b.scratch(2 * 2 * TILE_ROWS * 64)
+        pairs = (rows + (TILE_ROWS - 1)) // (2 * TILE_ROWS) * (2 * TILE_ROWS)
+        for panels, start, stop in ((2, b.index(0), pairs), (1, pairs, rows)):
+            with b.loop(start, stop, panels * TILE_ROWS) as first:
+                self._tile_panels(b, x, first.index, panels, blocks, block_at, result)
+                with b.loop(0, (rows - first.index).min(panels * TILE_ROWS)) as row:
+                    at = b.address(result, row.index * 128)
+                    sink(first.index + row.index, [b.load(at, 64 * c, VF32, 64) for c in range(2)])
+
+    def _tile_panels(
+        self, b: Builder, x: Operand, row: Value, panels: int, blocks: Value | int,
+        block_at: Callable[[Value], Value], result: Value,
+    ) -> None:  # fmt: skip
+        """The products of `panels` panels from `row` on, as f32 [row][32 columns].
+
+        Other columns want x again, but it must not drive w out of the nearest cache: it is loaded with the hint for the
+        next one.
+        """
         height, width = b.constant(TILE_ROWS, I16), b.constant(64, I16)
-        result = b.scratch(2 * TILE_ROWS * 64)
-        with b.loop(0, rows, TILE_ROWS) as panel:
-            base = b.address(x.base, panel.index * x.row_bytes)
-            zeros = [b.call("llvm.x86.tilezero.internal", [height, width], TILE) for _ in range(2)]
-            with b.loop(0, blocks, state=zeros) as block:
+        bases = [x.panel(b, row + TILE_ROWS * i) for i in range(panels)]
+        zeros = [b.call("llvm.x86.tilezero.internal", [height, width], TILE) for _ in range(2 * panels)]
+        with b.loop(0, blocks, state=zeros) as block:
+            tiles, stride = block_at(block.index), b.constant(x.row_bytes, I64)
+            weights = [self._weight_tile(b, b.address(tiles, i * self.numbers.tile_bytes)) for i in range(2)]
+            sums = []
+            for i, base in enumerate(bases):
                 values = b.address(base, block.index * x.block_bytes)
-                a = b.call("llvm.x86.tileloadd64.internal", [height, width, values, b.constant(x.row_bytes, I64)], TILE)
-                tiles = block_at(block.index)
-                line = b.constant(64, I64)
-                sums = []
-                for column, total in enumerate(block.state):
-                    at = self._bf16_tile(b, b.address(tiles, column * self.numbers.tile_bytes))
-                    w = b.call("llvm.x86.tileloadd64.internal", [height, width, at, line], TILE)
-                    sums.append(b.call("llvm.x86.tdpbf16ps.internal", [height, width, width, total, a, w], TILE))
-                block.carry(*sums)
-            for column, total in enumerate(block.results):
-                at = b.address(result, column * 64)
-                b.call_void("llvm.x86.tilestored64.internal", [height, width, at, b.constant(128, I64), total])
-            with b.loop(0, (rows - panel.index).min(TILE_ROWS)) as row:
-                vectors = [b.load(b.address(result, row.index * 128), 64 * c, VF32, 64) for c in range(2)]
-                sink(panel.index + row.index, vectors)
+                a = b.call("llvm.x86.tileloaddt164.internal", [height, width, values, stride], TILE)
+                for column, w in enumerate(weights):
+                    operands = [height, width, width, block.state[2 * i + column], a, w]
+                    sums.append(b.call("llvm.x86.tdpbf16ps.internal", operands, TILE))
+            block.carry(*sums)
+        for i, total in enumerate(block.results):
+            at = b.address(result, i // 2 * (TILE_ROWS * 128) + i % 2 * 64)
+            b.call_void("llvm.x86.tilestored64.internal", [height, width, at, b.constant(128, I64), total])
+
+    def _weight_tile(self, b: Builder, tile: Value) -> Value:
+        """A tile of w, with a call for what comes PREFETCH_BYTES later."""
+        for line in range(0, self.numbers.tile_bytes, 64):
+            b.prefetch(tile, PREFETCH_BYTES + line)
+        operands = [b.constant(TILE_ROWS, I16), b.constant(64, I16), self._bf16_tile(b, tile), b.constant(64, I64)]
+        return b.call("llvm.x86.tileloadd64.internal", operands, TILE)
 
     def _bf16_tile(self, b: Builder, tile: Value) -> Value:
         """The tile as AMX reads it: int8, which bf16 holds exactly, is unpacked."""
