@@ -1,0 +1,105 @@
+"""`scripts/measure_quantization.py` as a program, on a tiny text."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_quantization.py"
+TEXTS = [
+    "Once upon a time there was a king who had three sons, and the youngest was called the simpleton.",
+    "A fox saw a crow with a piece of cheese in her beak.",
+]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+def measure(folder: Path, *arguments: str | Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """The lines that the script prints, and its JSON."""
+    done = run(*arguments, "--json", folder / "numbers.json")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), json.loads((folder / "numbers.json").read_text())
+
+
+def tales(folder: Path, texts: list[str]) -> Path:
+    file = folder / "tales.jsonl"
+    lines = (json.dumps({"source": "test", "title": str(i), "text": text}) for i, text in enumerate(texts))
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def loss_of(model: Path, prompts: list[list[int]]) -> float:
+    """Nats per token as the runner computes them, without an engine or a frontend."""
+    from quire.kernels import options, runner
+
+    engine = runner.load_model(options.LoadOptions(str(model), dtype="bfloat16", num_pages=16))
+    losses: list[float] = []
+    for prompt in prompts:
+        slot = engine.open(prompt, len(prompt), temperature=0.0, prompt_logprobs=0)
+        assert engine.reserve(slot, len(prompt) + 1)
+        losses += [-entry[1][0] for entry in engine.step([slot], [0], [len(prompt)]).prompt_logprobs[0]]
+        engine.close(slot)
+    return math.fsum(losses) / len(losses)
+
+
+def test_two_formats(demo_model: Path, tmp_path: Path) -> None:
+    from quire.frontend.tokenizer import Tokenizer
+
+    chosen = ["--formats", "bfloat16", "int4", "--kv-dtypes", "auto"]
+    lines, (floats, integers) = measure(tmp_path, "--text", tales(tmp_path, TEXTS), *chosen)
+    prompts = Tokenizer(demo_model).encode_batch(TEXTS)
+    assert floats["tokens"] == integers["tokens"] == sum(map(len, prompts)) - len(prompts)
+    assert floats["nats"] == pytest.approx(loss_of(demo_model, prompts), rel=1e-9)
+    assert (floats["change_percent"], floats["error_percent"]) == (0.0, 0.0)
+    assert 0 < abs(integers["nats"] - floats["nats"]) < 0.5
+    assert integers["perplexity"] == pytest.approx(math.exp(integers["nats"]))
+    assert integers["change_percent"] == pytest.approx(100 * (integers["perplexity"] / floats["perplexity"] - 1))
+    assert integers["weight_bytes"] < floats["weight_bytes"] / 1.5
+    assert [line.split()[:2] for line in lines[1:-1]] == [["bfloat16", "auto"], ["int4", "auto"]]
+
+
+def test_a_text_longer_than_the_context_is_read_in_pieces(demo_model: Path, tmp_path: Path) -> None:
+    from quire.frontend.tokenizer import Tokenizer
+
+    text = tmp_path / "text.txt"
+    text.write_text(TEXTS[0])
+    token_ids = Tokenizer(demo_model).encode(TEXTS[0])
+    prompts = [token_ids[start : start + 10] for start in range(0, len(token_ids) - 1, 9)]
+    chosen = ["--formats", "bfloat16", "--max-model-len", "11"]
+    _, (plain, small) = measure(tmp_path, "--text", text, *chosen)
+    assert plain["tokens"] == small["tokens"] == len(token_ids) - 1
+    assert plain["nats"] == pytest.approx(loss_of(demo_model, prompts), rel=1e-9)
+    assert (plain["kv"], small["kv"]) == ("auto", "int8")
+    assert 0 < abs(small["nats"] - plain["nats"]) < 0.1
+
+
+def test_held_out_tales_are_those_of_the_training_script(demo_model: Path, tmp_path: Path) -> None:
+    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        pytest.skip("torch or transformers is not installed; `pip install '.[reference]'` brings them")
+    from quire.frontend.tokenizer import Tokenizer
+
+    corpus = tales(tmp_path, [f"Tale {i}." + " And so on." * i for i in range(20)])
+    _, (found,) = measure(tmp_path, "--held-out", corpus, "--formats", "bfloat16", "--kv-dtypes", "auto")
+    index = random.Random(0).sample(range(20), 1)[0]
+    prompt = Tokenizer(demo_model).encode(f"Tale {index}." + " And so on." * index + "<|end|>")
+    assert found["tokens"] == len(prompt) - 1
+    assert found["nats"] == pytest.approx(loss_of(demo_model, [prompt]), rel=1e-9)
+
+
+def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time")
+    assert "this model allows 3 to 2048" in run("--text", text, "--max-model-len", "4096").stderr
+    text.write_text("")
+    assert "fewer than 2 tokens" in run("--text", text).stderr
