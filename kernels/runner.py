@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.kernels import host
 from quire.kernels._native import Jit, Plan, Runner
@@ -82,45 +82,49 @@ class ModelRunner:
 
 
 @dataclass
-class _Assembly:
-    """Turns a plan's operands into addresses and its launches into native ones."""
+class Assembly:
+    """A plan in memory: the addresses of its compiled kernels, packed weights and buffers."""
 
     native: Runner
+    jit: Jit  # owns the code that launches point to
     plan: PlanBuilder
     loader: Loader
+    kernels: dict[Kernel, int] = field(default_factory=dict)
+    buffers: dict[str, int] = field(default_factory=dict)
 
-    def addresses_of_kernels(self, jit: Jit, isa: str, progress: Progress | None) -> dict[Kernel, int]:
+    def compile(self, isa: str, progress: Progress | None) -> None:
+        """Compiles every kernel of the plan."""
         products = Products(isa, self.plan.numbers)
-        addresses = {}
         for done, kernel in enumerate(self.plan.kernels, 1):
             text = kernel.emit(products) if isinstance(kernel, Gemm | Attention) else kernel.emit(self.plan.numbers)
-            addresses[kernel] = jit.compile(text, [kernel.name])[0]
-            if progress is not None and jit.compiled:
+            self.kernels[kernel] = self.jit.compile(text, [kernel.name])[0]
+            if progress is not None and self.jit.compiled:
                 progress("compiling kernels", done, len(self.plan.kernels))
-        return addresses
 
-    def add_launches(self, kernels: dict[Kernel, int]) -> None:
-        buffers = {b.name: self.native.allocate(b.bytes) for b in self.plan.buffers.values()}
-        buffers.update(self.native.inputs)
+    def allocate(self) -> None:
+        """Allocates the buffers of the plan; those of a step's inputs are the native runner's."""
+        self.buffers = {b.name: self.native.allocate(b.bytes) for b in self.plan.buffers.values()}
+        self.buffers.update(self.native.inputs)
+
+    def add_launches(self) -> None:
+        """Hands the launches to the native runner."""
         for launch in self.plan.launches:
             target: Plan = self.native.head if launch.head else self.native.body
-            target.add(
-                kernels[launch.kernel], [self._address(o, buffers) for o in launch.operands], launch.dim, launch.per,
-                launch.times,
-            )  # fmt: skip
+            operands = [self.address(o) for o in launch.operands]
+            target.add(self.kernels[launch.kernel], operands, launch.dim, launch.per, launch.times)
 
-    def _address(self, operand: Operand, buffers: dict[str, int]) -> int:
+    def address(self, operand: Operand) -> int:
+        """Where the operand lies."""
         if isinstance(operand, Buffer):
-            return buffers[operand.name]
+            return self.buffers[operand.name]
         if isinstance(operand, KvLayer):
             return self.native.kv_layer(operand.layer)
         return self.loader.addresses[operand]
 
 
-def describe(options: LoadOptions) -> tuple[PlanBuilder, Checkpoint]:
+def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> PlanBuilder:
     """The plan of a checkpoint, which is checked to have all that the plan needs; reads no weights."""
     check_options(options)
-    checkpoint = Checkpoint(options.model)
     config = ModelConfig(checkpoint.config)
     quantization = choose_quantization(options.quantization, checkpoint, config)
     quantized = quantization.scheme is not None
@@ -128,15 +132,17 @@ def describe(options: LoadOptions) -> tuple[PlanBuilder, Checkpoint]:
     plan = PlanBuilder(numbers, choose_limits(options, config), quantization)
     build_plan(plan, config)
     check(quantization, weights_of(plan))
-    return plan, checkpoint
+    return plan
 
 
-def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelRunner:
-    """Loads a checkpoint: its weights packed, its kernels compiled, its KV memory mapped.
+def describe(options: LoadOptions) -> tuple[PlanBuilder, Checkpoint]:
+    """The plan of a checkpoint folder, and the checkpoint; reads no weights."""
+    checkpoint = Checkpoint(options.model)
+    return plan_of(options, checkpoint), checkpoint
 
-    Raises ModelError with a message for the user when an option, the checkpoint or the host does not allow it.
-    """
-    plan, _ = describe(options)
+
+def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None = None) -> Assembly:
+    """The plan in memory: weights packed, kernels compiled, KV memory mapped."""
     numbers, limits, heads = plan.numbers, plan.limits, plan.heads
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.capacity), round_up(plan.vocab_size, BLOCK)
     page_bytes = plan.layers * limits.page_size // KV_TILE * heads.tile_bytes(numbers)
@@ -150,8 +156,20 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     )  # fmt: skip
     isa = host.choose_isa(options.isa)
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
-    assembly = _Assembly(native, plan, Loader(native, plan.quantization, numbers, progress, options.weight_cache))
-    kernels = assembly.addresses_of_kernels(jit, isa.name, progress)
+    assembly = Assembly(native, jit, plan, Loader(native, plan.quantization, numbers, progress, options.weight_cache))
+    assembly.compile(isa.name, progress)
     assembly.loader.load(weights_of(plan))
-    assembly.add_launches(kernels)
-    return ModelRunner(native, jit, assembly.loader, plan, options, pages=pages)
+    assembly.allocate()
+    return assembly
+
+
+def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelRunner:
+    """Loads a checkpoint: its weights packed, its kernels compiled, its KV memory mapped.
+
+    Raises ModelError with a message for the user when an option, the checkpoint or the host does not allow it.
+    """
+    plan, _ = describe(options)
+    assembly = assemble(plan, options, progress)
+    assembly.add_launches()
+    native = assembly.native
+    return ModelRunner(native, assembly.jit, assembly.loader, plan, options, pages=native.free_pages)

@@ -35,6 +35,28 @@ void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers,
   plan.add(std::move(launch));
 }
 
+using Sizes = std::map<std::string, std::int64_t>;
+
+Dims dims_of(const Sizes& sizes) {
+  Dims dims{};
+  for (const auto& [name, size] : sizes)
+    dims[static_cast<std::size_t>(name == "capacity" ? Dim::capacity : dim_of(name))] = size;
+  return dims;
+}
+
+std::vector<double> profile_plan(Plan& plan, ThreadPool& pool, const Sizes& sizes) {
+  const Dims dims = dims_of(sizes);
+  nb::gil_scoped_release release;
+  return plan.profile(pool, dims);
+}
+
+Sizes split_attention(Runner& runner, Sizes sizes) {
+  Dims dims = dims_of(sizes);
+  runner.split_attention(dims);
+  for (const char* name : {"entries", "parts", "splits"}) sizes[name] = dims[static_cast<std::size_t>(dim_of(name))];
+  return sizes;
+}
+
 nb::object logprobs_tuple(std::int32_t token, const TokenLogprobs& entry) {
   std::vector<std::int32_t> ids{token};
   std::vector<float> values{entry.logprob};
@@ -171,6 +193,8 @@ void bind_memory(nb::class_<Runner>& runner) {
            nb::arg("n_stride"), nb::arg("k_stride"))
       .def("pack_integers", &pack_integer_matrix, nb::arg("target"), nb::arg("bits"), nb::arg("group"),
            nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("values"), nb::arg("scales"), nb::arg("zeros").none())
+      .def("split_attention", &split_attention, nb::arg("dims"),
+           "Moves entries of attention that the inputs hold to parts and splits, as a step does; the dims then.")
       .def_prop_ro("allocated_bytes", [](Runner& r) { return r.arena().allocated(); })
       .def_prop_ro("inputs", [](Runner& r) {
         const StepInputs& in = r.inputs();
@@ -192,8 +216,11 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
       .def_ro("errors", &StepResult::errors);
   nb::class_<Plan>(m, "Plan", "A list of kernel launches.")
+      .def(nb::init<>())
       .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("per") = 1,
            nb::arg("times") = 1)
+      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"),
+           "Runs the launches with these dims, by name; the seconds of each.")
       .def("__len__", &Plan::size);
   nb::class_<Runner> runner(m, "Runner", "Runs a model: owns its memory, threads, pages, sequences and plan.");
   runner

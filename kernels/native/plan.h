@@ -38,9 +38,17 @@ class Plan {
 
   void add(Launch launch);
   void run(ThreadPool& pool, const Dims& dims);
+
+  /// Runs like `run`; returns the seconds of each launch, from when the last thread is done with the one before to when
+  /// the last is done with this.
+  std::vector<double> profile(ThreadPool& pool, const Dims& dims);
+
   std::size_t size() const { return launches_.size(); }
 
  private:
+  void begin();
+  bool take_items(std::size_t launch, int threads, const Dims& dims);
+
   std::vector<Launch> launches_;
   std::deque<std::atomic<std::int64_t>> next_;  ///< per launch: the first item that no thread has taken
 };

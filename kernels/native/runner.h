@@ -91,6 +91,9 @@ class Runner {
   Plan& body() { return body_; }  ///< from token ids to the hidden state
   Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
 
+  /// Moves attention entries of a step to parts and splits, where that gives all threads work; `dims` count them.
+  void split_attention(Dims& dims);
+
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
   /// end, draws one token and appends it. Throws std::invalid_argument when the batch can't be; nothing has changed
   /// then.
@@ -112,7 +115,6 @@ class Runner {
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts);
   void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
-  void split_attention(Dims& dims);
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void compute_logits(std::span<const LogitRow> rows, Dims& dims);
   void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
