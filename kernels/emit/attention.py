@@ -89,6 +89,10 @@ class Attention:
     window: int = 0
     partial: bool = False
 
+    def operations(self, pairs: int) -> int:
+        """Multiplications and additions of scores and values, for so many pairs of a token and one it attends to."""
+        return 4 * self.heads.query * self.heads.dim * pairs
+
     def emit(self, products: Products) -> str:
         """The kernel as MLIR text."""
         products = replace(products, numbers=products.numbers.kv)

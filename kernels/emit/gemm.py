@@ -38,6 +38,10 @@ class Gemm:
     rows: int = 0
     integers: IntegerFormat | None = None
 
+    def operations(self, rows: int) -> int:
+        """Multiplications and additions for that many rows."""
+        return 2 * self.k * self.n * rows
+
     def emit(self, products: Products) -> str:
         """The kernel as MLIR text."""
         b = Builder(self.name)

@@ -1,0 +1,205 @@
+"""What bounds any kernel on this host, measured with kernels emitted and run as those of models are.
+
+Read bandwidth of memory and of the last-level cache, the peak of each multiply-add unit, and the cost of a launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels._native import Jit, Plan, Runner, ThreadPool
+from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.products import PREFETCH_BYTES
+from quire.kernels.emit.value import F32, I8, I16, I32, I64, TILE, VI32, Value, vector
+from quire.kernels.host import InstructionSet, available_memory, cache_folder
+
+LEAST_STREAM_BYTES = 256 << 20
+LINE, STREAM_LINES, STREAM_ITEM_BYTES = 64, 8, 1 << 16
+PIECES = 8
+"""Parts of the memory that is streamed, each a launch and a sample: a part takes as long as a kernel does."""
+TURNS = 4096
+"""Turns of the innermost loop of a peak kernel's work item."""
+ITEMS_PER_THREAD = 32
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A multiply-add unit: the emitter of its kernel, the 32-bit lanes of a vector, how many instructions a turn issues
+    that don't wait for each other, and the operations (a multiply-add is two) of one."""
+
+    name: str
+    emit: Callable[[Builder, Value, int, int], None]
+    lanes: int
+    chains: int
+    operations: int
+
+
+def _fma(b: Builder, data: Value, lanes: int, chains: int) -> None:
+    x, y = (b.load(data, i * LINE, vector(F32, lanes), LINE) for i in range(2))
+    starts = [b.load(data, (2 + i) * LINE, x.type, LINE) for i in range(chains)]
+    with b.loop(0, TURNS, state=starts) as turn:
+        turn.carry(*(b.fma(x, y, acc) for acc in turn.state))
+    _keep(b, data, turn.results)
+
+
+def _vnni(b: Builder, data: Value, lanes: int, chains: int) -> None:
+    x, y = (b.load(data, i * LINE, vector(I8, 4 * lanes), LINE) for i in range(2))
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+    starts = [b.load(data, (2 + i) * LINE, vector(I32, lanes), LINE) for i in range(chains)]
+    with b.loop(0, TURNS, state=starts) as turn:
+        turn.carry(*(b.call(name, [acc, x, y], acc.type) for acc in turn.state))
+    _keep(b, data, turn.results)
+
+
+def _keep(b: Builder, data: Value, results: list[Value]) -> None:
+    """Uses the results, so that they are computed."""
+    total = results[0]
+    for result in results[1:]:
+        total = total + result
+    b.store(total, data, 1024, LINE)
+
+
+def _tiles(b: Builder, data: Value, product: str) -> None:
+    """Two by two tiles, as a product of 32 rows by 32 columns holds them."""
+    rows, width, stride = b.constant(16, I16), b.constant(LINE, I16), b.constant(LINE, I64)
+    left, right = (
+        [b.call("llvm.x86.tileloadd64.internal", [rows, width, b.address(data, i * 1024), stride], TILE) for i in pair]
+        for pair in ((0, 1), (2, 3))
+    )
+    zeros = [b.call("llvm.x86.tilezero.internal", [rows, width], TILE) for _ in range(4)]
+    with b.loop(0, TURNS, state=zeros) as turn:
+        pairs = [(x, w) for x in left for w in right]
+        turn.carry(*(
+            b.call(f"llvm.x86.{product}.internal", [rows, width, width, total, x, w], TILE)
+            for total, (x, w) in zip(turn.state, pairs, strict=True)
+        ))  # fmt: skip
+    for total in turn.results:
+        b.call_void("llvm.x86.tilestored64.internal", [rows, width, b.address(data, 4096), stride, total])
+
+
+def _amx_bf16(b: Builder, data: Value, lanes: int, chains: int) -> None:
+    _tiles(b, data, "tdpbf16ps")
+
+
+def _amx_int8(b: Builder, data: Value, lanes: int, chains: int) -> None:
+    _tiles(b, data, "tdpbsud")
+
+
+def units(isa: InstructionSet) -> list[Unit]:
+    """The units that kernels of an instruction set use. Chains are enough to hide an instruction's latency, and few
+    enough for the registers."""
+    lanes, chains = (16, 12) if isa.vector_bits == 512 else (8, 10)
+    found = [Unit("fma", _fma, lanes, chains, lanes * 2)]
+    if "vnni" in isa.features:
+        found.append(Unit("vnni", _vnni, lanes, chains, lanes * 8))
+    if "amx-tile" in isa.needs:
+        found.append(Unit("amx-bf16", _amx_bf16, 0, 4, 16 * 16 * 32 * 2))
+        found.append(Unit("amx-int8", _amx_int8, 0, 4, 16 * 16 * 64 * 2))
+    return found
+
+
+def peak_name(unit: Unit) -> str:
+    """The name of the unit's kernel."""
+    return f"peak_{unit.name.replace('-', '_')}"
+
+
+def peak_kernel(unit: Unit) -> str:
+    """A kernel whose work items do nothing but multiply and add, in registers. Buffers: 8 KB of data and results."""
+    b = Builder(peak_name(unit))
+    data = b.buffer(0)
+    with b.items():
+        unit.emit(b, data, unit.lanes, unit.chains)
+    return b.text()
+
+
+def stream_kernel() -> str:
+    """A kernel that reads memory in order, 64 KB a work item. Buffers: the memory, and a line of results."""
+    b = Builder("stream")
+    source, out = b.buffer(0), b.buffer(1)
+    zeros = [b.constant(0, VI32)] * 4
+    with b.items() as item:
+        base = b.address(source, item * STREAM_ITEM_BYTES)
+        with b.loop(0, STREAM_ITEM_BYTES, STREAM_LINES * LINE, state=zeros) as part:
+            totals = list(part.state)
+            for line in range(STREAM_LINES):
+                b.prefetch(base, part.index + (PREFETCH_BYTES + line * LINE))
+                totals[line % 4] = totals[line % 4] + b.load(base, part.index + line * LINE, VI32, LINE)
+            part.carry(*totals)
+        _keep(b, out, part.results)
+    return b.text()
+
+
+def empty_kernel() -> str:
+    """A kernel that does nothing."""
+    return Builder("empty").text()
+
+
+def last_level_cache_bytes() -> int:
+    """The size of CPU 0's largest cache; 32 MiB if the system doesn't say."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units_ = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return max((int(size[:-1]) * units_[size[-1]] for size in sizes if size[-1:] in units_), default=32 << 20)
+
+
+def memory_at(address: int, size: int) -> npt.NDArray[np.uint8]:
+    """Memory of the native side as an array."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+class Limits:
+    """Measures the limits, some samples of each at a time. `native` lends memory of the kind that weights lie in."""
+
+    def __init__(self, native: Runner, pool: ThreadPool, isa: InstructionSet) -> None:
+        self.cache_bytes = last_level_cache_bytes()
+        self.samples: dict[str, list[float]] = {}
+        self._pool = pool
+        big = min(max(LEAST_STREAM_BYTES, 4 * self.cache_bytes), available_memory() // 4)
+        self._source, self._source_bytes, self._data = native.allocate(big), big, native.allocate(8192)
+        bits = np.random.default_rng(0).uniform(1.0, 2.0, 1 << 20).astype(np.float32).view(np.uint8)
+        for address, size in ((self._source, big), (self._data, 8192)):
+            memory_at(address, size)[:] = np.resize(bits, size)
+        self._jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(cache_folder()))  # owns the code
+        self._stream = self._compile(stream_kernel(), "stream")
+        self._empty = self._compile(empty_kernel(), "empty")
+        self._units = [(unit, self._compile(peak_kernel(unit), peak_name(unit))) for unit in units(isa)]
+
+    def _compile(self, text: str, symbol: str) -> int:
+        return self._jit.compile(text, [symbol])[0]
+
+    def _seconds(self, kernel: int, launches: list[list[int]], items: int) -> list[float]:
+        """Seconds of launches of a kernel over these buffers."""
+        plan = Plan()
+        for buffers in launches:
+            plan.add(kernel, buffers, "tokens", times=items)
+        return plan.profile(self._pool, {"tokens": 1})
+
+    def measure(self) -> None:
+        """Takes samples of every limit. Memory is read last, so nothing of a model is left in the caches."""
+        for unit, kernel in self._units:
+            items = ITEMS_PER_THREAD * self._pool.size
+            seconds = self._seconds(kernel, [[self._data]] * 2, items)[1:]
+            self._add(unit.name, items * TURNS * unit.chains * unit.operations, seconds)
+        seconds = self._seconds(self._empty, [[]] * 101, 8 * self._pool.size)
+        self.samples.setdefault("launch", []).append(statistics.median(seconds))
+        size = self._source_bytes // PIECES // STREAM_ITEM_BYTES * STREAM_ITEM_BYTES
+        pieces = [[self._source + i * size, self._data] for i in range(PIECES)]
+        cached = min(size, self.cache_bytes // 4 // STREAM_ITEM_BYTES * STREAM_ITEM_BYTES)
+        passes = self._seconds(self._stream, pieces[-1:] * 5, cached // STREAM_ITEM_BYTES)[1:]
+        self._add("cache", cached, passes)
+        self._add("memory", size, self._seconds(self._stream, pieces, size // STREAM_ITEM_BYTES))
+
+    def _add(self, name: str, amount: int, seconds: list[float]) -> None:
+        self.samples.setdefault(name, []).extend(amount / one for one in seconds)
+
+    def values(self, best: bool = False) -> dict[str, float]:
+        """The limits so far: medians, or the `best`, in bytes or operations a second; of `launch` the least seconds."""
+        choose = max if best else statistics.median
+        rates = {name: choose(samples) for name, samples in self.samples.items()}
+        return rates | {"launch": min(self.samples["launch"])}

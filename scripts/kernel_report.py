@@ -1,0 +1,168 @@
+"""What a benchmark of kernels found: results beside their limits, as tables and as a figure."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from quire.kernels.emit.attention import Attention, AttentionFold
+from quire.kernels.emit.gemm import Gemm
+from quire.kernels.emit.kv import SplitHeads
+from quire.kernels.operands import Kernel
+from quire.kernels.work import Work
+
+HEADINGS = ("kernel", "shape", "rows", "context", "us", "+-", "GB/s", "of memory", "GOP/s", "of peak", "limit", "share")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One kernel in one step. `seconds` is of a launch, its median over repetitions with the `least` and the `most`;
+    `bounds` are lower bounds of it by limit, in seconds; `launches` is how many a step has."""
+
+    kernel: str
+    shape: str
+    step: str
+    rows: int
+    context: int
+    launches: int
+    seconds: float
+    least: float
+    most: float
+    bytes: int
+    operations: int
+    unit: str
+    bounds: dict[str, float]
+
+    @property
+    def limit(self) -> str:
+        """The limit that binds: the largest of the lower bounds."""
+        return max(self.bounds, key=self.bounds.__getitem__)
+
+    @property
+    def bound(self) -> float:
+        """The least seconds that a launch could take."""
+        return self.bounds[self.limit]
+
+
+@dataclass(frozen=True)
+class StepTotal:
+    """A whole step: the sum over its launches, without sampling. Shares are by kernel."""
+
+    step: str
+    rows: int
+    context: int
+    seconds: float
+    bound: float
+    launches: int
+    launch_seconds: float
+    shares: dict[str, float]
+
+
+def shape_of(kernel: Kernel) -> str:
+    """The sizes that set a kernel's work."""
+    if isinstance(kernel, Gemm):
+        return f"{kernel.k} x {kernel.n}"
+    if isinstance(kernel, Attention | AttentionFold | SplitHeads):
+        return f"{kernel.heads.query}/{kernel.heads.kv} x {kernel.heads.dim}"
+    return str(getattr(kernel, "width", getattr(kernel, "hidden", "")))
+
+
+def bounds_of(work: Work, limits: dict[str, float], cache_bytes: int) -> dict[str, float]:
+    """Lower bounds of a launch's seconds. Activations that half of the cache can't hold come from memory too."""
+    total = work.memory + work.activations
+    from_memory = total if work.activations > cache_bytes // 2 else work.memory
+    bounds = {"memory": from_memory / limits["memory"], "cache": total / limits["cache"], "launch": limits["launch"]}
+    if work.operations and work.unit in limits:
+        bounds[work.unit] = work.operations / limits[work.unit]
+    return bounds
+
+
+def total_of(results: list[Result], launch_seconds: float) -> StepTotal:
+    """The sum over the kernels of one step."""
+    first = max(results, key=lambda result: result.rows)
+    seconds = sum(r.seconds * r.launches for r in results)
+    launches = sum(r.launches for r in results)
+    shares = {r.kernel: r.seconds * r.launches / seconds for r in results}
+    bound = sum(r.bound * r.launches for r in results)
+    context = max(r.context for r in results)
+    return StepTotal(
+        first.step, first.rows, context, seconds, bound, launches, launches * launch_seconds,
+        dict(sorted(shares.items(), key=lambda item: -item[1])),
+    )  # fmt: skip
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %"
+
+
+def _cells(r: Result) -> tuple[str, ...]:
+    context = f"{r.context} {r.step}" if r.context else ""
+    rate = f"{r.operations / r.seconds / 1e9:.1f}" if r.operations else ""
+    peak = _percent(r.bounds[r.unit], r.seconds) if r.unit in r.bounds else ""
+    return (
+        r.kernel, r.shape, str(r.rows), context, f"{r.seconds * 1e6:.1f}", _percent((r.most - r.least) / 2, r.seconds),
+        f"{r.bytes / r.seconds / 1e9:.1f}", _percent(r.bounds["memory"], r.seconds),
+        rate, peak, r.limit, _percent(r.bound, r.seconds),
+    )  # fmt: skip
+
+
+def table(results: list[Result]) -> str:
+    """A line for each result."""
+    lines = [HEADINGS, *(_cells(result) for result in results)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    left = {0, 1, HEADINGS.index("limit")}
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def step_text(total: StepTotal) -> str:
+    """A paragraph about a whole step."""
+    what = f"batch {total.rows} at context" if total.step == "decode" else f"chunk of {total.rows} of a prompt of"
+    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in total.shares.items())
+    return (
+        f"{total.step} step, {what} {total.context}: {total.seconds * 1e3:.2f} ms, "
+        f"{total.rows / total.seconds:.1f} tokens/s, {_percent(total.bound, total.seconds)} of the sum of its limits; "
+        f"{total.launches} launches cost {total.launch_seconds * 1e3:.2f} ms "
+        f"({_percent(total.launch_seconds, total.seconds)})\n    {shares}"
+    )
+
+
+def figure(results: list[Result], path: str, title: str) -> None:
+    """A panel for each kernel: bars of its share of the limit that binds, coloured by that limit, over rows."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(r.kernel for r in results))
+    limits = list(dict.fromkeys(r.limit for r in results))
+    colours = dict(zip(limits, plt.get_cmap("tab10").colors, strict=False))
+    columns = min(3, len(names))
+    lines = -(-len(names) // columns)
+    canvas, axes = plt.subplots(lines, columns, figsize=(6 * columns, 2.6 * lines), squeeze=False, sharey=True)
+    for name, axis in zip(names, axes.flat, strict=False):
+        chosen = [r for r in results if r.kernel == name]
+        labels = [f"{r.rows}" + (f"\n{r.step[0]} {r.context}" if r.context else "") for r in chosen]
+        axis.bar(
+            range(len(chosen)), [100 * r.bound / r.seconds for r in chosen], color=[colours[r.limit] for r in chosen]
+        )
+        axis.set_xticks(range(len(chosen)), labels, fontsize=6)
+        axis.set_title(f"{name} ({chosen[0].shape})", fontsize=9)
+        axis.axhline(100, color="black", linewidth=0.5)
+    for axis in axes.flat[len(names) :]:
+        axis.set_visible(False)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colours[limit]) for limit in limits]
+    canvas.legend(handles, [f"bound by {limit}" for limit in limits], loc="lower center", ncols=len(limits))
+    canvas.suptitle(title)
+    canvas.supylabel("share of the limit, %")
+    canvas.tight_layout(rect=(0.02, 0.04, 1, 1))
+    canvas.savefig(path, dpi=150)
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(samples), "least": min(samples), "most": max(samples)}

@@ -1,0 +1,86 @@
+"""The work that a plan's launches are said to have, against sizes counted otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_steps import RandomCheckpoint
+from tiny_model import CONFIG
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import Numbers
+from quire.kernels.models import build_plan
+from quire.kernels.operands import Limits
+from quire.kernels.plan import PlanBuilder
+from quire.kernels.quantization import choose_quantization
+from quire.kernels.work import Chunk, Step, Work, work_of
+
+
+def works(step: Step, mode: str | None = None) -> dict[str, list[Work]]:
+    config = ModelConfig(CONFIG | {"max_position_embeddings": 512})
+    quantization = choose_quantization(mode, RandomCheckpoint(CONFIG), config)
+    plan = PlanBuilder(Numbers("bf16", "bf16", "f32"), Limits(64, 512, 32), quantization)
+    build_plan(plan, config)
+    found: dict[str, list[Work]] = {}
+    for launch in plan.launches:
+        kernel = launch.kernel.name.rsplit("_", 1)[0]
+        found.setdefault(kernel, []).append(work_of(plan, launch, step, "avx512"))
+    return found
+
+
+def test_a_token_reads_every_weight_once() -> None:
+    found = works(Step((Chunk(0, 1),), 1))
+    products = [*found["linear"], *found["linear_add"], *found["linear_gate"], *found["logits"]]
+    parameters = 2 * (4 * 64 * 64 + 3 * 64 * 96) + 128 * 64  # of the layers' matrices and the head
+    assert sum(work.memory for work in products) == 2 * parameters
+    assert sum(work.operations for work in products) == 2 * parameters
+    assert found["embed"][0].memory == 2 * 64
+    assert {work.unit for work in products} == {"fma"}
+
+
+def test_more_rows_take_more_operations_over_the_same_weights() -> None:
+    one, many = (works(Step((Chunk(0, rows),), 1)) for rows in (1, 20))
+    for kernel in ("linear", "linear_add", "linear_gate"):
+        for few, lots in zip(one[kernel], many[kernel], strict=True):
+            assert lots.memory == few.memory
+            assert lots.operations == 20 * few.operations
+            assert lots.activations == 20 * few.activations
+    assert one["logits"] == many["logits"]  # of the last row
+
+
+@pytest.mark.parametrize("window", [0, 1, 7, 100])
+def test_chunks_attend_to_what_the_mask_shows(window: int) -> None:
+    for start, tokens in ((0, 1), (0, 12), (30, 1), (30, 9)):
+        query, key = np.arange(start, start + tokens)[:, None], np.arange(start + tokens)
+        mask = (key <= query) & (key > query - window if window else True)
+        chunk = Chunk(start, tokens)
+        assert chunk.pairs(window) == mask.sum()
+        assert chunk.context(window) == mask.any(axis=0).sum()
+
+
+def test_attention_reads_the_context_of_each_sequence() -> None:
+    found = works(Step((Chunk(31, 1), Chunk(95, 1)), 2))
+    token_bytes, head = 2 * 64 * 2, 64
+    assert [work.memory for work in found["attention"]] == [128 * token_bytes] * 2
+    assert [work.operations for work in found["attention"]] == [128 * 4 * head] * 2
+
+
+def test_integers_are_fewer_bytes_for_another_unit() -> None:
+    step = Step((Chunk(0, 1),), 1)
+    floats, integers = works(step), works(step, "int8")
+    for kernel in ("linear", "linear_add", "linear_gate", "logits"):
+        for before, after in zip(floats[kernel], integers[kernel], strict=True):
+            assert before.memory / 2 < after.memory < before.memory
+            assert (after.operations, after.unit) == (before.operations, "vnni")
+
+
+def test_split_attention_has_the_work_of_the_whole() -> None:
+    chunks = (Chunk(300, 1), Chunk(300, 1))
+    whole, split = works(Step(chunks, 2)), works(Step(chunks, 2, split=1))
+    for before, rest, parts in zip(whole["attention"], split["attention"], split["attention_part"], strict=True):
+        assert rest.memory == parts.memory
+        assert rest.memory + parts.memory == before.memory
+        assert rest.operations + parts.operations == before.operations
+    partials = 2 * (64 * 4 + 64)  # two blocks of one query row
+    assert all(work.activations >= partials for work in split["attention_fold"])
+    assert not any(work.activations + work.memory for work in whole["attention_fold"])
