@@ -13,7 +13,6 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import default_threads, llvm_version
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import PlanBuilder
 from quire.kernels.quantization import MODES
@@ -52,7 +51,7 @@ def plan_info(plan: PlanBuilder, architecture: str) -> dict[str, Any]:
         "max_model_len": plan.limits.max_model_len,
         "weights": plan.numbers.weights,
         "weight_bytes": plan.weight_bytes,
-        "kv_bytes_per_token": plan.heads.tile_bytes(plan.numbers) * plan.layers // KV_TILE,
+        "kv_bytes_per_token": plan.heads.token_bytes(plan.numbers) * plan.layers,
         "launches_per_step": len(plan.launches),
         "kernels": launches,
     }

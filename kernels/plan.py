@@ -34,9 +34,7 @@ from quire.kernels.operands import (
 from quire.kernels.quantization import Quantization
 from quire.kernels.rope import Rope
 
-TOKENS, LOGIT_ROWS, CAPACITY = 0, 1, 2
-"""Numbers of the dims that kernels read (native `Dim`)."""
-_DIM_NUMBERS = {"tokens": TOKENS, "logit_rows": LOGIT_ROWS}
+_DIM_NUMBERS = {"tokens": 0, "logit_rows": 1}
 
 
 MOST_PARTS = 1024
@@ -240,13 +238,11 @@ class PlanBuilder:
             operands.append(self._rope_table(rope))
         if norms is not None:
             operands += [Vector((name,), (heads.dim,)) for name in norms[:2]]
-        split = SplitHeads(
-            "split_heads", heads, CAPACITY, rope is not None, norms is not None, norms[2] if norms else 0
-        )
-        self._add(split, operands, "tokens")
+        split = SplitHeads("split_heads", heads, rope is not None, norms is not None, norms[2] if norms else 0)
+        self._add(split, operands, "tokens", times=heads.kv)
         out = self._activations("attended", heads.query * heads.dim)
         kernel = Attention(
-            "attention", heads, CAPACITY, scale or 1.0 / math.sqrt(heads.dim), self.limits.page_size // 32,
+            "attention", heads, scale or 1.0 / math.sqrt(heads.dim), self.limits.page_size // 32,
             window if window < self.limits.max_model_len else 0,
         )  # fmt: skip
         read = (queries, KvLayer(layer))

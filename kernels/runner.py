@@ -11,7 +11,6 @@ from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.attention import Attention, tokens_per_entry
 from quire.kernels.emit.gemm import Gemm
-from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.models import build_plan
@@ -145,7 +144,7 @@ def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None 
     """The plan in memory: weights packed, kernels compiled, KV memory mapped."""
     numbers, limits, heads = plan.numbers, plan.limits, plan.heads
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.capacity), round_up(plan.vocab_size, BLOCK)
-    page_bytes = plan.layers * limits.page_size // KV_TILE * heads.tile_bytes(numbers)
+    page_bytes = plan.layers * limits.page_size * heads.token_bytes(numbers)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * logit_stride * 4
     pages = choose_num_pages(options, limits, page_bytes, other_bytes)
     native = Runner(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from quire.kernels.emit.attention import BLOCK_TOKENS, Attention
 from quire.kernels.emit.gemm import Gemm
-from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import Embedding
 from quire.kernels.operands import Buffer, KvLayer, Launch, Matrix, Operand, Rows, Table, Vector
@@ -115,7 +114,7 @@ def _memory(plan: PlanBuilder, launch: Launch, operand: Operand, step: Step) -> 
         tokens = rows
         if isinstance(launch.kernel, Attention):
             tokens = sum(chunk.context(launch.kernel.window) for chunk in step.chunks_of(launch))
-        return plan.heads.tile_bytes(plan.numbers) * tokens // KV_TILE
+        return plan.heads.token_bytes(plan.numbers) * tokens
     if isinstance(operand, Table):
         size = operand.values.nbytes
         return size if operand.values.ndim == 1 else size // len(operand.values) * rows

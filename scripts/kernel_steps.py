@@ -142,7 +142,12 @@ class Inputs:
         }
         for name, array in arrays.items():
             ctypes.memmove(assembly.native.inputs[name], array.ctypes.data, array.nbytes)
-        sizes = {"tokens": step.tokens, "logit_rows": step.logit_rows, "capacity": plan.limits.capacity}
+        sizes = {
+            "tokens": step.tokens,
+            "logit_rows": step.logit_rows,
+            "capacity": plan.limits.capacity,
+            "kv_tiles": self.pages * plan.limits.page_size // KV_TILE,
+        }
         self.dims = assembly.native.split_attention(sizes | {"entries": len(entries)})
 
 
@@ -211,7 +216,7 @@ class Model:
 
 def page_bytes(plan: PlanBuilder) -> int:
     """Bytes of a KV page of one layer."""
-    return plan.limits.page_size // KV_TILE * plan.heads.tile_bytes(plan.numbers)
+    return plan.limits.page_size * plan.heads.token_bytes(plan.numbers)
 
 
 def kv_bytes_of(plan: PlanBuilder, step: Step) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.kv import KV_TILE, Heads
+from quire.kernels.emit.kv import CAPACITY, KV_TILE, Heads
 from quire.kernels.emit.layout import (
     BLOCK,
     TILE_ROWS,
@@ -27,7 +27,7 @@ from quire.kernels.emit.layout import (
     tiled_offset,
 )
 from quire.kernels.emit.math import LOG2_E, exp2
-from quire.kernels.emit.products import Operand, Products
+from quire.kernels.emit.products import Columns, Operand, Products
 from quire.kernels.emit.value import F32, I32, I64, PTR, VF32, Value
 
 BLOCK_TOKENS = 256
@@ -74,8 +74,7 @@ class Attention:
 
     Work items are entries times KV heads. Buffers: entries i64 [n][row, tokens, position, address of i32 page numbers],
     queries [kv][capacity][group][dim padded], the layer's KV tiles, out (tiled activations of query * dim columns).
-    Dims: `capacity` as in SplitHeads. `page_tiles` is the KV tiles of a page; `window` > 0 limits each token to the
-    last `window` tokens, itself included.
+    `page_tiles` is the KV tiles of a page; `window` > 0 limits each token to the last `window` tokens, itself included.
 
     With `partial` an entry is one query token and one block, i64 [n][row, position, pages, block], and the buffer `out`
     takes what the block gives, f32 [n][kv][group][dim padded, then m, l and padding]: see AttentionFold.
@@ -83,7 +82,6 @@ class Attention:
 
     name: str
     heads: Heads
-    capacity: int
     scale: float
     page_tiles: int = 1
     window: int = 0
@@ -130,7 +128,7 @@ class Attention:
         h, numbers = self.heads, products.numbers
         rows = b.index(entry.tokens) * h.group
         _start(b, h, rows, frame.out, frame.m, frame.l)
-        first_row = (entry.kv_head * b.dim(self.capacity) + entry.row) * h.group
+        first_row = (entry.kv_head * b.dim(CAPACITY) + entry.row) * h.group
         q = Operand(
             b.address(queries, first_row * h.query_bytes(numbers)),
             h.query_bytes(numbers),
@@ -156,8 +154,7 @@ class Attention:
         """The address of the entry's KV head in the sequence's KV tile `number`."""
         page = b.convert("arith.extui", b.load(entry.pages, number // self.page_tiles * 4, I32), I64)
         tile = page * self.page_tiles + number % self.page_tiles if self.page_tiles > 1 else page
-        base = b.address(tiles, tile * self.heads.tile_bytes(products.numbers))
-        return b.address(base, entry.kv_head * self.heads.head_bytes(products.numbers))
+        return self.heads.tile_at(b, products.numbers, tiles, entry.kv_head, tile)
 
     def _copy_scales(
         self, b: Builder, products: Products, entry: Entry, tiles: Value, first: Value, count: Value, frame: Frame
@@ -175,10 +172,11 @@ class Attention:
         self, b: Builder, products: Products, entry: Entry, q: Operand, rows: Value, tiles: Value, first: Value,
         count: Value, frame: Frame,
     ) -> None:  # fmt: skip
-        """u of every row and every token of the block's KV tiles."""
+        """u of every row and every token of the block's KV tiles; the values, wanted next, are called for meanwhile."""
         factor = b.constant(self.scale * LOG2_E, VF32)
         with b.loop(0, count) as tile:
             keys = self._tile(b, products, entry, tiles, first + tile.index)
+            values_after = b.address(keys, self.heads.value_offset(products.numbers))
 
             def sink(row: Value, values: Sequence[Value]) -> None:
                 at = b.address(frame.u, (row * BLOCK_TOKENS + tile.index * KV_TILE) * 4)
@@ -189,7 +187,12 @@ class Attention:
                     b.store(value * scale, at, 64 * i, 64)
 
             size = products.numbers.block_bytes
-            products.emit(b, q, rows, self.heads.blocks, lambda j: b.address(keys, j * size), sink)
+            columns = Columns(
+                self.heads.blocks,
+                lambda j: b.address(keys, j * size),
+                lambda j: [b.address(values_after, j * size)],
+            )
+            products.emit(b, q, rows, columns, sink)
 
     def _softmax(self, b: Builder, products: Products, frame: Frame, row: Value, position: Value, count: Value) -> None:
         """Probabilities of one row in the block, and the row's m, l, a and c. `position` counts from the block."""
@@ -225,15 +228,20 @@ class Attention:
         self, b: Builder, products: Products, entry: Entry, rows: Value, tiles: Value, first: Value, count: Value,
         frame: Frame,
     ) -> None:  # fmt: skip
-        """O_b of every row, folded into O as it is finished."""
+        """O_b of every row, folded into O as it is finished; the keys of the next block are called for meanwhile."""
         h, numbers = self.heads, products.numbers
         row_bytes = BLOCK_TOKENS * numbers.activation_bytes
         p = Operand(frame.p, row_bytes, BLOCK * numbers.activation_bytes, TILE_ROWS * row_bytes)
+        last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
         with b.loop(0, h.blocks) as block:
 
             def values_at(tile: Value) -> Value:
                 base = self._tile(b, products, entry, tiles, first + tile)
                 return b.address(base, block.index * numbers.block_bytes + h.value_offset(numbers))
+
+            def keys_after(tile: Value) -> list[Value]:
+                number = (first + tile + BLOCK_TOKENS // KV_TILE).min(last)
+                return [b.address(self._tile(b, products, entry, tiles, number), block.index * numbers.block_bytes)]
 
             def sink(row: Value, values: Sequence[Value]) -> None:
                 a, c = (b.broadcast(b.load(source, row * 4, F32)) for source in (frame.a, frame.c))
@@ -241,7 +249,7 @@ class Attention:
                 for i, value in enumerate(values):
                     b.store(b.fma(b.load(at, 64 * i, VF32, 64), a, value * c), at, 64 * i, 64)
 
-            products.emit(b, p, rows, count, values_at, sink)
+            products.emit(b, p, rows, Columns(count, values_at, keys_after), sink)
 
     def _write_partial(self, b: Builder, frame: Frame, out: Value) -> None:
         width = self.heads.blocks * 2

@@ -201,10 +201,13 @@ class Builder:
         self.emit(f"llvm.store {value.name}, {target.name}{aligned} : {value.type}, {PTR}")
 
     def prefetch(self, base: Value, offset: Value | int) -> None:
-        """Asks for the cache line at `base` plus `offset` bytes; an address that can't be read is no error."""
+        """Calls for the cache line at `base` plus `offset` bytes; an address that can't be read is no error.
+
+        Into the second-level cache: loads from there are hidden, and few lines can be on their way to the first.
+        """
         at = self.address(base, offset)
         self.emit(
-            f'"llvm.intr.prefetch"({at.name}) <{{rw = 0 : i32, hint = 3 : i32, cache = 1 : i32}}> : ({PTR}) -> ()'
+            f'"llvm.intr.prefetch"({at.name}) <{{rw = 0 : i32, hint = 2 : i32, cache = 1 : i32}}> : ({PTR}) -> ()'
         )
 
     def scratch(self, size: int) -> Value:

@@ -9,7 +9,7 @@ from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.integers import IntegerProducts
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, round_up, store_activation, tiled_offset
 from quire.kernels.emit.math import ACTIVATIONS
-from quire.kernels.emit.products import Operand, Products, RowSink
+from quire.kernels.emit.products import PREFETCH_BYTES, Columns, Operand, Products, RowSink
 from quire.kernels.emit.value import VF32, Value
 
 ROWS_PER_ITEM = 64
@@ -74,8 +74,13 @@ class Gemm:
         row_bytes = BLOCK * numbers.activation_bytes
         panel_bytes = blocks * TILE_ROWS * row_bytes
         operand = Operand(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-        columns = b.address(w, block * (blocks * numbers.block_bytes))
-        products.emit(b, operand, rows, blocks, lambda j: b.address(columns, j * numbers.block_bytes), sink)
+        base = b.address(w, block * (blocks * numbers.block_bytes))
+
+        def ahead(j: Value) -> list[Value]:
+            return [b.address(base, j * numbers.block_bytes + PREFETCH_BYTES)]
+
+        columns = Columns(blocks, lambda j: b.address(base, j * numbers.block_bytes), ahead)
+        products.emit(b, operand, rows, columns, sink)
 
     def _finish(
         self, b: Builder, products: Products, y: Value, bias: Value | None, row: Value, block: Value,

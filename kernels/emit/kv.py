@@ -1,6 +1,9 @@
 """KV memory: where a token's K and V lie, and the kernel that writes them there.
 
-Tokens stand in KV tiles of 32; a page is one or more tiles. A tile holds K of every KV head, then V of every KV head.
+Tokens stand in KV tiles of 32; a page is one or more tiles. A layer holds, for each KV head, all tiles of the pool; a
+tile of a head is its K, then its V. So a head reads the pages of a sequence, when they follow each other, as one
+stream; and what it reads is not spaced by a power of two, which would crowd it into a few sets of a cache.
+
 K of a head is a packed matrix of 32 columns (tokens) by head_dim; V is one of head_dim columns by 32 (tokens): both are
 read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros. int8 K, and V, of a
 head are followed by the f32 scales of the 32 tokens.
@@ -17,6 +20,9 @@ from quire.kernels.emit.value import BF16, F32, I16, I32, I64, VF32, VI32, Value
 
 KV_TILE = 32
 """Tokens of a KV tile."""
+
+CAPACITY, KV_TILES = 2, 3
+"""Numbers of the dims that hold the tokens that the query buffer has room for, and the KV tiles of the pool."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +44,24 @@ class Heads:
         return round_up(self.dim, BLOCK) // BLOCK
 
     def tile_bytes(self, numbers: Numbers) -> int:
-        """Bytes of one KV tile of one layer."""
+        """Bytes of K and V of one head in a KV tile."""
         return 2 * self.value_offset(numbers)
 
-    def head_bytes(self, numbers: Numbers) -> int:
-        """Bytes of K, or of V, of one head in a KV tile."""
+    def token_bytes(self, numbers: Numbers) -> int:
+        """Bytes of K and V of a token in one layer."""
+        return self.kv * self.tile_bytes(numbers) // KV_TILE
+
+    def value_offset(self, numbers: Numbers) -> int:
+        """Where V begins in a tile of a head, in bytes."""
         return self.scales_offset(numbers) + (KV_TILE * 4 if numbers.integer_kv else 0)
 
     def scales_offset(self, numbers: Numbers) -> int:
-        """Where the scales of int8 K or V begin, in bytes."""
+        """Where the scales of int8 K begin in a tile of a head, and those of V after V's beginning, in bytes."""
         return self.blocks * numbers.kv.block_bytes
 
-    def value_offset(self, numbers: Numbers) -> int:
-        """Where V begins in a KV tile, in bytes."""
-        return self.kv * self.head_bytes(numbers)
+    def tile_at(self, b: Builder, numbers: Numbers, layer: Value, head: Value, tile: Value) -> Value:
+        """The address of a KV head's tile number `tile` in the pages of a layer."""
+        return b.address(layer, (head * b.dim(KV_TILES) + tile) * self.tile_bytes(numbers))
 
     def query_bytes(self, numbers: Numbers) -> int:
         """Bytes of one query head of one token."""
@@ -62,15 +72,14 @@ class Heads:
 class SplitHeads:
     """From QKV to attention: norms of heads, RoPE, queries rounded and laid out, K and V written to their pages.
 
-    Work items are tokens. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m], KV slots
-    i64 [m] (tile * 32 + place), queries [kv][capacity][group][dim padded], the layer's KV tiles, then with `rope` the
-    table f32 [position][cos, sin][dim / 2], then with `head_norm` the f32 weights of the query and the key norm [dim].
-    Dims: `capacity` is the number of the dim that holds the tokens that the query buffer has room for.
+    Work items are tokens times KV heads. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m],
+    KV slots i64 [m] (tile * 32 + place), queries [kv][capacity][group][dim padded], the layer's KV tiles, then with
+    `rope` the table f32 [position][cos, sin][dim / 2], then with `head_norm` the f32 weights of the query and the key
+    norm [dim].
     """
 
     name: str
     heads: Heads
-    capacity: int
     rope: bool = True
     head_norm: bool = False
     epsilon: float = 0.0
@@ -81,22 +90,20 @@ class SplitHeads:
         h = self.heads
         qkv, positions, slots, queries, pages = (b.buffer(i) for i in range(5))
         head = b.scratch(h.dim * 4)
-        with b.items() as token:
+        with b.items() as item:
+            token, kv_head = item // h.kv, item % h.kv
             row = b.address(qkv, token * (round_up((h.query + 2 * h.kv) * h.dim, BLOCK) * 4))
             position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
             slot = b.load(slots, token * 8, I64)
-            tile = b.address(pages, slot // KV_TILE * h.tile_bytes(numbers))
-            place = slot % KV_TILE
-            with b.loop(0, h.query) as q:
-                self._prepare(b, row, q.index, position, head, 0)
-                at = (q.index // h.group * b.dim(self.capacity) + token) * h.group + q.index % h.group
+            base, place = h.tile_at(b, numbers, pages, kv_head, slot // KV_TILE), slot % KV_TILE
+            with b.loop(0, h.group) as q:
+                self._prepare(b, row, kv_head * h.group + q.index, position, head, 0)
+                at = (kv_head * b.dim(CAPACITY) + token) * h.group + q.index
                 self._store_query(b, numbers, head, b.address(queries, at * h.query_bytes(numbers)))
-            with b.loop(0, h.kv) as k:
-                self._prepare(b, row, k.index + h.query, position, head, 1)
-                base = b.address(tile, k.index * h.head_bytes(numbers))
-                self._store_key(b, numbers, head, base, place)
-                source = b.address(row, (k.index + (h.query + h.kv)) * (h.dim * 4))
-                self._store_value(b, numbers, source, b.address(base, h.value_offset(numbers)), place)
+            self._prepare(b, row, kv_head + h.query, position, head, 1)
+            self._store_key(b, numbers, head, base, place)
+            source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
+            self._store_value(b, numbers, source, b.address(base, h.value_offset(numbers)), place)
         return b.text()
 
     def _prepare(self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int) -> None:

@@ -22,10 +22,13 @@ using Address = std::uintptr_t;
 Dim dim_of(const std::string& name) {
   if (name == "tokens") return Dim::tokens;
   if (name == "logit_rows") return Dim::logit_rows;
+  if (name == "capacity") return Dim::capacity;
+  if (name == "kv_tiles") return Dim::kv_tiles;
   if (name == "entries") return Dim::entries;
   if (name == "parts") return Dim::parts;
   if (name == "splits") return Dim::splits;
-  throw std::invalid_argument("dim '" + name + "' is none of tokens, logit_rows, entries, parts, splits");
+  throw std::invalid_argument("dim '" + name +
+                              "' is none of tokens, logit_rows, capacity, kv_tiles, entries, parts, splits");
 }
 
 void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
@@ -39,8 +42,7 @@ using Sizes = std::map<std::string, std::int64_t>;
 
 Dims dims_of(const Sizes& sizes) {
   Dims dims{};
-  for (const auto& [name, size] : sizes)
-    dims[static_cast<std::size_t>(name == "capacity" ? Dim::capacity : dim_of(name))] = size;
+  for (const auto& [name, size] : sizes) dims[static_cast<std::size_t>(dim_of(name))] = size;
   return dims;
 }
 

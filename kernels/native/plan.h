@@ -11,7 +11,7 @@
 namespace quire {
 
 /// The sizes of a step, in the order in which kernels read them.
-enum class Dim { tokens, logit_rows, capacity, entries, parts, splits, count };
+enum class Dim { tokens, logit_rows, capacity, kv_tiles, entries, parts, splits, count };
 
 using Dims = std::array<std::int64_t, static_cast<std::size_t>(Dim::count)>;
 using Kernel = void (*)(void* const* buffers, const std::int64_t* dims, std::int64_t begin, std::int64_t end);

@@ -36,7 +36,7 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.splits, kMostParts);
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
-  layer_bytes_ = std::int64_t{config.num_pages} * (config.page_size / kTileTokens) * config.tile_bytes;
+  layer_bytes_ = config.kv_heads * kv_tiles() * config.tile_bytes;
   array(kv_, static_cast<std::size_t>(config.layers * layer_bytes_));
 }
 
@@ -45,6 +45,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   check(slots, starts, counts);
   Dims dims{};
   dim(dims, Dim::capacity) = config_.capacity;
+  dim(dims, Dim::kv_tiles) = kv_tiles();
   rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), sequences_.at(slots[i]), starts[i], counts[i], dims);
@@ -147,6 +148,8 @@ void Runner::split_attention(Dims& dims) {
   entries = kept;
 }
 
+std::int64_t Runner::kv_tiles() const { return std::int64_t{config_.num_pages} * (config_.page_size / kTileTokens); }
+
 /// Attention multiplies all 32 values of a tile, those not written yet by 0. What the page's last owner left there may
 /// be NaN, so the values of a tile that is begun and not filled by [start, end) are cleared.
 void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end) {
@@ -155,8 +158,9 @@ void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int
   const std::int64_t page = sequence.pages[first / config_.page_size];
   const std::int64_t tile = (page * config_.page_size + first % config_.page_size) / kTileTokens;
   for (std::int64_t layer = 0; layer < config_.layers; layer++)
-    std::memset(kv_layer(layer) + tile * config_.tile_bytes + config_.value_offset, 0,
-                static_cast<std::size_t>(config_.tile_bytes - config_.value_offset));
+    for (std::int64_t head = 0; head < config_.kv_heads; head++)
+      std::memset(kv_layer(layer) + (head * kv_tiles() + tile) * config_.tile_bytes + config_.value_offset, 0,
+                  static_cast<std::size_t>(config_.tile_bytes - config_.value_offset));
 }
 
 void Runner::compute_logits(std::span<const LogitRow> rows, Dims& dims) {

@@ -59,8 +59,8 @@ struct RunnerConfig {
   std::int64_t logit_stride;      ///< floats from one row of logits to the next
   std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most
   std::int64_t layers;            ///< that have KV
-  std::int64_t tile_bytes;        ///< of a KV tile of one layer (emit/kv.py)
-  std::int64_t value_offset;      ///< where V begins in a KV tile, in bytes
+  std::int64_t tile_bytes;        ///< of a KV tile of one head (emit/kv.py)
+  std::int64_t value_offset;      ///< where V begins in it, in bytes
 };
 
 /// Log probabilities at one position, with the token that stands there.
@@ -87,7 +87,7 @@ class Runner {
   PagePool& pages() { return pages_; }
   Sequences& sequences() { return sequences_; }
   const StepInputs& inputs() const { return inputs_; }
-  std::byte* kv_layer(std::int64_t layer) { return kv_ + layer * layer_bytes_; }  ///< its KV tiles, page by page
+  std::byte* kv_layer(std::int64_t layer) { return kv_ + layer * layer_bytes_; }  ///< its KV tiles, head by head
   Plan& body() { return body_; }  ///< from token ids to the hidden state
   Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
 
@@ -115,6 +115,7 @@ class Runner {
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts);
   void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
+  std::int64_t kv_tiles() const;
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void compute_logits(std::span<const LogitRow> rows, Dims& dims);
   void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
