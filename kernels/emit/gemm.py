@@ -79,8 +79,8 @@ class Gemm:
         def ahead(j: Value) -> list[Value]:
             return [b.address(base, j * numbers.block_bytes + PREFETCH_BYTES)]
 
-        columns = Columns(blocks, lambda j: b.address(base, j * numbers.block_bytes), ahead)
-        products.emit(b, operand, rows, columns, sink)
+        packed = Columns(blocks, lambda j: b.address(base, j * numbers.block_bytes), ahead)
+        products.emit(b, operand, rows, packed, sink)
 
     def _finish(
         self, b: Builder, products: Products, y: Value, bias: Value | None, row: Value, block: Value,
