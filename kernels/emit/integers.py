@@ -18,11 +18,13 @@ from quire.kernels.emit.products import PREFETCH_BYTES, RowSink
 from quire.kernels.emit.value import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Value, vector
 
 LINE = 64
-LINES_A_TURN = 4
+LINES_A_TURN = 2
 """Lines of each tile for each turn of the innermost loop."""
 
-ROW_CHUNKS = {"amx": (8, 4, 2, 1), "avx512-vnni": (8, 4, 2, 1), "avx512": (4, 2, 1), "avx2-vnni": (2, 1), "avx2": (1,)}
-"""Rows that are computed at once, as many as the registers hold, and how the rest is cut."""
+_MANY, _FEW = (4, 2, 1), (2, 1)
+ROW_CHUNKS = {"amx": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": (1,)}
+"""Rows that are computed at once, and how the rest is cut. Eight rows of groups of 32 would spill their sums at the end
+of each group, and be a quarter slower."""
 
 LEAST_TILE_ROWS = 5
 """From so many rows on, an AMX tile is worth its 16 rows."""
