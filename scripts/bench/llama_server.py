@@ -1,0 +1,172 @@
+"""llama.cpp's `llama-server`, started anew when a work needs another number of slots or length."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.engines import BenchError, Engine, StepBytes
+from bench.process import PeerProcess
+from bench.work import STEP_TOKENS, Answer, Generated, Work
+
+START_SECONDS = 300.0
+SPARE_TOKENS = 16  # beside prompt and answer, in every slot
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket: no port to choose, and nobody else can connect."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+class LlamaServer(Engine):
+    """A GGUF file in `llama-server`, with flash attention "on" or "off" as the variant.
+
+    A prompt is a POST to /completion, all of a batch at once. First and last token are when the server had them by
+    its `timings`. Every slot has KV memory of its own, as prompts that
+    share nothing want it, and no prompt is taken from a cache.
+    """
+
+    def __init__(
+        self, binaries: Path, gguf: Path, flash_attention: str, *, threads: int, kv_bytes: StepBytes, streaming: bool
+    ) -> None:
+        self._program = binaries / "llama-server"
+        if not self._program.exists():
+            raise BenchError(
+                f"--llama {binaries}: there is no llama-server in it; give the folder of llama.cpp's programs"
+            )
+        if not gguf.exists():
+            raise BenchError(f"--gguf {gguf}: there is no such file")
+        name = f"llama.cpp {gguf.stem}"
+        super().__init__(name, f"-fa {flash_attention}", lambda work: gguf.stat().st_size + kv_bytes(work))
+        self._gguf, self._flash_attention, self._threads, self._streaming = gguf, flash_attention, threads, streaming
+        self._shape = (0, 0)
+        self._process: PeerProcess | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the socket
+
+    def prepare(self, work: Work) -> None:
+        """Start the server with a slot for each sequence, unless it runs already."""
+        shape = (work.batch, work.longest + SPARE_TOKENS)
+        if shape != self._shape:
+            self.close()
+            self._folder = tempfile.TemporaryDirectory(prefix="bench-llama-")
+            self._process = PeerProcess(self.full_name, self._command(*shape))
+            self._shape = shape
+            self._wait_ready(self._process)
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
+        """Generate exactly so many tokens for each prompt, greedily."""
+        bodies = list(map(self._body, prompts, max_tokens))
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            begun = time.perf_counter()
+            try:
+                sequences = tuple(threads.map(self._complete, bodies, max_tokens))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise self._failure(error) from error
+            return Answer(time.perf_counter() - begun, sequences)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While it is this engine's turn; between its turns it uses no CPU."""
+        assert self._process is not None, "prepare comes first"
+        with self._process.running():
+            yield
+
+    def close(self) -> None:
+        """End it, leaving no process behind. Idempotent."""
+        self._shape = (0, 0)
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    @property
+    def _socket(self) -> str:
+        assert self._folder is not None, "prepare comes first"
+        return f"{self._folder.name}/llama.sock"
+
+    def _command(self, slots: int, length: int) -> list[str]:
+        options: dict[str, Any] = {
+            "--model": self._gguf,
+            "--host": self._socket,
+            "--threads": self._threads,
+            "--threads-batch": self._threads,
+            "--parallel": slots,
+            "--ctx-size": slots * -(-length // 256) * 256,
+            "--batch-size": STEP_TOKENS,
+            "--flash-attn": self._flash_attention,
+            "--cache-ram": 0,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        return [str(self._program), *words, "--no-kv-unified", "--offline"]
+
+    def _wait_ready(self, process: PeerProcess) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and process.is_alive():
+            with contextlib.suppress(OSError, http.client.HTTPException), self._request("GET", "/health") as answer:
+                if answer.status == http.client.OK:
+                    return
+            time.sleep(0.05)
+        raise process.death("starting")
+
+    def _body(self, prompt: Sequence[int], max_tokens: int) -> str:
+        asked = {
+            "prompt": prompt,
+            "n_predict": max_tokens,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "stream": self._streaming,
+        }
+        return json.dumps(asked)
+
+    def _complete(self, body: str, max_tokens: int) -> Generated:
+        with self._request("POST", "/completion", body) as answer:
+            if answer.status != http.client.OK:
+                raise ValueError(answer.read().decode(errors="replace"))
+            timings = self._timings(answer)
+        now, count = time.perf_counter(), timings["predicted_n"]
+        if count != max_tokens:
+            raise ValueError(f"{count} tokens where {max_tokens} were asked for")
+        return Generated(now - timings["predicted_ms"] / 1000, now, count - 1)
+
+    def _timings(self, answer: http.client.HTTPResponse) -> dict[str, Any]:
+        """What the server says of its time; it comes at the end, when it streams in the last event."""
+        whole = answer.read()
+        if self._streaming:
+            whole = whole.rpartition(b"data: ")[2]
+        timings: dict[str, Any] = json.loads(whole)["timings"]
+        return timings
+
+    @contextmanager
+    def _request(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
+        connection = _UnixConnection(self._socket)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    def _failure(self, error: Exception) -> BenchError:
+        if self._process is None or not self._process.is_alive():
+            assert self._process is not None
+            return self._process.death("generating")
+        return BenchError(f"{self.full_name} failed: {error}")

@@ -1,0 +1,169 @@
+"""Quire as users have it: `LLM` or `AsyncLLM`, and an engine process behind a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+import uvloop
+from bench.engines import BenchError, Engine, StepBytes
+from bench.work import Answer, Decode, Generated
+
+from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
+from quire.frontend.engine_args import EngineOptions
+from quire.frontend.request import Request
+from quire.frontend.request_table import RequestTable
+from quire.kernels import host
+from quire.kernels.options import LoadOptions
+from quire.kernels.plan import PlanBuilder
+from quire.kernels.runner import describe
+from quire.kernels.work import Chunk, Step, work_of
+from quire.protocol.messages import ClientMessage, EngineCoreOutputs
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How Quire is to run a model."""
+
+    model: str
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_dtype: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """Quire, and how it differs from the model as it is."""
+        words = [self.quantization, None if self.kv_dtype == "auto" else f"kv-{self.kv_dtype}"]
+        return " ".join(["Quire", *filter(None, words)])
+
+    def plan(self) -> PlanBuilder:
+        """The plan that the engine makes. Raises `ValueError`."""
+        options = LoadOptions(self.model, self.dtype, quantization=self.quantization, kv_dtype=self.kv_dtype)
+        return describe(options)[0]
+
+    def options(self, max_model_len: int, threads: int) -> EngineOptions:
+        """What is given to `LLM`: of what is not asked for, nothing."""
+        given: EngineOptions = {
+            "dtype": self.dtype,
+            "max_model_len": max_model_len,
+            "threads": threads,
+            "enable_prefix_caching": False,
+        }
+        if self.quantization is not None:
+            given["quantization"] = self.quantization
+        if self.kv_dtype != "auto":
+            given["kv_cache_dtype"] = self.kv_dtype
+        return given
+
+
+def step_bytes(plan: PlanBuilder) -> StepBytes:
+    """What a step of the plan has to read."""
+    isa = host.choose_isa().name
+
+    def count(work: Decode) -> int:
+        step = Step(tuple(Chunk(round(work.mean_context) - 1, 1) for _ in range(work.batch)), work.batch)
+        return sum(work_of(plan, launch, step, isa).memory for launch in plan.launches)
+
+    return count
+
+
+def _params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+class _CountingTable(RequestTable):
+    """Counts the tokens of each request's first increment.
+
+    Increments merge when they come faster than they are read, and then have the time of the last of their steps.
+    """
+
+    def __init__(self, send: Callable[[ClientMessage], None], eos_token_ids: list[int]) -> None:
+        super().__init__(send, eos_token_ids)
+        self.first_counts: dict[str, int] = {}  # by ids that are in the order of submission
+
+    def update(self, message: EngineCoreOutputs) -> list[Request]:
+        for output in message.outputs:
+            if output.new_token_ids:
+                self.first_counts.setdefault(output.request_id, len(output.new_token_ids))
+        return super().update(message)
+
+
+class _CountingLLM(LLM):
+    """`LLM` that counts first increments."""
+
+    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
+        super().__init__(model, **options)
+        self._table = self.table = _CountingTable(self._engine.client.send, self._engine.eos_token_ids)
+
+
+class QuireEngine(Engine):
+    """`LLM`; first and last token as the engine's clock has them."""
+
+    def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
+        super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
+        self._llm = _CountingLLM(configuration.model, **configuration.options(max_model_len, threads))
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
+        """Generate exactly so many tokens for each prompt, greedily."""
+        params = [_params(count) for count in max_tokens]
+        first_counts = self._llm.table.first_counts
+        first_counts.clear()
+        begun = time.perf_counter()
+        outputs = self._llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+        seconds = time.perf_counter() - begun
+        counts = [first_counts[number] for number in sorted(first_counts, key=int)]
+        return Answer(seconds, tuple(map(self._generated, outputs, max_tokens, counts)))
+
+    @staticmethod
+    def _generated(output: RequestOutput, max_tokens: int, first_count: int) -> Generated:
+        metrics, count = output.metrics, len(output.outputs[0].token_ids)
+        if count != max_tokens:
+            raise BenchError(f"Quire gave {count} tokens where {max_tokens} were asked for")
+        if metrics.first_token_time is None or metrics.last_token_time is None:
+            raise BenchError("Quire's outputs lack the times of their tokens")
+        return Generated(metrics.first_token_time, metrics.last_token_time, count - first_count)
+
+    def close(self) -> None:
+        """End the engine process."""
+        self._llm.close()
+
+
+class AsyncQuireEngine(Engine):
+    """`AsyncLLM` on uvloop; first and last token as the caller gets them."""
+
+    def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
+        super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
+        self._llm = AsyncLLM(configuration.model, **configuration.options(max_model_len, threads))
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
+        """Generate exactly so many tokens for each prompt, greedily."""
+        return self._runner.run(self._generate(prompts, max_tokens))
+
+    async def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
+        begun = time.perf_counter()
+        streams = await asyncio.gather(*map(self._stream, prompts, max_tokens))
+        return Answer(time.perf_counter() - begun, tuple(streams))
+
+    async def _stream(self, prompt: Sequence[int], max_tokens: int) -> Generated:
+        first = last = 0.0
+        count = later = 0
+        async for output in self._llm.generate(list(prompt), _params(max_tokens), output_kind="delta"):
+            last = time.perf_counter()
+            new = len(output.outputs[0].token_ids)
+            if count == 0:
+                first = last
+            else:
+                later += new
+            count += new
+        if count != max_tokens:
+            raise BenchError(f"Quire streamed {count} tokens where {max_tokens} were asked for")
+        return Generated(first, last, later)
+
+    def close(self) -> None:
+        """End the engine process."""
+        self._llm.close()
+        self._runner.close()

@@ -1,0 +1,89 @@
+"""vLLM on the CPU, in a worker process with its own interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes.util import find_library
+from pathlib import Path
+from typing import Any
+
+from bench.engines import BenchError, Engine, StepBytes
+from bench.process import PeerProcess
+from bench.work import STEP_TOKENS, Answer, Generated
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+
+
+def vllm_environment(venv: Path, threads: int) -> dict[str, str]:
+    """What vLLM recommends for CPUs; a variable that is set already stays."""
+    cpus = sorted(os.sched_getaffinity(0))[:threads]
+    if len(cpus) < threads:
+        raise BenchError(f"--threads {threads}: vLLM binds each to a CPU of its own, and this process has {len(cpus)}")
+    allocator, openmp = find_library("tcmalloc_minimal"), venv / "lib" / "libiomp5.so"
+    preload = [name for name in (allocator, str(openmp) if openmp.exists() else None) if name]
+    wanted = {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "LD_PRELOAD": ":".join(preload),
+        "PYTHONSAFEPATH": "1",
+    }
+    path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**wanted, **os.environ, "PATH": path}
+
+
+class VllmPeer(Engine):
+    """vLLM's `LLM`, or its `AsyncLLM` if `streaming`.
+
+    The worker reads one JSON line of options, then for each line of prompts and token counts writes one of times.
+    """
+
+    def __init__(
+        self, venv: Path, *, model: str, dtype: str, max_model_len: int, threads: int, read: StepBytes, streaming: bool
+    ) -> None:
+        super().__init__("vLLM", "", read)
+        python = venv / "bin" / "python"
+        if not python.exists():
+            raise BenchError(f"--vllm {venv}: there is no {python}; give the folder of a virtual environment with vLLM")
+        options = {
+            "model": str(Path(model).absolute()),
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_batched_tokens": STEP_TOKENS,
+            "max_num_seqs": 256,
+            "enable_prefix_caching": False,
+            "seed": 0,
+        }
+        self._process = PeerProcess("vLLM", [str(python), str(WORKER)], vllm_environment(venv, threads), talks=True)
+        try:
+            self._ask({"options": options, "streaming": streaming}, "starting")
+        except BaseException:
+            self._process.close()
+            raise
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
+        """Generate exactly so many tokens for each prompt, greedily."""
+        answer = self._ask({"prompts": prompts, "max_tokens": max_tokens}, "generating")
+        return Answer(answer["seconds"], tuple(Generated(*sequence) for sequence in answer["sequences"]))
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While it is this engine's turn; between its turns it uses no CPU."""
+        with self._process.running():
+            yield
+
+    def close(self) -> None:
+        """End it, leaving no process behind. Idempotent."""
+        self._process.close()
+
+    def _ask(self, question: dict[str, Any], doing: str) -> Any:
+        line = self._process.ask(json.dumps(question).encode())
+        if not line:
+            raise self._process.death(doing)
+        return json.loads(line)

@@ -1,0 +1,159 @@
+"""Prefill and decode of a model: Quire alone, or in turns with vLLM and llama.cpp.
+
+Quire is measured as users have it, an `LLM` and an engine process behind a socket. A prefill's rate is the prompt's
+tokens over the time to the first token; a decode's is that of all sequences together, without their prefill. Prompts
+are random token ids, new ones each time and the same for every engine; sampling is greedy, end tokens are ignored,
+nothing comes from a prefix cache. In each repetition every engine has one turn after the other, and those whose turn
+it is not are stopped.
+
+    .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --quantization none,int8
+    .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --vllm VENV --llama BIN --gguf A.gguf B.gguf
+    .venv/bin/python scripts/bench_model.py --async --prefill "" --decode 1x16 --gen 256      # one stream
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from bench.bandwidth import Bandwidth
+from bench.engines import BenchError, Engine
+from bench.lineup import plain, start_engines
+from bench.report import save_figure, show
+from bench.samples import Samples, WorkSamples, as_json
+from bench.work import Answer, Decode, Work, parse_decode, parse_prefill, random_prompts
+
+from quire.frontend import EngineConnectionError, EngineDeadError, EngineStartError
+from quire.frontend.engine_args import DEMO_MODEL
+from quire.kernels.info import host_info
+
+PREFILL, DECODE = "128,512,2048", "1x64,1x2048,8x64,32x64"
+WARM_TOKENS = (16, 4)  # of prompt and answer with which a turn begins, untimed
+SPARE_TOKENS = 16  # of context beyond the longest work
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", default=DEMO_MODEL, help="checkpoint folder; the demo model by default")
+    add("--threads", type=int, help="threads of every engine; by default as many as CPUs are granted")
+    add("--dtype", default="auto", help="of Quire and vLLM: auto, bfloat16 or float32")
+    add("--prefill", metavar="LENGTHS", help=f"prompts, such as {PREFILL}, which is the default as far as it fits")
+    add("--decode", metavar="SHAPES", help=f"BATCHxCONTEXT,..., by default {DECODE} as far as it fits")
+    add("--gen", type=int, default=64, help="tokens that each sequence of a decode generates (default 64)")
+    add("--reps", type=int, default=5, help="repetitions, each a turn of every engine (default 5)")
+    add("--quantization", default="none", metavar="NAMES", help="of Quire, several with commas: none,int8")
+    add("--kv-dtype", default="auto", metavar="NAMES", help="of Quire's KV pages, several with commas: auto,int8")
+    add(
+        "--async", dest="streaming", action="store_true", help="stream: AsyncLLM of Quire and vLLM; times at the caller"
+    )
+    add("--vllm", type=Path, metavar="VENV", help="virtual environment that has vLLM for CPUs")
+    add("--llama", type=Path, metavar="BIN_DIR", help="folder of llama.cpp's programs")
+    add("--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="the model for llama.cpp, also several")
+    add("--llama-flash-attn", default="on,off", metavar="MODES", help="of on, off; the better one counts")
+    add("--json", type=Path, metavar="FILE", help="write all samples")
+    add("--figure", type=Path, metavar="FILE", help="draw them; needs matplotlib")
+    arguments = parser.parse_args()
+    for name in ("gen", "reps", "threads"):
+        if (value := getattr(arguments, name)) is not None and value < (2 if name == "gen" else 1):
+            parser.error(f"--{name} {value} is too few")
+    if bool(arguments.llama) != bool(arguments.gguf):
+        parser.error("--llama and --gguf belong together: the programs, and the files that they read")
+    if unknown := set(arguments.llama_flash_attn.split(",")) - {"on", "off"}:
+        parser.error(f"--llama-flash-attn {', '.join(sorted(unknown))}: it can be on, off or on,off")
+    return arguments
+
+
+def choose_works(arguments: argparse.Namespace, positions: int) -> list[Work]:
+    """What is measured: as told, or of the usual works those that fit the model's positions."""
+    chosen: list[Work] = []
+    for given, usual, parse in (
+        (arguments.prefill, PREFILL, parse_prefill),
+        (arguments.decode, DECODE, lambda text: [Decode(*shape, arguments.gen) for shape in parse_decode(text)]),
+    ):
+        works: list[Work] = list(parse(usual if given is None else given))
+        fitting = [work for work in works if work.longest <= positions]
+        if given is not None and fitting != works:
+            long = next(work for work in works if work not in fitting)
+            raise BenchError(f"{long.name} needs {long.longest} positions, and the model has {positions}; leave it out")
+        chosen += fitting
+    if not chosen:
+        raise BenchError("there is nothing to measure; name some lengths with --prefill or shapes with --decode")
+    return chosen
+
+
+def measure(work: Work, engines: list[Engine], bandwidth: Bandwidth, repetitions: int, vocab_size: int) -> WorkSamples:
+    """Every engine in turn, once untimed and then `repetitions` times."""
+    result = WorkSamples(work, [Samples(work, engine) for engine in engines])
+    for engine in engines:
+        engine.prepare(work)
+        with engine.turn():
+            run(work, engine, 0, vocab_size)
+    for repetition in range(1, repetitions + 1):
+        if isinstance(work, Decode):
+            result.bandwidths.append(bandwidth.measure())
+        for samples in result.engines:
+            with samples.engine.turn():
+                run(Decode(1, *WARM_TOKENS), samples.engine, repetition, vocab_size)
+                samples.answers.append(run(work, samples.engine, repetition, vocab_size))
+            where = f"{work.name}, {repetition} of {repetitions}, {samples.engine.full_name}"
+            print(f"{where}: {samples.rates[-1]:.1f} tok/s", file=sys.stderr, flush=True)
+    return result
+
+
+def run(work: Work, engine: Engine, seed: int, vocab_size: int) -> Answer:
+    """One run of `work`, with prompts that `seed` decides."""
+    prompts = random_prompts(seed, work.batch, work.context, vocab_size)
+    return engine.generate(prompts, work.max_tokens())
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Measure all, and show it."""
+    plan = plain(arguments).plan()
+    positions = plan.limits.max_model_len
+    works = choose_works(arguments, positions)
+    host = host_info()
+    threads = arguments.threads or host["threads"]
+    length = min(positions, max(work.longest for work in works) + SPARE_TOKENS)
+    about = {"command": sys.argv[1:], "model": arguments.model, "begun": time.time(), "host": host, "threads": threads}
+    results: list[WorkSamples] = []
+    with contextlib.ExitStack() as stack:
+        bandwidth = Bandwidth(threads)
+        engines = start_engines(stack, arguments, length, threads)
+        for work in works:
+            results.append(measure(work, engines, bandwidth, arguments.reps, plan.vocab_size))
+            if arguments.json is not None:  # after each work, for whoever loses patience
+                arguments.json.write_text(json.dumps({**about, "results": as_json(results)}, indent=1) + "\n")
+    show(results)
+    if arguments.figure is not None:
+        save_figure(results, arguments.figure)
+
+
+def end(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave, ending what was started."""
+    del frame
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """Says in one line what went wrong, if something did."""
+    arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, end)
+    try:
+        compare(arguments)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+    except (BenchError, ValueError, OSError, EngineStartError, EngineConnectionError, EngineDeadError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

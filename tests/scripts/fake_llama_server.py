@@ -1,0 +1,35 @@
+"""Stands in for llama-server: answers /health and /completion on the UNIX socket that --host names."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import sys
+from http.server import BaseHTTPRequestHandler
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self._answer({"status": "ok"})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["ignore_eos"]
+        assert not asked["cache_prompt"]
+        count = asked["n_predict"]
+        self._answer({"timings": {"predicted_n": count, "predicted_ms": 2.0 * (count - 1)}})
+
+    def _answer(self, content: dict[str, object]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        return "client"
+
+
+if __name__ == "__main__":
+    with socketserver.ThreadingUnixStreamServer(sys.argv[sys.argv.index("--host") + 1], Handler) as server:
+        server.serve_forever()
