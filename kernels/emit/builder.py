@@ -200,14 +200,15 @@ class Builder:
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
         self.emit(f"llvm.store {value.name}, {target.name}{aligned} : {value.type}, {PTR}")
 
-    def prefetch(self, base: Value, offset: Value | int) -> None:
-        """Calls for the cache line at `base` plus `offset` bytes; an address that can't be read is no error.
+    def prefetch(self, base: Value, offset: Value | int, level: int) -> None:
+        """Calls for the cache line at `base` plus `offset` bytes into the cache of that level, 1 or 2.
 
-        Into the second-level cache: loads from there are hidden, and few lines can be on their way to the first.
+        An address that can't be read is no error.
         """
         at = self.address(base, offset)
+        hint = {1: 3, 2: 2}[level]
         self.emit(
-            f'"llvm.intr.prefetch"({at.name}) <{{rw = 0 : i32, hint = 2 : i32, cache = 1 : i32}}> : ({PTR}) -> ()'
+            f'"llvm.intr.prefetch"({at.name}) <{{rw = 0 : i32, hint = {hint} : i32, cache = 1 : i32}}> : ({PTR}) -> ()'
         )
 
     def scratch(self, size: int) -> Value:

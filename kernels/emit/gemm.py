@@ -9,7 +9,7 @@ from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.integers import IntegerProducts
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, round_up, store_activation, tiled_offset
 from quire.kernels.emit.math import ACTIVATIONS
-from quire.kernels.emit.products import PREFETCH_BYTES, Columns, Operand, Products, RowSink
+from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, Columns, Operand, Products, RowSink
 from quire.kernels.emit.value import VF32, Value
 
 ROWS_PER_ITEM = 64
@@ -77,9 +77,9 @@ class Gemm:
         base = b.address(w, block * (blocks * numbers.block_bytes))
 
         def ahead(j: Value) -> list[Value]:
-            return [b.address(base, j * numbers.block_bytes + PREFETCH_BYTES)]
+            return [b.address(base, j * numbers.block_bytes + FAR_BYTES)]
 
-        packed = Columns(blocks, lambda j: b.address(base, j * numbers.block_bytes), ahead)
+        packed = Columns(blocks, lambda j: b.address(base, j * numbers.block_bytes), ahead, NEAR_BYTES)
         products.emit(b, operand, rows, packed, sink)
 
     def _finish(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import TILE_ROWS, IntegerFormat
-from quire.kernels.emit.products import PREFETCH_BYTES, RowSink
+from quire.kernels.emit.products import NEAR_BYTES, RowSink
 from quire.kernels.emit.value import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Value, vector
 
 LINE = 64
@@ -133,7 +133,7 @@ class IntegerProducts:
     def _load(self, b: Builder, lines: Value, line: Value, column: int) -> list[Value]:
         """One line as lanes of four unsigned bytes: of int4 its low and its high halves."""
         offset = line * (2 * LINE) + column * LINE
-        b.prefetch(lines, offset + PREFETCH_BYTES)
+        b.prefetch(lines, offset + NEAR_BYTES, level=1)  # a second call, FAR_BYTES ahead, costs more than it brings
         value = b.load(lines, offset, VI32, 64)
         return [value] if self.format.bits == 8 else [value & 0x0F0F0F0F, (value >> 4) & 0x0F0F0F0F]
 

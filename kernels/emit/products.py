@@ -14,9 +14,10 @@ from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, Numbers, load_pair
 from quire.kernels.emit.value import F32, I8, I16, I32, I64, TILE, VF32, Value
 
-PREFETCH_BYTES = 1024
-"""How far ahead of use a weight of a GEMM is called for. 512 to 1536 do equally well. Without it decode has 2/3 of the
-speed; 4096 into the first-level cache gives 27 GB/s where this gives 31, on one thread of a Zen 4."""
+NEAR_BYTES, FAR_BYTES = 512, 4096
+"""How far ahead of use weights are called for: into the first-level cache, whose misses few can be on their way at a
+time, and into the second. On a Zen 4 one thread reads 33 GB/s so, 26 with a single call 4096 ahead into the first, and
+products of 8 to 32 rows lose nothing to misses. More of either, or nearer, is slower for one or the other."""
 
 RowSink = Callable[[Value, Sequence[Value]], None]
 """Takes a row number and its two vectors of 16 columns."""
@@ -49,12 +50,14 @@ class Operand:
 class Columns:
     """A packed block of 32 columns: `blocks` blocks of 32 along k, of which number j lies `at(j)`.
 
-    `ahead(j)` is what to call into the caches while that one is computed: blocks too, wanted later.
+    `ahead(j)` is what to call into the second-level cache while that one is computed: blocks too, wanted later. What
+    stands `near` bytes behind is called into the first, unless that is 0.
     """
 
     blocks: Value | int
     at: Callable[[Value], Value]
     ahead: Callable[[Value], Sequence[Value]]
+    near: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,18 +95,19 @@ class Products:
             sums: list[Value] = []
             for column in range(2):
                 tile, *later = (b.address(base, column * self.numbers.tile_bytes) for base in (start, *ahead))
-                sums += self._tile_sums(b, values, x.row_bytes, chunk, tile, later)
+                sums += self._tile_sums(b, columns, values, x.row_bytes, chunk, tile, later)
             block.carry(*(c + s for c, s in zip(block.state, sums, strict=True)))
         return [[block.results[r], block.results[chunk + r]] for r in range(chunk)]
 
     def _tile_sums(
-        self, b: Builder, values: Value, row_bytes: int, chunk: int, tile: Value, later: Sequence[Value]
-    ) -> list[Value]:
+        self, b: Builder, columns: Columns, values: Value, row_bytes: int, chunk: int, tile: Value,
+        later: Sequence[Value],
+    ) -> list[Value]:  # fmt: skip
         """even + odd of one tile for each row. Tiles are read one after the other, in the order of memory: two at a
         time confuse the hardware's prefetcher and halve the speed (11 against 21 GB/s on a Zen 4)."""
         with b.loop(0, PAIRS, PAIRS_A_TURN, state=[b.constant(0.0, VF32)] * (2 * chunk)) as pairs:
             state = list(pairs.state)
-            self._prefetch(b, later, pairs.index)
+            self._prefetch(b, columns, tile, later, pairs.index)
             for offset in range(PAIRS_A_TURN):
                 pair = pairs.index + offset
                 even_weights, odd_weights = load_pair(b, self.numbers, tile, pair)
@@ -115,12 +119,14 @@ class Products:
             pairs.carry(*state)
         return [pairs.results[2 * r] + pairs.results[2 * r + 1] for r in range(chunk)]
 
-    def _prefetch(self, b: Builder, tiles: Sequence[Value], pair: Value) -> None:
-        """Calls for the lines of the next PAIRS_A_TURN pairs of the tiles."""
+    def _prefetch(self, b: Builder, columns: Columns, tile: Value, later: Sequence[Value], pair: Value) -> None:
+        """Calls for what is wanted later, as much of it as the next PAIRS_A_TURN pairs of the tile are."""
         pair_bytes = self.numbers.tile_bytes // PAIRS
-        for tile in tiles:
-            for line in range(0, PAIRS_A_TURN * pair_bytes, 64):
-                b.prefetch(tile, pair * pair_bytes + line)
+        for line in range(0, PAIRS_A_TURN * pair_bytes, 64):
+            if columns.near:
+                b.prefetch(tile, pair * pair_bytes + (columns.near + line), level=1)
+            for other in later:
+                b.prefetch(other, pair * pair_bytes + line, level=2)
 
     def _emit_tiles(self, b: Builder, x: Operand, rows: Value, columns: Columns, sink: RowSink) -> None:
         """Two panels of 16 rows at a time as AMX tiles, so that each tile that is loaded is used twice; then the last
@@ -147,7 +153,7 @@ class Products:
             tiles, stride = columns.at(block.index), b.constant(x.row_bytes, I64)
             for later in columns.ahead(block.index):
                 for line in range(0, self.numbers.block_bytes, 64):
-                    b.prefetch(later, line)
+                    b.prefetch(later, line, level=2)
             weights = [self._weight_tile(b, b.address(tiles, i * self.numbers.tile_bytes)) for i in range(2)]
             sums = []
             for i, base in enumerate(bases):
