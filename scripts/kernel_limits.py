@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire.kernels._native import Jit, Plan, Runner, ThreadPool
 from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.products import PREFETCH_BYTES
+from quire.kernels.emit.products import NEAR_BYTES
 from quire.kernels.emit.value import F32, I8, I16, I32, I64, TILE, VI32, Value, vector
 from quire.kernels.host import InstructionSet, available_memory, cache_folder
 
@@ -129,7 +129,7 @@ def stream_kernel() -> str:
         with b.loop(0, STREAM_ITEM_BYTES, STREAM_LINES * LINE, state=zeros) as part:
             totals = list(part.state)
             for line in range(STREAM_LINES):
-                b.prefetch(base, part.index + (PREFETCH_BYTES + line * LINE))
+                b.prefetch(base, part.index + (NEAR_BYTES + line * LINE), level=1)
                 totals[line % 4] = totals[line % 4] + b.load(base, part.index + line * LINE, VI32, LINE)
             part.carry(*totals)
         _keep(b, out, part.results)
