@@ -13,6 +13,7 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import default_threads, llvm_version
 from quire.kernels.config import ModelConfig
+from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import PlanBuilder
 from quire.kernels.quantization import MODES
@@ -39,6 +40,13 @@ def host_info() -> dict[str, Any]:
     }
 
 
+def integer_formats(plan: PlanBuilder) -> list[str]:
+    """The formats of the plan's matrices of integers."""
+    matrices = (operand for launch in plan.launches for operand in launch.operands if isinstance(operand, Matrix))
+    formats = {matrix.integers for matrix in matrices if matrix.integers is not None}
+    return sorted(f"int{form.bits}" + (f" in groups of {form.group}" if form.group else "") for form in formats)
+
+
 def plan_info(plan: PlanBuilder, architecture: str) -> dict[str, Any]:
     """A model's plan: sizes in bytes, and how often each kernel is launched in a step."""
     launches: dict[str, int] = {}
@@ -50,6 +58,8 @@ def plan_info(plan: PlanBuilder, architecture: str) -> dict[str, Any]:
         "vocab_size": plan.vocab_size,
         "max_model_len": plan.limits.max_model_len,
         "weights": plan.numbers.weights,
+        "integer_weights": integer_formats(plan),
+        "kv": plan.numbers.kv.weights,
         "weight_bytes": plan.weight_bytes,
         "kv_bytes_per_token": plan.heads.token_bytes(plan.numbers) * plan.layers,
         "launches_per_step": len(plan.launches),

@@ -22,25 +22,32 @@ def info(
         Path | None,
         typer.Option(help="Checkpoint folder. Default: the demo model.", metavar="FOLDER", show_default=False),
     ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="As of the engine: int8, int4, ...", metavar="MODE", show_default=False)
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="As of the engine: auto, int8.", metavar="TYPE", show_default=False)
+    ] = None,
     as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False,
     *,
     common: CommonFlags,
 ) -> None:
     """Show the host (instruction set, threads, memory) and how a model would run on it."""
     del common
-    facts = _ask_kernels(model)
+    chosen = {"--quantization": quantization, "--kv-dtype": kv_dtype}
+    facts = _ask_kernels(model, [text for name, value in chosen.items() if value for text in (name, value)])
     if as_json:
         write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     else:
         _show(facts)
 
 
-def _ask_kernels(model: Path | None) -> dict[str, Any]:
+def _ask_kernels(model: Path | None, options: list[str]) -> dict[str, Any]:
     """Run `python -m quire.kernels.info`: the frontend itself does not load the native extension."""
     from quire.frontend.engine_args import DEMO_MODEL
 
     # -P: folders in the current directory must not shadow packages
-    command = [sys.executable, "-P", "-m", "quire.kernels.info", "--model", str(model or DEMO_MODEL)]
+    command = [sys.executable, "-P", "-m", "quire.kernels.info", "--model", str(model or DEMO_MODEL), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"quire.kernels.info exited with status {done.returncode}"]

@@ -217,6 +217,9 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
         (["complete", "x", "--address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
         (["complete", "x", "--address", "ftp://x"], "must start with ipc:// or tcp://"),
         (["info", "--model", "/nowhere"], "/nowhere"),
+        (["info", "--quantization", "int3"], "quantization is 'int3'; it must be one of int8, int4"),
+        (["serve", "x", "--quantization", "int3"], "quantization='int3' is not known; it can be int8, int4"),
+        (["serve", "x", "--kv-dtype", "fp8"], "kv_cache_dtype='fp8' is not known; it can be auto, int8"),
     ],
 )
 def test_errors_are_one_line_and_status_1(place: Workplace, arguments: list[str], what: str) -> None:
@@ -428,6 +431,9 @@ def test_info(place: Workplace) -> None:
     facts = json.loads(place.run("info", "--json").stdout)
     assert facts["threads"] >= 1
     assert facts["isa"] in facts["available_isas"]
+    chosen = json.loads(place.run("info", "--json", "--quantization", "int4", "--kv-dtype", "int8").stdout)["plan"]
+    assert chosen["integer_weights"] == ["int4 in groups of 128", "int8"]
+    assert chosen["kv_bytes_per_token"] < facts["plan"]["kv_bytes_per_token"]
     text = place.run("info").stdout
     for word in ("instruction set", "threads", "memory", "Qwen3ForCausalLM"):
         assert word in text
