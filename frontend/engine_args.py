@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -155,6 +156,10 @@ def check_arguments(args: EngineArgs) -> None:
         )
     if args.enable_prefix_caching:
         raise ValueError("enable_prefix_caching=True: there is no prefix cache yet; leave it out, or say False")
+    for name in ("cache_dir", "weight_cache"):
+        folder = getattr(args, name)
+        if folder is not None and (not isinstance(folder, str | PathLike) or not str(folder)):
+            raise ValueError(f"{name}={folder!r} is not a folder; give its path, or leave it out")
     if args.kv_cache_memory_bytes is not None and args.num_pages is not None:
         raise ValueError("kv_cache_memory_bytes and num_pages both size the KV memory; give one of them")
     _check_size("kv_cache_memory_bytes", args.kv_cache_memory_bytes)

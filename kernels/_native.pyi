@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+BLOCK_TOKENS: int
+MOST_PARTS: int
+
 def host_features() -> list[str]: ...
 def llvm_version() -> str: ...
 def request_amx() -> bool: ...

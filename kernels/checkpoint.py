@@ -218,7 +218,9 @@ class Checkpoint:
         found = hashlib.blake2b(digest_size=32)
         for path, mapped in sorted(self._maps.items()):
             header_bytes = int.from_bytes(mapped[:8], "little")
-            found.update(f"{path.name} {len(mapped)} {path.stat().st_mtime_ns}".encode() + mapped[: 8 + header_bytes])
+            status = path.stat()  # the time of change can't be set, as that of modification can
+            times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+            found.update(f"{path.name} {len(mapped)} {times}".encode() + mapped[: 8 + header_bytes])
         for _, tensor in sorted(self._tensors.items()):
             for start in (0, len(tensor.data) // 2, max(0, len(tensor.data) - _SAMPLE_BYTES)):
                 found.update(tensor.data[start : start + _SAMPLE_BYTES].tobytes())

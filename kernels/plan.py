@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from quire.kernels._native import MOST_PARTS
 from quire.kernels.emit.attention import BLOCK_TOKENS, Attention, AttentionFold, partial_bytes
 from quire.kernels.emit.gemm import ROWS_PER_ITEM, Gemm
 from quire.kernels.emit.kv import Heads, SplitHeads
@@ -37,8 +38,8 @@ from quire.kernels.rope import Rope
 _DIM_NUMBERS = {"tokens": 0, "logit_rows": 1}
 
 
-MOST_PARTS = 1024
-"""Blocks of KV that a step may attend to apart from each other (native `kMostParts`)."""
+MOST_INTEGER_K = 65536
+"""Inputs of a layer of integers: more could overflow its sums."""
 
 
 @dataclass
@@ -164,6 +165,9 @@ class PlanBuilder:
         sizes = tuple(n for _, _, n in linear.tensors)
         if not linear.interleaved and any(size % TILE_ROWS for size in sizes[:-1]):
             raise ModelError(f"outputs {sizes} of stacked linear layers must be multiples of 16")
+        integers = self.quantization.format_of(linear)
+        if integers is not None and k > MOST_INTEGER_K:
+            raise ModelError(f"{linear.tensors[0][0]} has {k} inputs; integers are supported up to {MOST_INTEGER_K}")
         step = len(sizes) if linear.interleaved else 1
         parts, tile, columns = [], 0, 0
         for weight, _, n in linear.tensors:
@@ -172,7 +176,7 @@ class PlanBuilder:
             columns += round_up(n, TILE_ROWS) if linear.interleaved else n
         biases = tuple(bias for _, bias, _ in linear.tensors)
         vector = Vector(biases, sizes, linear.interleaved) if linear.bias else None
-        return Matrix(tuple(parts), columns, k, self.quantization.format_of(linear)), vector
+        return Matrix(tuple(parts), columns, k, integers), vector
 
     def _gemm(
         self, name: str, x: Activations, matrix: Matrix, out: Buffer, bias: Vector | None = None, *,

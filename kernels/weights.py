@@ -67,7 +67,7 @@ class Loader:
         """Loads all; `addresses` then says where each is."""
         matrices = [w for w in weights if isinstance(w, Matrix)]
         if self.cache_folder is not None:
-            self.packed = open_packed(self.cache_folder, self.checkpoint, matrices, self.numbers)
+            self.packed = open_packed(self.cache_folder, self.quantization, matrices, self.numbers)
         try:
             self._place_all(weights, sum(matrix.bytes(self.numbers) for matrix in matrices))
         except BaseException:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.kernels._native import MOST_PARTS
 from quire.kernels.emit.attention import BLOCK_TOKENS, Attention
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import Embedding
 from quire.kernels.operands import Buffer, KvLayer, Launch, Matrix, Operand, Rows, Table, Vector
-from quire.kernels.plan import MOST_PARTS, PlanBuilder
+from quire.kernels.plan import PlanBuilder
 
 _INPUT_BYTES = {
     "token_ids": 4,

@@ -159,7 +159,8 @@ class Quantize:
             def load(part: Value) -> Value:
                 if not self.gather:
                     return load_activation(b, numbers, x, tiled_offset(numbers, self.width, row, part * 16))
-                with b.loop(0, 16) as lane:
+                b.store(b.constant(0.0, VF32), gathered, 0, 64)
+                with b.loop(0, (b.index(self.width) - part * 16).min(16)) as lane:
                     column = b.load(b.buffer(2), (part * 16 + lane.index) * 4, I32)
                     at = tiled_offset(numbers, self.width, row, b.convert("arith.extui", column, "i64"))
                     b.store(load_activation(b, numbers, x, at, lanes=1), gathered, lane.index * 4)

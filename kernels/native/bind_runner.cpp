@@ -212,6 +212,8 @@ void bind_memory(nb::class_<Runner>& runner) {
 }  // namespace
 
 void bind_runner(nb::module_& m) {
+  m.attr("BLOCK_TOKENS") = kBlockTokens;
+  m.attr("MOST_PARTS") = kMostParts;
   nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
       .def_ro("token_ids", &StepResult::token_ids)
       .def_prop_ro("logprobs", &logprobs_list)

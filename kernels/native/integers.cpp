@@ -195,7 +195,10 @@ void pack_integers(ThreadPool& pool, const IntegerView& source, const PackedInte
     std::memcpy(tile.column(column), source.values + n * source.k, static_cast<std::size_t>(source.k));
     for (std::int64_t g = 0; g < groups; g++) {
       const float scale = source.scales[n * groups + g];
-      if (!std::isfinite(scale) || (target.format.group && std::fabs(scale) > kMostF16))
+      if (!std::isfinite(scale))
+        throw std::invalid_argument("the scale of column " + std::to_string(n) + ", group " + std::to_string(g) +
+                                    " is not finite");
+      if (target.format.group && std::fabs(scale) > kMostF16)
         throw std::invalid_argument("the scale of column " + std::to_string(n) + ", group " + std::to_string(g) +
                                     " is " + std::to_string(scale) + ", which f16 can't hold");
       tile.scales[column * groups + g] = scale;

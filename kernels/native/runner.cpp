@@ -8,9 +8,7 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kTileTokens = 32;    // of a KV tile
-constexpr std::int64_t kBlockTokens = 256;  // of a block of attention (emit/attention.py)
-constexpr std::int64_t kMostParts = 1024;
+constexpr std::int64_t kTileTokens = 32;     // of a KV tile
 constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
@@ -132,7 +130,7 @@ void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, 
 void Runner::split_attention(Dims& dims) {
   std::int64_t& entries = dim(dims, Dim::entries);
   std::int64_t &parts = dim(dims, Dim::parts), &splits = dim(dims, Dim::splits);
-  if (entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
+  if (threads_.size() == 1 || entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];

@@ -17,6 +17,9 @@
 
 namespace quire {
 
+inline constexpr std::int64_t kBlockTokens = 256;  ///< of a block of attention (emit/attention.py)
+inline constexpr std::int64_t kMostParts = 1024;   ///< of a step's attention that are computed apart
+
 /// One query chunk of a sequence, as the attention kernel reads it (emit/attention.py).
 struct AttentionEntry {
   std::int64_t row, tokens, position;

@@ -27,6 +27,8 @@ def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
         ({"tensor_parallel_size": 2}, ValueError, r"tensor_parallel_size=2 is not supported.*it can only be 1"),
         ({"gpu_memory_utilization": 0.9}, ValueError, "kv_cache_memory_bytes"),
         ({"quantization": "fp8"}, ValueError, "quantization='fp8' is not known; it can be int8, int4"),
+        ({"weight_cache": True}, ValueError, "weight_cache=True is not a folder"),
+        ({"weight_cache": ""}, ValueError, "weight_cache='' is not a folder"),
         ({"kv_cache_dtype": "fp8"}, ValueError, "kv_cache_dtype='fp8' is not known; it can be auto, int8"),
         ({"enable_prefix_caching": True}, ValueError, "enable_prefix_caching=True"),
         ({"trust_remote_code": True}, ValueError, "trust_remote_code=True"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.kernels import options, runner
+from quire.kernels import _native, options, runner
 from quire.kernels.emit import attention
 from quire.kernels.emit.layout import Numbers
 
@@ -44,6 +44,10 @@ def test_split_or_whole(demo_model: Path, length: int) -> None:
 def test_windows_and_one_kv_head(checkpoints: Path, name: str) -> None:
     model = checkpoints / name
     assert answer(model, 700, MANY_THREADS, kv_dtype="int8") == answer(model, 700, 1, kv_dtype="int8")
+
+
+def test_native_and_emitted_code_agree_on_blocks() -> None:
+    assert _native.BLOCK_TOKENS == attention.BLOCK_TOKENS
 
 
 def test_many_threads_do_split(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

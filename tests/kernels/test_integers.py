@@ -90,8 +90,9 @@ def quantized(x: Array, form: IntegerFormat) -> Array:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("form", [IntegerFormat(8), IntegerFormat(4, 32), IntegerFormat(4, 128)], ids=str)
 @pytest.mark.parametrize("gather", [False, True])
-def test_quantize(isa: str, form: IntegerFormat, gather: bool) -> None:
-    m, k = 19, 208
+@pytest.mark.parametrize("k", [40, 208])
+def test_quantize(isa: str, form: IntegerFormat, gather: bool, k: int) -> None:
+    m = 19
     rng = np.random.default_rng(4)
     x = rng.standard_normal((m, k), np.float32) * rng.uniform(0.01, 10, (m, 1)).astype(np.float32)
     x[3], x[5, 64:] = 0, 0

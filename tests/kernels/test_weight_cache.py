@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quantized_checkpoints import by_name, write_quantized
 
 from quire.kernels import options, runner, weight_cache, weights
 from quire.kernels.errors import ModelError
@@ -74,19 +76,33 @@ def test_a_truncated_file_is_made_anew(demo_model: Path, tmp_path: Path) -> None
     assert packed.stat().st_size == size
 
 
-def test_what_a_killed_process_left_is_removed_and_what_one_at_work_has_is_not(
-    demo_model: Path, tmp_path: Path
+def test_what_a_killed_process_left_is_written_anew(demo_model: Path, tmp_path: Path) -> None:
+    expected = answer(demo_model, tmp_path)
+    (packed,) = tmp_path.iterdir()
+    packed.rename(packed.with_suffix(".partial"))
+    os.truncate(packed.with_suffix(".partial"), 5000)
+    assert answer(demo_model, tmp_path) == expected
+    assert files(tmp_path) == [".packed"]
+
+
+def test_the_way_a_checkpoint_is_read_is_part_of_the_key(demo_model: Path, tmp_path: Path) -> None:
+    model, cache = tmp_path / "model", tmp_path / "cache"
+    write_quantized(demo_model, model, by_name("gptq_v2-4-asymmetric"))
+    right = answer(model, cache)
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq"
+    (model / "config.json").write_text(json.dumps(config))
+    assert answer(model, cache) != right
+    assert files(cache) == [".packed"] * 2
+
+
+def test_a_folder_that_cannot_be_written_is_read(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "dead.partial").write_bytes(b"x")
-    alive = tmp_path / "alive.partial"
-    alive.write_bytes(b"x")
-    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, 2); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code, str(alive)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        answer(demo_model, tmp_path)
-        assert files(tmp_path) == [".packed", ".partial"]
-        process.kill()
+    expected = answer(demo_model, tmp_path)
+    (tmp_path / "other.partial").write_bytes(b"x")
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("written"))
+    assert answer(demo_model, tmp_path) == expected
 
 
 def test_two_starts_at_once(demo_model: Path, tmp_path: Path) -> None:
