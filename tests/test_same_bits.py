@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from quantized_checkpoints import by_name, write_quantized
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -129,6 +130,19 @@ def checkpoint(request: pytest.FixtureRequest, module_engine: EngineFactory, che
     return Subject(module_engine, checkpoints / name, **formats)
 
 
+@pytest.fixture(scope="module", params=["gptq-4-asymmetric-reordered", "pack-8"])
+def integers(
+    request: pytest.FixtureRequest,
+    module_engine: EngineFactory,
+    demo_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Subject:
+    """The demo model as checkpoints of integers, with zero points and an order of inputs, or with groups of int8."""
+    folder = tmp_path_factory.mktemp("integers") / request.param
+    write_quantized(demo_model, folder, by_name(request.param))
+    return Subject(module_engine, folder)
+
+
 def test_the_answers_differ_from_each_other(demo: Subject) -> None:
     """Otherwise the comparisons below would compare nothing."""
     assert len({tuple(answer[0]) for answer in demo.together}) > REQUESTS // 2
@@ -201,3 +215,10 @@ def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, mon
     llm = engine(**options)
     assert checkpoint.ask(llm) == checkpoint.together
     checkpoint.check_after_preemption(llm)
+
+
+def test_checkpoints_of_integers(integers: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert integers.ask(integers.llm, [3, 31]) == [integers.together[i] for i in (3, 31)]
+    assert integers.ask(engine(**integers.options, max_num_batched_tokens=16, threads=1)) == integers.together
+    monkeypatch.setenv("QUIRE_ISA", "avx2")
+    assert integers.ask(engine(**integers.options, max_num_batched_tokens=100)) == integers.together
