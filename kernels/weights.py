@@ -99,7 +99,7 @@ class Loader:
 
     def _pack(self, matrix: Matrix) -> int:
         if self.packed is None:
-            target = self.runner.allocate(matrix.bytes(self.numbers))
+            target = self.runner.allocate_by_node(matrix.bytes(self.numbers))
         else:
             target = self.packed.addresses[matrix]
             if not self.packed.is_new:

@@ -46,6 +46,12 @@ Dims dims_of(const Sizes& sizes) {
   return dims;
 }
 
+void run_plan(Plan& plan, ThreadPool& pool, const Sizes& sizes) {
+  const Dims dims = dims_of(sizes);
+  nb::gil_scoped_release release;
+  plan.run(pool, dims);
+}
+
 std::vector<double> profile_plan(Plan& plan, ThreadPool& pool, const Sizes& sizes) {
   const Dims dims = dims_of(sizes);
   nb::gil_scoped_release release;
@@ -177,6 +183,13 @@ void bind_memory(nb::class_<Runner>& runner) {
           "allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
           nb::arg("num_bytes"), "Address of zeroed memory that lives as long as the runner.")
       .def(
+          "allocate_by_node",
+          [](Runner& r, std::size_t bytes) {
+            nb::gil_scoped_release release;
+            return reinterpret_cast<Address>(r.allocate_by_node(bytes));
+          },
+          nb::arg("num_bytes"), "The same for a matrix, near the threads that will read it.")
+      .def(
           "upload",
           [](Runner& r, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> array) {
             void* target = r.arena().allocate(array.nbytes());
@@ -223,8 +236,8 @@ void bind_runner(nb::module_& m) {
       .def(nb::init<>())
       .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("per") = 1,
            nb::arg("times") = 1)
-      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"),
-           "Runs the launches with these dims, by name; the seconds of each.")
+      .def("run", &run_plan, nb::arg("pool"), nb::arg("dims"), "Runs the launches with these dims, by name.")
+      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"), "The same; returns the seconds of each.")
       .def("__len__", &Plan::size);
   nb::class_<Runner> runner(m, "Runner", "Runs a model: owns its memory, threads, pages, sequences and plan.");
   runner
@@ -244,6 +257,7 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal)
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal)
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
+      .def_prop_ro("pinned", [](Runner& r) { return r.threads().pinned(); })
       .def_prop_ro("free_pages", [](Runner& r) { return r.pages().free_pages(); })
       .def_prop_ro("held_pages", [](Runner& r) { return r.pages().held_pages(); })
       .def_prop_ro("cached_pages", [](Runner& r) { return r.pages().cached_pages(); });

@@ -12,10 +12,12 @@
 #include <string>
 
 #include "bindings.h"
+#include "first_touch.h"
 #include "page_pool.h"
 #include "philox.h"
 #include "sampler.h"
 #include "thread_pool.h"
+#include "topology.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -99,6 +101,10 @@ void run_callable(ThreadPool& pool, const nb::callable& function) {
   });
 }
 
+void touch(ThreadPool& pool, std::uintptr_t address, std::size_t bytes) {
+  touch_by_node(pool, reinterpret_cast<std::byte*>(address), bytes);
+}
+
 std::optional<Tokens> allocate_pages(PagePool& pool, std::int32_t count, Tokens pages) {
   const std::size_t before = pages.size();
   if (!pool.allocate(count, pages)) return std::nullopt;
@@ -109,14 +115,23 @@ std::optional<Tokens> allocate_pages(PagePool& pool, std::int32_t count, Tokens 
 
 void bind_support(nb::module_& m) {
   m.def("default_threads", &default_threads, "root"_a = "/",
-        "QUIRE_THREADS, or else the CPUs that affinity mask and cgroup quota (found under `root`) grant.");
+        "QUIRE_THREADS, or else the cores that affinity mask and cgroup quota (found under `root`) grant.");
+  m.def("affinity_cpus", &affinity_cpus, "CPUs that this process may run on.");
+  nb::class_<Place>(m, "Place", "CPUs of one NUMA node: those of a core, or those that a thread is bound to.")
+      .def(nb::init<int, std::vector<int>>(), "node"_a, "cpus"_a)
+      .def_ro("node", &Place::node)
+      .def_ro("cpus", &Place::cpus);
+  m.def("physical_cores", &physical_cores, "cpus"_a, "root"_a = "/", "The cores that these CPUs belong to.");
+  m.def("place_threads", &place_threads, "threads"_a, "pin"_a, "cores"_a, "Places of threads on these cores.");
   nb::class_<ThreadPool>(m, "ThreadPool", "Threads that run one function together; the caller is thread 0.")
       .def(nb::init<int, bool>(), "threads"_a, "pin"_a = false)
+      .def(nb::init<std::vector<Place>>(), "places"_a)
       .def_prop_ro("size", &ThreadPool::size)
       .def_prop_ro("pinned", &ThreadPool::pinned)
+      .def_prop_ro("nodes", &ThreadPool::nodes)
       .def("run", &run_callable, "function"_a, "Calls function(thread) on every thread; the first exception is raised.")
-      .def("barrier", &ThreadPool::barrier, "thread"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Inside run: waits until every thread has come here.")
+      .def("touch", &touch, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Touches every page, each on the node in whose share it is.")
       .def("launch_time", &launch_time, "launches"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Mean seconds of a launch that does nothing.");
   nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")

@@ -11,6 +11,8 @@
 #include <system_error>
 #include <thread>
 
+#include "topology.h"
+
 #if defined(__linux__)
 #include <sched.h>
 
@@ -109,15 +111,16 @@ int available_cpus(const fs::path& root) {
 
 int default_threads(const fs::path& root) {
   const char* given = std::getenv("QUIRE_THREADS");
-  if (given == nullptr) return available_cpus(root);
+  const std::vector<Place> cores = physical_cores(affinity_cpus(), root);
+  const int cpus = available_cpus(root), usable = cores.empty() ? cpus : std::min(cpus, static_cast<int>(cores.size()));
+  if (given == nullptr) return usable;
   const std::string_view text(given);
   int threads = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
   if (error != std::errc() || end != text.data() + text.size() || threads < 1 || threads > kMaxThreads) {
-    throw std::invalid_argument("QUIRE_THREADS='" + std::string(text) +
-                                "' is not a number of threads; set an integer from 1 to " +
-                                std::to_string(kMaxThreads) + ", or unset it to use the " +
-                                std::to_string(available_cpus(root)) + " available CPUs");
+    throw std::invalid_argument(
+        "QUIRE_THREADS='" + std::string(text) + "' is not a number of threads; set an integer from 1 to " +
+        std::to_string(kMaxThreads) + ", or unset it to use the " + std::to_string(usable) + " cores that are granted");
   }
   return threads;
 }

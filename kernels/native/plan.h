@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "thread_pool.h"
@@ -29,28 +28,34 @@ struct Launch {
 };
 
 /// A list of launches that run one after the other, each on all threads. Threads take a launch's items in chunks as
-/// they come free, so that one that the system holds up, or that has the costlier items, does not hold up the others.
+/// they come free, those of their own node's share first; the next launch begins when all items are done, whoever did
+/// them. So a thread that the system holds up, or that has the costlier items, holds up the others by a chunk at most.
 class Plan {
  public:
   Plan() = default;
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
+  /// A kernel must not throw.
   void add(Launch launch);
   void run(ThreadPool& pool, const Dims& dims);
 
-  /// Runs like `run`; returns the seconds of each launch, from when the last thread is done with the one before to when
-  /// the last is done with this.
+  /// Runs like `run`, but waits for all threads first; returns the seconds of each launch, from when the one before is
+  /// done to when this is.
   std::vector<double> profile(ThreadPool& pool, const Dims& dims);
 
   std::size_t size() const { return launches_.size(); }
 
  private:
-  void begin();
-  bool take_items(std::size_t launch, int threads, const Dims& dims);
+  template <class OnDone>
+  void work(ThreadPool& pool, int thread, const Dims& dims, OnDone on_done);
+  std::int64_t compute(const ThreadPool& pool, int thread, std::size_t launch, std::int64_t items, const Dims& dims);
+  void reset(int nodes);
 
   std::vector<Launch> launches_;
-  std::deque<std::atomic<std::int64_t>> next_;  ///< per launch: the first item that no thread has taken
+  std::vector<std::atomic<std::int64_t>> taken_;  ///< per node and launch: items that threads have taken of its share
+  std::vector<std::atomic<std::int64_t>> done_;   ///< per launch: items that are done
+  Waitable finished_;                             ///< launches of which all items are done
 };
 
 }  // namespace quire

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "first_touch.h"
+
 namespace quire {
 namespace {
 
@@ -36,6 +38,12 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
   layer_bytes_ = config.kv_heads * kv_tiles() * config.tile_bytes;
   array(kv_, static_cast<std::size_t>(config.layers * layer_bytes_));
+}
+
+void* Runner::allocate_by_node(std::size_t bytes) {
+  void* memory = arena_.allocate(bytes);
+  if (threads_.nodes() > 1) touch_by_node(threads_, static_cast<std::byte*>(memory), bytes);
+  return memory;
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,

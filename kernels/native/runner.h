@@ -52,7 +52,7 @@ struct StepInputs {
 
 struct RunnerConfig {
   std::int32_t threads;
-  bool pin;
+  bool pin;  ///< every thread to a CPU of its own
   std::int32_t num_pages;
   std::int32_t page_size;
   std::int32_t vocab_size;
@@ -90,6 +90,10 @@ class Runner {
   PagePool& pages() { return pages_; }
   Sequences& sequences() { return sequences_; }
   const StepInputs& inputs() const { return inputs_; }
+
+  /// Zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes, those of
+  /// each touch first, and so have near them, what `Plan` prefers to give them.
+  void* allocate_by_node(std::size_t bytes);
   std::byte* kv_layer(std::int64_t layer) { return kv_ + layer * layer_bytes_; }  ///< its KV tiles, head by head
   Plan& body() { return body_; }  ///< from token ids to the hidden state
   Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`

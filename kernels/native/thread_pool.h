@@ -10,30 +10,41 @@
 #include <vector>
 
 #include "cpu_count.h"
+#include "topology.h"
+#include "waitable.h"
 
 namespace quire {
 
-/// Threads that run one function at a time, all together; the caller of `run` is thread 0.
+/// Threads that work on one function at a time; the caller of `run` is thread 0.
 ///
-/// Inside `run` every thread, the caller too, flushes denormals. Between launches workers spin for some microseconds,
-/// in case the next launch comes at once, and then sleep. One thread at a time may call `run`.
+/// Nobody waits for a thread that the system does not let run: who has not come by the time that the caller is done is
+/// left out. Inside `run` every thread, the caller too, flushes denormals. Between launches workers spin for some
+/// microseconds, in case the next launch comes at once, and then sleep. One thread at a time may call `run`.
 class ThreadPool {
  public:
   using Task = void (*)(void* context, int thread);
 
-  /// Starts threads - 1 workers. With `pin`, and if there are CPUs enough, every thread has a CPU of its own: workers
-  /// always, the caller while it is inside `run`, for whatever it starts later would inherit its affinity.
-  /// Throws std::invalid_argument if `threads` is not in [1, kMaxThreads], std::runtime_error if one cannot be started.
-  explicit ThreadPool(int threads, bool pin = false);
+  /// Starts places.size() - 1 workers, bound to the CPUs of their places if the system allows it. The caller of `run`
+  /// is not: whatever it starts would inherit that, and it finds the CPU that workers leave free. Throws
+  /// std::invalid_argument if the number of places is not in [1, kMaxThreads] or their nodes don't ascend from 0 by at
+  /// most 1, std::runtime_error if a thread cannot be started.
+  explicit ThreadPool(std::vector<Place> places);
+  explicit ThreadPool(int threads, bool pin = false);  ///< in places that suit this host
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const noexcept { return size_; }
-  bool pinned() const noexcept { return caller_cpu_ >= 0; }
+  int size() const noexcept { return static_cast<int>(places_.size()); }
+  bool pinned() const noexcept { return bound_ && places_[0].cpus.size() == 1; }  ///< a CPU for every thread
+  int nodes() const noexcept { return places_.back().node + 1; }
+  const Place& place(int thread) const noexcept { return places_[thread]; }
 
-  /// Calls task(context, thread) for every thread in [0, size) and returns when all are done. The first exception of
-  /// any of them is rethrown here. Throws std::logic_error if the pool is running already.
+  /// Where the share of node `node` in `items` begins; it ends where that of the next begins. By threads.
+  std::int64_t share_begin(int node, std::int64_t items) const { return items * first_thread_[node] / size(); }
+
+  /// Calls task(context, 0) here, and task(context, thread) on every worker that comes before this has returned; it
+  /// comes back when all those are done. The first exception of any of them is rethrown. Throws std::logic_error if
+  /// the pool is running already.
   void run(Task task, void* context);
 
   template <class F>
@@ -44,44 +55,49 @@ class ThreadPool {
     run([](void* f, int thread) { (*static_cast<Function*>(f))(thread); }, context);
   }
 
-  /// Waits until every thread has come here; what any wrote before it, all see after it. Only inside `run`, by all
-  /// threads, with the thread's own number. If a thread has left `run` by an exception, the others leave by one here.
-  void barrier(int thread);
+  /// Inside `run`: waits until `value` is no longer `seen`, which another thread is about to bring about. Spins first.
+  void wait_while(Waitable& value, std::uint32_t seen) const noexcept {
+    for (int pauses = 0; pauses < patience_; ++pauses) {
+      if (value.load() != seen) return;
+      pause_cpu();
+    }
+    value.sleep_while(seen);
+  }
 
   /// Asks the kernel, once per process, to let it use AMX tiles; false where CPU or kernel lack them.
   static bool request_amx() noexcept;
 
  private:
-  // One cache line each, or threads would slow each other down.
-  struct alignas(64) Slot {
-    std::atomic<std::uint32_t> arrived{0};   ///< barriers that this thread has come to
-    std::atomic<std::uint32_t> finished{0};  ///< the last launch that this thread is done with
+  struct Slot {
+    Waitable finished;                      ///< the last launch that its worker is done with
+    std::atomic<std::uint32_t> entered{0};  ///< the last launch that its worker has entered, or was left out of
   };
 
   void work(int thread);
-  void await_launch(std::uint32_t seen, int& spin_us) const;
+  std::uint32_t await_launch(std::uint32_t seen, int& spin_us);
+  bool avoid_caller() const;
   void execute(int thread) noexcept;
+  void end_launch(std::uint32_t launch) noexcept;
   void stop() noexcept;
-  void pin_workers() noexcept;
-  template <class Done>
-  void spin_until(Done done) const;
 
-  const int size_;
-  const bool oversubscribed_;  ///< fewer CPUs than threads: whoever waits must make room
-  int caller_cpu_ = -1;        ///< where thread 0 runs if the pool is pinned, else -1
+  std::vector<Place> places_;      ///< by thread
+  bool bound_ = true;              ///< workers, as their places say
+  std::vector<int> first_thread_;  ///< by node, and then the number of threads
+  const bool oversubscribed_;      ///< fewer CPUs than threads: whoever waits must make room
+  const int patience_;             ///< pauses before sleep
   std::unique_ptr<Slot[]> slots_;
   std::vector<std::thread> workers_;
 
-  // Written by the caller while all workers wait; the increment of launch_ publishes them.
+  // Written by the caller while no worker is inside; the increment of launch_ publishes them.
   Task task_ = nullptr;
   void* context_ = nullptr;
-  bool stopping_ = false;
   std::exception_ptr error_;
 
-  alignas(64) std::atomic<std::uint32_t> launch_{0};
-  alignas(64) std::atomic<std::uint32_t> released_{0};  ///< barriers that all threads have come to
-  alignas(64) std::atomic<bool> failed_{false};
+  Waitable launch_;
+  std::atomic<int> caller_cpu_{-1};  ///< where the caller was seen last
+  std::atomic<bool> failed_{false};
   std::atomic<bool> running_{false};
+  std::atomic<bool> stopping_{false};
 };
 
 }  // namespace quire

@@ -1,7 +1,8 @@
-"""The thread pool runs everything on every thread, survives exceptions, rests when idle, and counts CPUs right."""
+"""The thread pool runs on every thread that comes, survives exceptions, and rests when idle."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -17,13 +18,15 @@ SIZES = [1, 2, 3, 4]
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("pin", [False, True])
-def test_every_thread_runs_once_a_launch(size: int, pin: bool) -> None:
+def test_every_thread_runs_once_a_launch_that_waits_for_it(size: int, pin: bool) -> None:
     pool = _native.ThreadPool(size, pin)
-    assert pool.size == size
+    assert (pool.size, pool.nodes) == (size, 1)
     threads: dict[int, set[int]] = {thread: set() for thread in range(size)}
     counts = [0] * size
+    all_here = threading.Barrier(size)
 
     def count(thread: int) -> None:
+        all_here.wait()
         threads[thread].add(threading.get_ident())
         counts[thread] += 1
 
@@ -35,14 +38,41 @@ def test_every_thread_runs_once_a_launch(size: int, pin: bool) -> None:
     assert len(set.union(*threads.values())) == size
 
 
-def test_pinning_leaves_the_affinity_of_the_caller() -> None:
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_the_caller_is_in_every_launch_and_nobody_twice(size: int) -> None:
+    pool = _native.ThreadPool(size)
+    came: list[int] = []
+    for _ in range(500):
+        came.clear()
+        pool.run(came.append)
+        assert 0 in came
+        assert len(set(came)) == len(came)
+    counts = [0] * size
+    all_here = threading.Barrier(size)
+
+    def count(thread: int) -> None:
+        all_here.wait()
+        counts[thread] += 1
+
+    pool.run(count)  # who was left out is back
+    assert counts == [1] * size
+
+
+def test_pinning_binds_workers_and_leaves_the_caller() -> None:
     before = os.sched_getaffinity(0)
-    pool = _native.ThreadPool(min(2, len(before)), pin=True)
-    masks: list[set[int]] = []
-    pool.run(lambda thread: masks.append(os.sched_getaffinity(0)))
+    pool = _native.ThreadPool(min(4, len(before)), pin=True)
+    masks: dict[int, set[int]] = {}
+    all_here = threading.Barrier(pool.size)
+
+    def look(thread: int) -> None:
+        all_here.wait()
+        masks[thread] = os.sched_getaffinity(0)
+
+    pool.run(look)
     assert pool.pinned
-    assert sorted(len(mask) for mask in masks) == [1] * pool.size
-    assert len(set.union(*masks)) == pool.size
+    assert masks.pop(0) == before
+    assert all(len(mask) == 1 for mask in masks.values())
+    assert len(set().union(*masks.values())) == pool.size - 1
     assert os.sched_getaffinity(0) == before
 
 
@@ -53,36 +83,19 @@ def test_more_threads_than_cpus_are_not_pinned() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_barrier_holds_everyone_until_the_last_has_come(size: int) -> None:
-    pool = _native.ThreadPool(size)
-    arrived = [0] * size
-    wrong: list[list[int]] = []
-
-    def work(thread: int) -> None:
-        for step in range(1, 51):
-            arrived[thread] = step
-            pool.barrier(thread)
-            if arrived != [step] * size:
-                wrong.append(list(arrived))
-            pool.barrier(thread)
-
-    pool.run(work)
-    assert wrong == []
-
-
-@pytest.mark.parametrize("size", SIZES)
 def test_an_exception_of_any_thread_reaches_the_caller(size: int) -> None:
     pool = _native.ThreadPool(size)
+    all_here = threading.Barrier(size)
     for culprit in range(size):
 
         def fail(thread: int, culprit: int = culprit) -> None:
+            all_here.wait()
             if thread == culprit:
                 raise KeyError(f"thread {thread}")
-            pool.barrier(thread)  # whoever waits for the culprit must get away
 
         with pytest.raises(KeyError, match=f"thread {culprit}"):
             pool.run(fail)
-        pool.run(pool.barrier)  # and the pool is as good as new
+        pool.run(lambda thread: all_here.wait() and None)  # and the pool is as good as new
 
 
 def test_a_launch_within_a_launch_is_refused() -> None:
@@ -95,7 +108,13 @@ def test_denormals_count_as_zero_inside_and_not_outside() -> None:
     pool = _native.ThreadPool(2)
     products: list[float] = []
     tiny, half = np.float32(1e-38), np.float32(0.5)
-    pool.run(lambda thread: products.append(float(tiny * half)))
+    all_here = threading.Barrier(2)
+
+    def multiply(_thread: int) -> None:
+        all_here.wait()
+        products.append(float(tiny * half))
+
+    pool.run(multiply)
     if os.uname().machine == "x86_64":
         assert products == [0.0, 0.0]
     assert float(tiny * half) > 0
@@ -119,65 +138,108 @@ def test_a_number_of_threads_out_of_range_is_refused(threads: int) -> None:
         _native.ThreadPool(threads)
 
 
-@pytest.fixture
-def no_setting(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.delenv("QUIRE_THREADS", raising=False)
-    return monkeypatch
+@pytest.mark.parametrize("nodes", [[1], [0, 2], [0, 1, 0], [0, -1]])
+def test_nodes_out_of_order_are_refused(nodes: list[int]) -> None:
+    with pytest.raises(ValueError, match="ascending order"):
+        _native.ThreadPool(places=[_native.Place(node, []) for node in nodes])
 
 
-def cgroup(root: Path, membership: str, files: dict[str, str]) -> str:
-    """A file system with just /proc/self/cgroup and the cgroup files named."""
-    for name, text in {"proc/self/cgroup": membership, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return str(root)
+# ---- plans --------------------------------------------------------------------------------------
+
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
-@pytest.mark.parametrize(
-    ("membership", "files"),
-    [
-        ("0::/a/b\n", {"a/b/cpu.max": "50000 100000\n"}),
-        ("0::/a/b\n", {"a/cpu.max": "100000 100000\n", "a/b/cpu.max": "max 100000\n"}),
-        ("0::/\n", {"cpu.max": "99999 100000\n"}),
-        ("0::/not/mounted/here\n", {"cpu.max": "10000 100000\n"}),
-        ("0::/a\n", {"unified/a/cpu.max": "10000 100000\n"}),
-        (
-            "3:cpu,cpuacct:/x\n1:memory:/\n",
-            {"cpu,cpuacct/x/cpu.cfs_quota_us": "70000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
-        ),
-        ("3:cpuacct,cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}),
-        ("3:cpu:/gone\n", {"cpu/cpu.cfs_quota_us": "20000", "cpu/cpu.cfs_period_us": "100000"}),
-    ],
-)
-def test_a_cgroup_quota_limits_the_threads(
-    no_setting: pytest.MonkeyPatch, tmp_path: Path, membership: str, files: dict[str, str]
-) -> None:
-    assert _native.default_threads(cgroup(tmp_path, membership, files)) == 1
+class Recorder:
+    """A plan of `launches` launches whose kernels note who computed what, on a pool with threads on these nodes."""
+
+    def __init__(self, nodes: list[int], launches: int) -> None:
+        self.nodes = nodes
+        self.chunks: list[tuple[int, int, range]] = []  # launch, thread, items; when they are done
+        self.early: list[int] = []  # launches that began before the one before them was done
+        self.done = [0] * launches
+        self.tokens = 0
+        self._pool = _native.ThreadPool(places=[_native.Place(node, []) for node in nodes])
+        self._threads: dict[int, int] = {}
+        all_here = threading.Barrier(self._pool.size)
+
+        def meet(thread: int) -> None:
+            self._threads[threading.get_ident()] = thread
+            all_here.wait()
+
+        self._pool.run(meet)
+        self._plan = _native.Plan()
+        self._kernels = [KERNEL(lambda _b, _d, first, end, i=i: self._kernel(i, first, end)) for i in range(launches)]
+        for kernel in self._kernels:
+            address = ctypes.cast(kernel, ctypes.c_void_p).value
+            assert address is not None
+            self._plan.add(address, [], "tokens")
+            self._plan.add(address, [], "logit_rows")  # without items
+
+    def _kernel(self, launch: int, first: int, end: int) -> None:
+        if launch > 0 and self.done[launch - 1] != self.tokens:
+            self.early.append(launch)
+        time.sleep(0)  # others may come now
+        self.chunks.append((launch, self._threads[threading.get_ident()], range(first, end)))
+        self.done[launch] += end - first
+
+    def run(self, tokens: int) -> None:
+        self._begin(tokens)
+        self._plan.run(self._pool, {"tokens": tokens})
+
+    def profile(self, tokens: int) -> list[float]:
+        self._begin(tokens)
+        return self._plan.profile(self._pool, {"tokens": tokens})
+
+    def _begin(self, tokens: int) -> None:
+        self.tokens, self.chunks, self.done = tokens, [], [0] * len(self.done)
 
 
-@pytest.mark.parametrize(
-    ("membership", "files"),
-    [
-        ("", {}),
-        ("0::/\n", {"cpu.max": "max 100000\n"}),
-        ("0::/a\n", {"a/cpu.max": "99900000 100000\n"}),
-        ("3:cpuset:/x\n", {"cpuset/x/cpu.cfs_quota_us": "1", "cpuset/x/cpu.cfs_period_us": "1"}),
-        ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}),
-    ],
-)
-def test_without_a_quota_the_affinity_mask_counts(
-    no_setting: pytest.MonkeyPatch, tmp_path: Path, membership: str, files: dict[str, str]
-) -> None:
-    assert _native.default_threads(cgroup(tmp_path, membership, files)) == len(os.sched_getaffinity(0))
+@pytest.mark.parametrize("nodes", [[0], [0, 0], [0, 0, 0, 0], [0, 1], [0, 0, 1], [0, 1, 1, 2]])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 100])
+def test_a_plan_does_all_items_once_and_launches_in_order(nodes: list[int], tokens: int) -> None:
+    recorder = Recorder(nodes, launches=5)
+    for _ in range(5):
+        recorder.run(tokens)
+        for launch in range(5):
+            items = [item for at, _, chunk in recorder.chunks if at == launch for item in chunk]
+            assert sorted(items) == list(range(tokens))
+        assert recorder.early == []
 
 
-def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_THREADS", "7")
-    assert _native.default_threads() == 7
+@pytest.mark.parametrize("nodes", [[0], [0, 0], [0, 1, 1, 2]])
+def test_a_profile_has_the_time_of_each_launch(nodes: list[int]) -> None:
+    recorder = Recorder(nodes, launches=5)
+    before = time.perf_counter()
+    seconds = recorder.profile(20)
+    assert sum(seconds) <= time.perf_counter() - before
+    assert recorder.done == [20] * 5
+    assert all(second > 0 for second in seconds[::2])
+    assert seconds[1::2] == [0.0] * 5  # those without items
+    assert recorder.profile(0) == [0.0] * 10
 
 
-@pytest.mark.parametrize("setting", ["", "0", "-3", "two", "2.5", "4 ", "99999999999"])
-def test_a_bad_setting_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    monkeypatch.setenv("QUIRE_THREADS", setting)
-    with pytest.raises(ValueError, match=f"QUIRE_THREADS='{setting}'.*1 to 1024"):
-        _native.default_threads()
+@pytest.mark.parametrize(("nodes", "begins"), [([0, 1], [0, 50]), ([0, 0, 0, 1], [0, 75]), ([0, 1, 1, 2], [0, 25, 75])])
+def test_threads_take_the_items_of_their_node_first(nodes: list[int], begins: list[int]) -> None:
+    recorder = Recorder(nodes, launches=5)
+    for _ in range(20):
+        recorder.run(100)
+        own: dict[tuple[int, int], list[bool]] = {}
+        for launch, thread, items in recorder.chunks:
+            node = sum(begin <= items[0] for begin in begins) - 1
+            assert items[-1] < [*begins, 100][node + 1]  # no chunk is of two nodes
+            own.setdefault((launch, thread), []).append(node == nodes[thread])
+        assert all(order == sorted(order, reverse=True) for order in own.values())
+
+
+def test_touching_by_node_brings_memory_in_and_keeps_its_contents() -> None:
+    def resident_pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    size = 32 << 20
+    memory = np.zeros(size, np.uint8)
+    memory[12345] = 7
+    before = resident_pages()
+    _native.ThreadPool(places=[_native.Place(node, []) for node in (0, 1, 1)]).touch(memory.ctypes.data, size)
+    assert (resident_pages() - before) * os.sysconf("SC_PAGE_SIZE") > size * 0.9
+    assert memory[12345] == 7
+    assert memory.sum() == 7

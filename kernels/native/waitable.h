@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#endif
+
+namespace quire {
+
+/// A pause of some 25 ns that leaves the core's other hardware thread alone.
+inline void pause_cpu() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+/// A number that threads can wait for by sleeping, on a cache line of its own.
+///
+/// Unlike std::atomic's `wait` it never yields first: who yields goes to the end of the queue, and where other
+/// processes want the CPU too, that is a time slice of theirs; who sleeps and is woken comes to the front.
+class alignas(64) Waitable {
+ public:
+  std::uint32_t load() const noexcept { return value_.load(std::memory_order_acquire); }
+
+  /// For when nobody waits.
+  void reset(std::uint32_t value) noexcept { value_.store(value, std::memory_order_relaxed); }
+
+  /// Wakes whoever sleeps.
+  void store(std::uint32_t value) noexcept {
+    value_.store(value);  // sequentially consistent: must precede the look for sleepers
+    if (sleepers_.load() > 0) wake_all();
+  }
+
+  /// Returns when the value is not `seen`.
+  void sleep_while(std::uint32_t seen) noexcept {
+    sleepers_.fetch_add(1);
+    while (value_.load() == seen) sleep(seen);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+#if defined(__linux__)
+  void sleep(std::uint32_t seen) noexcept { syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, nullptr); }
+  void wake_all() noexcept { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX); }
+#else
+  void sleep(std::uint32_t seen) noexcept { value_.wait(seen); }
+  void wake_all() noexcept { value_.notify_all(); }
+#endif
+
+  std::atomic<std::uint32_t> value_{0};
+  std::atomic<std::uint32_t> sleepers_{0};
+};
+
+}  // namespace quire
