@@ -96,7 +96,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--max-model-len", type=whole(_MOST_INT32), metavar="N", help="context length; the model's own by default"
     )
     group.add_argument(
-        "--threads", type=whole(_MOST_THREADS), metavar="N", help="as many as the CPUs granted by default"
+        "--threads", type=whole(_MOST_THREADS), metavar="N", help="as many as the cores granted by default"
+    )
+    group.add_argument(
+        "--pin-threads", action=argparse.BooleanOptionalAction, default=False, help="bind each to a CPU of its own"
     )
     group.add_argument("--cache-dir", type=Path, metavar="DIR", help="where compiled kernels are kept")
     group.add_argument("--weight-cache", type=Path, metavar="DIR", help="keep packed weights there for the next start")
@@ -153,6 +156,7 @@ def load_options(parsed: argparse.Namespace) -> LoadOptions:
         kv_bytes=parsed.kv_memory,
         num_pages=parsed.num_pages,
         threads=parsed.threads,
+        pin_threads=parsed.pin_threads,
         cache_dir=None if parsed.cache_dir is None else str(parsed.cache_dir),
         weight_cache=None if parsed.weight_cache is None else str(parsed.weight_cache),
         quantization=parsed.quantization,

@@ -46,6 +46,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_memory_bytes: int | str | None
     num_pages: int | None
     threads: int | None
+    pin_threads: bool
     seed: int | None
     enable_prefix_caching: bool | None
     cache_dir: str | None
@@ -67,7 +68,8 @@ class EngineArgs:
     kv_cache_dtype: "auto" (the model's) or "int8".
     max_num_seqs: sequences that run at once. max_num_batched_tokens: token budget of a step.
     block_size: tokens in a KV page. kv_cache_memory_bytes: memory for KV pages, a number or text such as "4GiB";
-    num_pages: the same in pages. threads: of the engine; all usable cores when None.
+    num_pages: the same in pages. threads: of the engine; as many as usable cores when None.
+    pin_threads: bind each to a CPU of its own, for a machine with nothing else to do.
     seed: of the seeds that requests without one are given; a fresh one when None.
     enable_prefix_caching: not yet, so True is refused. cache_dir: where compiled kernels are kept.
     weight_cache: folder where packed weights are kept, so that the next start maps them instead of packing them.
@@ -89,6 +91,7 @@ class EngineArgs:
     kv_cache_memory_bytes: int | str | None = None
     num_pages: int | None = None
     threads: int | None = None
+    pin_threads: bool = False
     seed: int | None = None
     enable_prefix_caching: bool | None = None
     cache_dir: str | None = None
@@ -135,7 +138,8 @@ class EngineArgs:
             "--cache-dir": self.cache_dir,
             "--weight-cache": self.weight_cache,
         }
-        return [text for name, value in flags.items() if value is not None for text in (name, str(value))]
+        line = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
+        return [*line, "--pin-threads"] if self.pin_threads else line
 
 
 def check_arguments(args: EngineArgs) -> None:
@@ -154,6 +158,7 @@ def check_arguments(args: EngineArgs) -> None:
         raise ValueError(
             f"block_size={args.block_size!r} is not possible; it can be {', '.join(map(str, BLOCK_SIZES))}"
         )
+    _check_switch("pin_threads", args.pin_threads)
     if args.enable_prefix_caching:
         raise ValueError("enable_prefix_caching=True: there is no prefix cache yet; leave it out, or say False")
     for name in ("cache_dir", "weight_cache"):
@@ -189,6 +194,11 @@ def _check_attach(model: str | None, given: Mapping[str, Any]) -> None:
 def _check_count(name: str, value: object, most: int) -> None:
     if value is not None and (type(value) is not int or not 1 <= value <= most):
         raise ValueError(f"{name}={value!r} is out of range; give a whole number from 1 to {most}")
+
+
+def _check_switch(name: str, value: object) -> None:
+    if type(value) is not bool:
+        raise ValueError(f"{name}={value!r} is not possible; it can be True or False")
 
 
 def _check_size(name: str, value: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.kernels import host
-from quire.kernels._native import default_threads, llvm_version
+from quire.kernels._native import affinity_cpus, default_threads, llvm_version, physical_cores
 from quire.kernels.config import ModelConfig
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
@@ -29,11 +29,17 @@ def _cpu_name() -> str:
 
 def host_info() -> dict[str, Any]:
     """What this machine offers."""
+    cpus = affinity_cpus()
+    cores = physical_cores(cpus)
     return {
         "cpu": _cpu_name(),
+        "cpus": len(cpus),
+        "cores": len(cores),
+        "numa_nodes": len({core.node for core in cores}),
         "isa": host.choose_isa().name,
         "available_isas": host.available_isas(),
         "threads": default_threads(),
+        "pin_threads": LoadOptions.pin_threads,
         "memory_bytes": host.available_memory(),
         "llvm_version": llvm_version(),
         "cache_dir": str(host.cache_folder()),

@@ -33,10 +33,10 @@ class LoadOptions:
     """How a model is loaded. `None` means: by the model or by the host.
 
     `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
-    `max_model_len`: tokens of a sequence. `kv_bytes` or `num_pages`: the KV memory. `cache_dir`: compiled kernels.
-    `isa`: one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the
-    checkpoint's own method. `kv_dtype`: of KV pages, `auto` or `int8`.
-    `weight_cache`: folder where packed weights are kept for the next start.
+    `max_model_len`: tokens of a sequence. `kv_bytes` or `num_pages`: the KV memory. `pin_threads`: bind every
+    thread to a CPU of its own. `cache_dir`: compiled kernels. `isa`: one of host.INSTRUCTION_SETS. `quantization`: one
+    of quantization.MODES for a float checkpoint, or the checkpoint's own method. `kv_dtype`: of KV pages, `auto` or
+    `int8`. `weight_cache`: folder where packed weights are kept for the next start.
     """
 
     model: str
@@ -48,6 +48,7 @@ class LoadOptions:
     kv_bytes: int | None = None
     num_pages: int | None = None
     threads: int | None = None
+    pin_threads: bool = False
     cache_dir: str | None = None
     isa: str | None = None
     quantization: str | None = None
@@ -126,7 +127,7 @@ def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, othe
 
 
 def choose_threads(options: LoadOptions) -> int:
-    """Threads that compute: as chosen, or by QUIRE_THREADS, or the CPUs that this process may use."""
+    """Threads that compute: as chosen, or by QUIRE_THREADS, or the cores that this process may use."""
     try:
         return options.threads or default_threads()
     except ValueError as error:  # what QUIRE_THREADS says

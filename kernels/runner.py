@@ -13,6 +13,7 @@ from quire.kernels.emit.attention import Attention, tokens_per_entry
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.emit.products import Products
+from quire.kernels.errors import ModelError
 from quire.kernels.models import build_plan
 from quire.kernels.operands import Buffer, Kernel, KvLayer, Operand
 from quire.kernels.options import (
@@ -148,11 +149,15 @@ def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None 
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * logit_stride * 4
     pages = choose_num_pages(options, limits, page_bytes, other_bytes)
     native = Runner(
-        threads=choose_threads(options), num_pages=pages, page_size=limits.page_size, vocab_size=plan.vocab_size,
-        kv_heads=heads.kv, capacity=limits.capacity, logit_capacity=logit_rows, logit_stride=logit_stride,
-        tokens_per_entry=tokens_per_entry(heads.group), layers=plan.layers, tile_bytes=heads.tile_bytes(numbers),
-        value_offset=heads.value_offset(numbers),
+        threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
+        vocab_size=plan.vocab_size, kv_heads=heads.kv, capacity=limits.capacity, logit_capacity=logit_rows,
+        logit_stride=logit_stride, tokens_per_entry=tokens_per_entry(heads.group), layers=plan.layers,
+        tile_bytes=heads.tile_bytes(numbers), value_offset=heads.value_offset(numbers),
     )  # fmt: skip
+    if options.pin_threads and not native.pinned:
+        raise ModelError(
+            f"{native.threads} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
+        )
     isa = host.choose_isa(options.isa)
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
     assembly = Assembly(native, jit, plan, Loader(native, plan.quantization, numbers, progress, options.weight_cache))

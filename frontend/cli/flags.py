@@ -82,7 +82,16 @@ class EngineFlags:
     num_pages: Annotated[int | None, _engine("KV pages, in place of --kv-memory.", "N", min=1)] = None
     page_size: Annotated[int | None, _engine("Tokens in one KV page: 32, 64 or 128. Default: 32.", "TOKENS")] = None
     threads: Annotated[
-        int | None, _engine("Threads of the engine. Default: QUIRE_THREADS, or every usable core.", "N", min=1)
+        int | None, _engine("Threads of the engine. Default: QUIRE_THREADS, or one for every usable core.", "N", min=1)
+    ] = None
+    pin_threads: Annotated[
+        bool | None,
+        typer.Option(
+            "--pin-threads/--no-pin-threads",
+            help="Bind each thread to a CPU of its own. Default: no.",
+            show_default=False,
+            rich_help_panel="Engine",
+        ),
     ] = None
     cache_dir: Annotated[
         Path | None, _engine("Where compiled kernels are kept. Default: quire in the user's cache folder.", "FOLDER")

@@ -13,7 +13,10 @@ import typer
 from quire.frontend.cli.flags import CommonFlags, switch, takes
 from quire.frontend.cli.output import write
 
-NAMES = {"isa": "instruction set", "memory_bytes": "memory", "llvm_version": "LLVM", "cpu": "CPU"}
+NAMES = {
+    "cpu": "CPU", "cpus": "CPUs", "numa_nodes": "NUMA nodes", "isa": "instruction set", "memory_bytes": "memory",
+    "llvm_version": "LLVM",
+}  # fmt: skip
 
 
 @takes(common=CommonFlags)
@@ -32,7 +35,7 @@ def info(
     *,
     common: CommonFlags,
 ) -> None:
-    """Show the host (instruction set, threads, memory) and how a model would run on it."""
+    """Show the host (CPUs, cores, nodes, threads, instruction set, memory) and how a model would run on it."""
     del common
     chosen = {"--quantization": quantization, "--kv-dtype": kv_dtype}
     facts = _ask_kernels(model, [text for name, value in chosen.items() if value for text in (name, value)])

@@ -356,6 +356,19 @@ def test_memory_for_less_than_a_page_is_refused(demo_model: Path) -> None:
     assert result.stderr.startswith("error: KV memory of 1024 bytes holds no page")
 
 
+def test_threads_without_a_cpu_each_cannot_be_pinned(demo_model: Path) -> None:
+    threads = len(os.sched_getaffinity(0)) + 1
+    error = refused(demo_model, "--pin-threads", "--threads", str(threads))
+    assert error.startswith(f"error: {threads} threads can't be bound to a CPU each here; give fewer (--threads)")
+
+
+def test_pinned_threads_give_the_same_tokens(demo_model: Path, client: Client) -> None:
+    client.request("pinned")
+    with Engine(demo_model, "--pin-threads") as engine, Client(engine.address) as other:
+        other.request("pinned")
+        assert other.tokens("pinned") == client.tokens("pinned")
+
+
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     error = refused(tmp_path / "nothing")
     assert error.startswith("error: ")

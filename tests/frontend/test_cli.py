@@ -36,6 +36,7 @@ FLAGS = [
     "--kv-memory",
     "--page-size",
     "--threads",
+    "--pin-threads",
     "--cache-dir",
     "--address",
     "--temperature",
@@ -429,13 +430,15 @@ def test_a_model_without_a_tokenizer_still_serves_token_ids(place: Workplace, tm
 @needs_kernels
 def test_info(place: Workplace) -> None:
     facts = json.loads(place.run("info", "--json").stdout)
+    assert 1 <= facts["numa_nodes"] <= facts["cores"] <= facts["cpus"]
     assert facts["threads"] >= 1
+    assert facts["pin_threads"] is False
     assert facts["isa"] in facts["available_isas"]
     chosen = json.loads(place.run("info", "--json", "--quantization", "int4", "--kv-dtype", "int8").stdout)["plan"]
     assert chosen["integer_weights"] == ["int4 in groups of 128", "int8"]
     assert chosen["kv_bytes_per_token"] < facts["plan"]["kv_bytes_per_token"]
     text = place.run("info").stdout
-    for word in ("instruction set", "threads", "memory", "Qwen3ForCausalLM"):
+    for word in ("instruction set", "CPUs", "cores", "NUMA nodes", "threads", "memory", "Qwen3ForCausalLM"):
         assert word in text
 
 

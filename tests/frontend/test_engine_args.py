@@ -46,6 +46,7 @@ def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
         ({"start_timeout": "x"}, TypeError, "start_timeout='x' is a str; give a number of seconds"),
         ({"start_timeout": math.inf}, ValueError, "start_timeout=inf"),
         ({"start_timeout": math.nan}, ValueError, "start_timeout=nan"),
+        ({"pin_threads": "yes"}, ValueError, "pin_threads='yes' is not possible; it can be True or False"),
         ({"threads": 5000}, ValueError, "threads=5000 is out of range; give a whole number from 1 to 1024"),
         ({"max_num_batched_tokens": 10**20}, ValueError, "give a whole number from 1 to 1048576"),
         ({"max_num_seqs": 65537}, ValueError, "give a whole number from 1 to 65536"),
@@ -82,3 +83,6 @@ def test_the_command_line_has_what_was_given(demo_model: Path) -> None:
     assert pairs["--model"] == str(demo_model)
     assert (pairs["--max-model-len"], pairs["--kv-memory"], pairs["--seed"]) == ("128", "4GiB", "0")
     assert "--num-pages" not in pairs
+    assert EngineArgs.from_options(str(demo_model), {"pin_threads": True}).command_line() == [
+        *EngineArgs.from_options(str(demo_model), {}).command_line(), "--pin-threads",
+    ]  # fmt: skip
