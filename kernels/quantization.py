@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from quire.kernels.quantized import METHODS, IntegerMatrix, Scheme, scheme_of
 
 Order = npt.NDArray[np.int32]
 
-HEAD_FORMAT = IntegerFormat(8)
-"""Of the head, and of the embedding that it may share, in every mode: their errors cost the most and save the least."""
+HEAD_GROUP = 32
+"""Of the head, and of the embedding that it may share, in modes with groups: its errors cost the most."""
 
 MODES = {
     "int8": IntegerFormat(8),
@@ -42,7 +42,9 @@ class Quantization:
     def format_of(self, linear: Linear) -> IntegerFormat | None:
         """The format of a linear layer's weights, None for floats."""
         if self.scheme is None:
-            return HEAD_FORMAT if linear.head and self.mode is not None else self.mode
+            if linear.head and self.mode is not None and self.mode.group:
+                return replace(self.mode, group=HEAD_GROUP)
+            return self.mode
         formats = {self.scheme.format_of(_module(weight)) for weight, _, _ in linear.tensors}
         if len(formats) > 1:
             raise _unlike(linear, "formats")

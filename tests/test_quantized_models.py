@@ -41,7 +41,7 @@ def floats(demo_model: Path) -> npt.NDArray[np.float64]:
 
 
 # What each mode costs at most. The prompt is random: each token is a surprise of 14 nats, and differences are large.
-COSTS = {"int8": 0.12, "int4-g32": 0.55, "int4-g64": 0.6, "int4": 0.65}
+COSTS = {"int8": 0.12, "int4-g32": 0.65, "int4-g64": 0.75, "int4": 0.75}
 
 
 @pytest.mark.parametrize("mode", COSTS)

@@ -19,7 +19,7 @@ from quire.kernels.emit.layout import (
     tiled_offset,
 )
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, rsqrt
-from quire.kernels.emit.value import F32, I8, I32, VF32, VI32, Value, vector
+from quire.kernels.emit.value import F16, F32, I8, I32, VF32, VI32, Value, vector
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Embedding:
 
     Buffers: token ids (i32), matrix (packed [vocabulary, hidden]), hidden f32 [m, hidden rounded up to 32], and with
     `positions` the positions (i32) and their table f32 [max, hidden]. `integers` is the matrix's format, None for
-    floats; it has one scale for each token's row.
+    floats; it has no zero points.
     """
 
     name: str
@@ -63,14 +63,24 @@ class Embedding:
                 b.store(value, at, 4 * i)
 
     def _gather_integers(self, b: Builder, integers: IntegerFormat, matrix: Value, token: Value, target: Value) -> None:
-        block = b.address(matrix, token // BLOCK * integers.block_bytes(self.hidden))
-        column = token % BLOCK
-        scale = b.broadcast(b.load(block, column * 4, F32), 4)
-        bytes_ = b.address(block, column * 4 + integers.header_bytes)
-        with b.loop(0, self.hidden // 4) as quad:
-            values = b.convert("arith.extui", b.load(bytes_, quad.index * 128, vector(I8, 4)), vector(I32, 4))
-            values = b.convert("arith.sitofp", values - integers.middle, vector(F32, 4))
-            b.store(values * scale, target, quad.index * 16, 4)
+        block, column = b.address(matrix, token // BLOCK * integers.block_bytes(self.hidden)), token % BLOCK
+        depth, span = integers.line_depth, integers.span(self.hidden)
+        with b.loop(0, integers.groups(self.hidden)) as group:
+            header = b.address(block, group.index * integers.group_bytes(self.hidden))
+            if integers.group:
+                scale = b.convert("arith.extf", b.load(header, column * 2, F16), F32)
+            else:
+                scale = b.load(header, column * 4, F32)
+            factor = b.broadcast(scale, 4)
+            lines = b.address(header, column * 4 + integers.header_bytes)
+            first = group.index * (span // depth)
+            stop = (first + span // depth).min(self.hidden // depth)
+            with b.loop(first, stop) as line:
+                bytes_ = b.load(lines, (line.index - first) * 128, vector(I8, 4))
+                word = b.convert("arith.extui", bytes_, vector(I32, 4))
+                for i, values in enumerate([word] if integers.bits == 8 else [word & 15, word >> 4]):
+                    floats = b.convert("arith.sitofp", values - integers.middle, vector(F32, 4))
+                    b.store(floats * factor, target, line.index * (4 * depth) + 16 * i, 4)
 
     def _add_position(self, b: Builder, target: Value, row: Value) -> None:
         position = b.convert("arith.extui", b.load(b.buffer(3), row * 4, I32), "i64")

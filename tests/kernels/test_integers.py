@@ -135,15 +135,20 @@ def test_norm_quantizes_as_it_stores(isa: str, form: IntegerFormat) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_embedding_of_integers(isa: str) -> None:
-    vocab, hidden, form = 101, 48, IntegerFormat(8)
+@pytest.mark.parametrize(
+    "form", [IntegerFormat(8), IntegerFormat(8, 32), IntegerFormat(4, 32), IntegerFormat(4, 128)], ids=str
+)
+def test_embedding_of_integers(isa: str, form: IntegerFormat) -> None:
+    vocab, hidden = 101, 176
     rng = np.random.default_rng(7)
-    values, scales = rng.integers(0, 256, (vocab, hidden), np.uint8), rng.random((vocab, 1), np.float32)
+    values = rng.integers(0, 1 << form.bits, (vocab, hidden), np.uint8)
+    scales = rng.random((vocab, form.groups(hidden)), np.float32).astype(np.float16).astype(np.float32)
     ids = np.array([0, 100, 17, 33], np.int32)
-    out = aligned(np.zeros((4, 64), np.float32))
-    packed = pack_integers(values, scales, None, 8, 0)
+    out = aligned(np.zeros((4, 192), np.float32))
+    packed = pack_integers(values, scales, None, form.bits, form.group)
     run(isa, Embedding("e", hidden, integers=form).emit(NUMBERS), "e", [ids, packed, out], [], (0, 4))
-    assert np.array_equal(out[:, :hidden], (values[ids].astype(np.float32) - 128) * scales[ids])
+    wide = np.repeat(scales, form.span(hidden), axis=1)[:, :hidden]
+    assert np.array_equal(out[:, :hidden], ((values.astype(np.float32) - form.middle) * wide)[ids])
 
 
 @pytest.fixture(scope="module")
