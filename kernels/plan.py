@@ -37,7 +37,6 @@ from quire.kernels.rope import Rope
 
 _DIM_NUMBERS = {"tokens": 0, "logit_rows": 1}
 
-
 MOST_INTEGER_K = 65536
 """Inputs of a layer of integers: more could overflow its sums."""
 

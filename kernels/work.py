@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.kernels._native import MOST_PARTS
-from quire.kernels.emit.attention import BLOCK_TOKENS, Attention
+from quire.kernels.emit.attention import BLOCK_TOKENS, ENTRY_BYTES, SPLIT_BYTES, Attention
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import Embedding
@@ -16,9 +16,9 @@ _INPUT_BYTES = {
     "token_ids": 4,
     "positions": 4,
     "kv_slots": 8,
-    "entries": 32,
-    "parts": 32,
-    "splits": 24,
+    "entries": ENTRY_BYTES,
+    "parts": ENTRY_BYTES,
+    "splits": SPLIT_BYTES,
     "logit_rows": 4,
 }
 """Bytes a row of what the runner fills in; `logits` depends on the vocabulary."""

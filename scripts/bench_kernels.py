@@ -17,10 +17,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import kernel_report as report
 import msgspec
-from kernel_limits import Limits
-from kernel_steps import (
+from bench import kernel_report as report
+from bench.kernel_limits import Limits
+from bench.kernel_steps import (
     Case,
     Model,
     RandomCheckpoint,

@@ -29,7 +29,6 @@ std::byte* Arena::map(std::size_t bytes) {
 
 void* Arena::allocate(std::size_t bytes) {
   bytes = round_up(bytes, kLine);
-  allocated_ += bytes;
   if (bytes >= kHugePage) return map(bytes);
   if (bytes > left_) {
     free_ = map(kHugePage);

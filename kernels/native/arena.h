@@ -12,7 +12,6 @@ class Arena {
  public:
   /// Throws std::bad_alloc when the system has no such amount.
   void* allocate(std::size_t bytes);
-  std::size_t allocated() const { return allocated_; }  ///< bytes handed out so far
 
  private:
   struct Unmap {
@@ -25,7 +24,6 @@ class Arena {
   std::vector<Mapping> mappings_;
   std::byte* free_ = nullptr;  ///< the rest of the last small mapping
   std::size_t left_ = 0;
-  std::size_t allocated_ = 0;
 };
 
 }  // namespace quire

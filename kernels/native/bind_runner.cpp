@@ -210,7 +210,6 @@ void bind_memory(nb::class_<Runner>& runner) {
            nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("values"), nb::arg("scales"), nb::arg("zeros").none())
       .def("split_attention", &split_attention, nb::arg("dims"),
            "Moves entries of attention that the inputs hold to parts and splits, as a step does; the dims then.")
-      .def_prop_ro("allocated_bytes", [](Runner& r) { return r.arena().allocated(); })
       .def_prop_ro("inputs", [](Runner& r) {
         const StepInputs& in = r.inputs();
         auto address = [](const auto* pointer) { return reinterpret_cast<Address>(pointer); };
@@ -237,8 +236,7 @@ void bind_runner(nb::module_& m) {
       .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("per") = 1,
            nb::arg("times") = 1)
       .def("run", &run_plan, nb::arg("pool"), nb::arg("dims"), "Runs the launches with these dims, by name.")
-      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"), "The same; returns the seconds of each.")
-      .def("__len__", &Plan::size);
+      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"), "The same; returns the seconds of each.");
   nb::class_<Runner> runner(m, "Runner", "Runs a model: owns its memory, threads, pages, sequences and plan.");
   runner
       .def(

@@ -44,8 +44,6 @@ class Plan {
   /// done to when this is.
   std::vector<double> profile(ThreadPool& pool, const Dims& dims);
 
-  std::size_t size() const { return launches_.size(); }
-
  private:
   template <class OnDone>
   void work(ThreadPool& pool, int thread, const Dims& dims, OnDone on_done);

@@ -7,7 +7,7 @@ import mmap
 import time
 
 import numpy as np
-from kernel_limits import LINE, STREAM_ITEM_BYTES, stream_kernel
+from bench.kernel_limits import LINE, STREAM_ITEM_BYTES, stream_kernel
 
 from quire.kernels import host
 from quire.kernels._native import Jit, ThreadPool

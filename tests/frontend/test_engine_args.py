@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 
 from quire.frontend import LLM
-from quire.frontend.engine_args import DEMO_MODEL, EngineArgs, EngineOptions
+from quire.frontend.engine_args import DEMO_MODEL, KV_CACHE_DTYPES, QUANTIZATIONS, EngineArgs, EngineOptions
 from quire.frontend.vllm_args import _VLLM
+from quire.kernels import options as engine_options
+from quire.kernels import quantization
 
 
 def test_the_demo_model_is_the_default(demo_model: Path) -> None:
     assert EngineArgs.from_options(None, {}).model == DEMO_MODEL == str(demo_model)
+
+
+def test_number_formats_are_those_of_the_engine() -> None:
+    assert quantization.NAMES == QUANTIZATIONS
+    assert engine_options.KV_DTYPES == KV_CACHE_DTYPES
 
 
 def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_steps import RandomCheckpoint
+from bench.kernel_steps import RandomCheckpoint
 from tiny_model import CONFIG
 
 from quire.kernels.config import ModelConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel_limits import peak_kernel, units
+from bench.kernel_limits import peak_kernel, units
 from tiny_model import CONFIG
 
 from quire.kernels._native import Jit
