@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from quire.engine_core.policies import POLICIES
 from quire.kernels.options import KV_DTYPES, LoadOptions
 from quire.kernels.quantization import NAMES
 
@@ -75,8 +76,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     _add_scheduling(parser)
     _add_process(parser)
     parsed = parser.parse_args(arguments)
-    if parsed.enable_prefix_caching:
-        parser.error("--enable-prefix-caching: this engine has no prefix cache yet; leave the option out")
     if parsed.kv_memory is not None and parsed.num_pages is not None:
         parser.error("--kv-memory and --num-pages both give the size of the KV memory; leave one of them out")
     return parsed
@@ -122,7 +121,25 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--kv-memory", type=parse_size, metavar="SIZE", help="for KV pages, such as 4GiB")
     group.add_argument("--num-pages", type=whole(_MOST_INT32), metavar="N", help="KV pages, instead of --kv-memory")
-    group.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help="not in this engine yet")
+    group.add_argument(
+        "--prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep KV pages for requests that begin with the same tokens",
+    )
+    group.add_argument("--scheduling-policy", choices=POLICIES, default="fcfs", help="who of those that wait is next")
+    group.add_argument(
+        "--long-prefill-threshold",
+        type=whole(_MOST_BATCHED_TOKENS),
+        metavar="N",
+        help="tokens of one prompt in a step; by default as many as hardly slow the others",
+    )
+    group.add_argument(
+        "--max-waiting-requests", type=whole(_MOST_INT32), default=4096, metavar="N", help="more are refused"
+    )
+    group.add_argument(
+        "--max-waiting-tokens", type=whole(_MOST_INT32), default=1 << 24, metavar="N", help="of their prompts"
+    )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="for requests that bring none")
 
 

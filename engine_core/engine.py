@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
+import math
 import random
 import time
 from collections import defaultdict
@@ -12,11 +14,11 @@ import msgspec
 
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.request import NO_SLOT, Request, RequestStatus
+from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Batch, Scheduler
 from quire.engine_core.stats import LastStep, collect_stats
-from quire.engine_core.stopping import explain_end, is_last
-from quire.engine_core.validation import RequestError, check_request
+from quire.engine_core.stopping import explain_end, explain_timeout, is_last
+from quire.engine_core.validation import RequestError, check_queue, check_request
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -54,11 +56,14 @@ class EngineCore:
         *,
         seed: int = 0,
         server_stats: Callable[[], dict[str, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler = Scheduler(executor, limits)
+        self.scheduler = Scheduler(executor, limits, clock)
         self.limits = limits
         self.draining = False  # set: what is here goes on, what comes is refused
+        self._clock = clock
         self._executor = executor
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._send = send
         self._server_stats = server_stats
         self._seeds = random.Random(seed)
@@ -74,7 +79,7 @@ class EngineCore:
     @property
     def stats(self) -> SchedulerStats:
         """The engine as it is now; tokens and times are those of the last step."""
-        return collect_stats(self._last, self.scheduler, self._executor)
+        return collect_stats(self._last, self.scheduler, self._executor.sequences)
 
     def receive(self, client_id: bytes, message: ClientMessage) -> None:
         """Takes one message of a client; Hello and Ping are the server's and mean nothing here."""
@@ -110,21 +115,28 @@ class EngineCore:
             reason = RequestStatus.FINISHED_IGNORED.finish_reason
             self._increments[client_id].append(EngineCoreOutput(request_id, finish_reason=reason, error=str(error)))
             return
+        now = self._clock()
         request = Request.from_message(
-            client_id,
-            message,
-            seed=self._seeds.getrandbits(63),
-            max_model_len=self.limits.max_model_len,
-            pool_tokens=self.limits.pool_tokens,
+            client_id, message, seed=self._seeds.getrandbits(63), now=now, limits=self.limits
         )
-        request.record(EventType.QUEUED, time.monotonic())
+        request.record(EventType.QUEUED, now)
         self._requests.setdefault(client_id, own)[request_id] = request
         self.scheduler.add(request)
+        if request.deadline < math.inf:
+            heapq.heappush(self._deadlines, (request.deadline, request.number, request))
 
     def _check(self, message: EngineCoreRequest) -> None:
         if self.draining:
             raise RequestError("the engine is shutting down and takes no more requests; send it to another engine")
         check_request(message, self.limits)
+        check_queue(message, self.scheduler.waiting, self.limits)
+
+    def _end_late(self, now: float) -> None:
+        """Ends the requests whose time is up, wherever they stand."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if not request.status.is_finished:
+                self._finish(request, RequestStatus.FINISHED_TIMEOUT, explain_timeout(request))
 
     def _end_client(self, client_id: bytes, status: RequestStatus, error: str | None = None) -> None:
         for request in list(self._requests.get(client_id, {}).values()):
@@ -135,7 +147,8 @@ class EngineCore:
         if call.method == "stats":
             result.result = msgspec.structs.asdict(self.stats) | self._server_stats()
         elif call.method == "reset_cache":
-            result.result = 0  # pages dropped: none outlives its request in this engine
+            sequences = self._executor.sequences
+            result.result = sequences.tree.evict(sequences.cached_pages)
         elif call.method == "shutdown":
             self.draining = True
         else:
@@ -144,25 +157,28 @@ class EngineCore:
 
     def step(self) -> None:
         """Schedules, executes, updates and sends what one step adds. Without requests it only sends what is due."""
-        begun = time.monotonic()
+        begun = self._clock()
+        self._end_late(begun)
         batch = self.scheduler.schedule()
         for request, text in batch.failed:
             self._finish(request, RequestStatus.FINISHED_ERROR, text)
         self.flush()  # refusals and aborts need not wait for the step
         if not batch.requests:
             return
-        scheduled = time.monotonic()
+        scheduled = self._clock()
         result = self._execute(batch)
-        executed = time.monotonic()
+        executed = self._clock()
         if result is not None:
             self._update(batch, result)
+            self.scheduler.pace.learn(batch.num_prefill_tokens, batch.num_decodes, executed - scheduled)
         self._last = LastStep(
             number=self._last.number + 1,
             prefill_tokens=batch.num_prefill_tokens,
             decode_tokens=batch.num_decodes,
+            cached_tokens=batch.num_cached_tokens,
             schedule_seconds=scheduled - begun,
             execute_seconds=executed - scheduled,
-            update_seconds=time.monotonic() - executed,
+            update_seconds=self._clock() - executed,
         )
         self.flush(self.stats)
 
@@ -170,7 +186,7 @@ class EngineCore:
         """Sends the outputs that have come together, to each client its own."""
         if not self._increments:
             return
-        now = time.monotonic()
+        now = self._clock()
         for client_id, outputs in self._increments.items():
             self._send(client_id, EngineCoreOutputs(outputs, stats, now))
         self._increments.clear()
@@ -178,7 +194,7 @@ class EngineCore:
     def _execute(self, batch: Batch) -> StepResult | None:
         """None if the step failed as a whole: its requests have ended then, and the others go on."""
         try:
-            return self._executor.execute(batch.slots, batch.starts, batch.counts)
+            return self._executor.step(batch.slots, batch.starts, batch.counts)
         except Exception as error:
             logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
             for request in batch.requests:
@@ -217,6 +233,7 @@ class EngineCore:
         """Makes `output`, which carries the request's last token, its terminal output."""
         end = explain_end(request, token_id, self.limits)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
+        self.scheduler.admission.learn(request.num_output_tokens)
         self._release(request, end.status)
 
     def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
@@ -229,9 +246,6 @@ class EngineCore:
     def _release(self, request: Request, status: RequestStatus) -> None:
         """Gives back all that a request holds, whatever ended it."""
         self.scheduler.remove(request)
-        if request.slot != NO_SLOT:
-            self._executor.close(request.slot)
-            request.slot = NO_SLOT
         request.status = status
         own = self._requests[request.client_id]
         del own[request.request_id]
@@ -243,5 +257,6 @@ def _attach(request: Request, output: EngineCoreOutput) -> None:
     """Lets `output` carry what has waited for the request's next output."""
     if request.events:
         output.events, request.events = request.events, []
+        output.num_cached_tokens = request.num_cached_tokens
     if request.prompt_logprobs is not None and request.num_computed_tokens >= request.num_prompt_tokens:
         output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None

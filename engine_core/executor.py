@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
@@ -34,34 +34,11 @@ class StepResult(Protocol):
 
 
 class Executor(Protocol):
-    """Owns the KV pages and the token lists of the sequences, each named by a slot.
-
-    `free_pages + held_pages + cached_pages` is the size of the pool at all times.
-    """
+    """Computes steps of the sequences, whose tokens and KV pages lie in `sequences`."""
 
     @property
-    def free_pages(self) -> int:
-        """Pages that `reserve` can hand out."""
+    def sequences(self) -> Sequences:
+        """The open sequences, by slot, and the KV pages."""
 
-    @property
-    def held_pages(self) -> int:
-        """Pages of open slots."""
-
-    @property
-    def cached_pages(self) -> int:
-        """Pages that no slot holds but whose contents are kept."""
-
-    def open(self, request: Request) -> int:
-        """A slot with the prompt and the sampling state of `request`, without pages. ValueError if it cannot be had."""
-
-    def reserve(self, slot: int, num_tokens: int) -> bool:
-        """Makes the slot's pages cover `num_tokens` positions: all of them (True) or no change (False)."""
-
-    def release_pages(self, slot: int) -> None:
-        """Takes back the slot's pages; its tokens stay."""
-
-    def close(self, slot: int) -> None:
-        """Takes back everything."""
-
-    def execute(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next."""

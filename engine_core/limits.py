@@ -15,6 +15,16 @@ class EngineLimits:
     max_num_batched_tokens: int
     page_size: int
     num_pages: int
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"  # one of policies.POLICIES
+    long_prefill_threshold: int | None = None  # tokens of one prompt in a step; None: by what it costs the others
+    max_waiting_requests: int = 4096
+    max_waiting_tokens: int = 1 << 24
+
+    @property
+    def tile(self) -> int:
+        """Tokens of a tile of attention: chunks that end with one waste nothing, and smaller ones don't pay."""
+        return min(self.page_size, 32)
 
     @property
     def pool_tokens(self) -> int:

@@ -18,7 +18,6 @@ from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
-from quire.engine_core.native_executor import NativeExecutor
 from quire.engine_core.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
@@ -59,7 +58,7 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
         Security(keys=parsed.curve_keys, insecure_tcp=parsed.insecure_tcp),
     )
     core = EngineCore(
-        NativeExecutor(runner),
+        runner,
         _make_limits(parsed, runner),
         server.send,
         seed=parsed.seed,
@@ -97,6 +96,11 @@ def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimit
         max_num_batched_tokens=parsed.max_num_batched_tokens,
         page_size=runner.page_size,
         num_pages=runner.num_pages,
+        enable_prefix_caching=parsed.prefix_caching,
+        policy=parsed.scheduling_policy,
+        long_prefill_threshold=parsed.long_prefill_threshold,
+        max_waiting_requests=parsed.max_waiting_requests,
+        max_waiting_tokens=parsed.max_waiting_tokens,
     )
 
 

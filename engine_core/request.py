@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
+from quire.engine_core.limits import EngineLimits
 from quire.protocol.messages import (
     EngineCoreEvent,
     EngineCoreRequest,
@@ -29,6 +31,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_ABORTED = 6
     FINISHED_IGNORED = 7
     FINISHED_ERROR = 8
+    FINISHED_TIMEOUT = 9
 
     @property
     def is_finished(self) -> bool:
@@ -47,6 +50,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_IGNORED: FinishReason.ERROR,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_TIMEOUT: FinishReason.TIMEOUT,
 }
 
 
@@ -68,21 +72,31 @@ class Request:
     max_total_tokens: int  # LENGTH at this many tokens
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
     num_tokens: int  # prompt + sampled
+    number: int = 0  # in order of arrival
+    priority: int = 0  # the lower, the sooner
+    cache_salt: str | None = None  # shares KV pages with requests of the same salt; None: with none
+    arrival: float = 0.0  # when the engine received it
+    deadline: float = math.inf  # when it ends, wherever it stands
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # of these, those that were found computed when it first started
     num_reserved_tokens: int = 0  # positions that its KV pages cover
-    slot: int = NO_SLOT  # its handle in the executor, from when it first runs
+    num_preemptions: int = 0
+    num_lost_tokens: int = 0  # computed before it was preempted, and perhaps to be computed again
+    num_passed_over: int = 0  # steps in which another one started that had come later
+    queue_key: float = 0.0  # its place among those that wait
+    slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet told to the client
 
     @classmethod
     def from_message(
-        cls, client_id: bytes, message: EngineCoreRequest, *, seed: int, max_model_len: int, pool_tokens: int
+        cls, client_id: bytes, message: EngineCoreRequest, *, seed: int, now: float, limits: EngineLimits
     ) -> Request:
         """The request of a message that `check_request` has accepted; `seed` is used if it names none."""
         sampling = message.sampling_params
         prompt = message.prompt_token_ids
-        room = max_model_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
+        room = limits.max_model_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
         eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
         return cls(
             client_id=client_id,
@@ -94,8 +108,12 @@ class Request:
             stop_token_ids=eos.union(sampling.stop_token_ids or ()),
             max_total_tokens=len(prompt) + room,
             # A last token is sampled at the pool's last position; it could not be computed in its turn.
-            token_limit=min(len(prompt) + room, pool_tokens + 1),
+            token_limit=min(len(prompt) + room, limits.pool_tokens + 1),
             num_tokens=len(prompt),
+            priority=message.priority,
+            cache_salt=message.cache_salt if limits.enable_prefix_caching else None,
+            arrival=now,
+            deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
         )
 
@@ -118,10 +136,16 @@ class Request:
         """Notes an event; it goes out with the request's next output."""
         self.events.append(EngineCoreEvent(event, timestamp))
 
+    @property
+    def in_prefill(self) -> bool:
+        """Whether it has more than its last token to compute, or has sampled none yet."""
+        return self.num_new_tokens > 1 or self.num_computed_tokens < self.num_prompt_tokens
+
     def forget_computed(self) -> None:
-        """Its KV pages are gone: everything has to be computed again.
+        """Its KV pages are gone: what the prefix cache does not keep has to be computed again.
 
         Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
         """
+        self.num_lost_tokens = self.num_computed_tokens
         self.num_computed_tokens = 0
         self.num_reserved_tokens = 0

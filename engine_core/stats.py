@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.engine_core.executor import Executor
 from quire.engine_core.scheduler import Scheduler
+from quire.kernels.runner import Sequences
 from quire.protocol.messages import SchedulerStats
 
 
@@ -15,12 +15,13 @@ class LastStep(msgspec.Struct, frozen=True, gc=False):
     number: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    cached_tokens: int = 0
     schedule_seconds: float = 0.0
     execute_seconds: float = 0.0
     update_seconds: float = 0.0
 
 
-def collect_stats(last: LastStep, scheduler: Scheduler, executor: Executor) -> SchedulerStats:
+def collect_stats(last: LastStep, scheduler: Scheduler, sequences: Sequences) -> SchedulerStats:
     """Queues and pages as they are now; tokens and times are those of the last step."""
     return SchedulerStats(
         step=last.number,
@@ -28,10 +29,13 @@ def collect_stats(last: LastStep, scheduler: Scheduler, executor: Executor) -> S
         waiting=len(scheduler.waiting),
         prefill_tokens=last.prefill_tokens,
         decode_tokens=last.decode_tokens,
-        preemptions=scheduler.num_preemptions,
-        pages_free=executor.free_pages,
-        pages_cached=executor.cached_pages,
-        pages_held=executor.held_pages,
+        preemptions=scheduler.counters.preemptions,
+        cached_tokens=last.cached_tokens,
+        evictions=sequences.tree.num_evicted,
+        wasted_tokens=scheduler.counters.wasted_tokens,
+        pages_free=sequences.free_pages,
+        pages_cached=sequences.cached_pages,
+        pages_held=sequences.held_pages,
         pages_total=scheduler.limits.num_pages,
         schedule_seconds=last.schedule_seconds,
         execute_seconds=last.execute_seconds,

@@ -33,3 +33,13 @@ def explain_end(request: Request, token_id: int, limits: EngineLimits) -> End:
         "or start the engine with more KV memory"
     )
     return End(RequestStatus.FINISHED_ERROR, error=error)
+
+
+def explain_timeout(request: Request) -> str:
+    """Why a request whose deadline has passed is where it is."""
+    where = {RequestStatus.RUNNING: "while it ran", RequestStatus.PREEMPTED: "while it waited for KV pages again"}
+    return (
+        f"the time of {request.deadline - request.arrival:g} s that the request was given was up "
+        f"{where.get(request.status, 'before it could start')}, after {request.num_output_tokens} tokens; "
+        "give it more time, or send it when fewer are waiting"
+    )

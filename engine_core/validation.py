@@ -5,13 +5,17 @@ Each check yields nothing or raises RequestError; a request that passes all of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from quire.engine_core.limits import EngineLimits
+from quire.engine_core.waiting import WaitingQueue
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 1_000_000
+MAX_SALT = 1024  # characters
 _F32_MAX = 3.4e38  # the sampler computes in f32
 
 # What each number may be, as a test that NaN fails, and in words.
@@ -94,9 +98,29 @@ def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
             f"bad_words={sampling.bad_words!r}: the engine sees token ids and no text; send their token ids as "
             "bad_words_token_ids"
         )
-    if request.priority != 0:
+
+
+def _check_service(request: EngineCoreRequest, limits: EngineLimits) -> None:
+    if request.priority != 0 and limits.policy != "priority":
         raise RequestError(
-            f"priority={request.priority} has no effect here: the first to come is the first served; leave it at 0"
+            f"priority={request.priority} has no effect under the scheduling policy {limits.policy}; leave it at 0, or "
+            "start the engine with --scheduling-policy priority"
+        )
+    if abs(request.priority) > MAX_PRIORITY:
+        raise RequestError(f"priority={request.priority} must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    if request.timeout is not None and not 0 < request.timeout < math.inf:
+        raise RequestError(f"timeout={request.timeout!r} must be a number of seconds above 0, or None")
+    if len(request.cache_salt) > MAX_SALT:
+        raise RequestError(f"cache_salt has {len(request.cache_salt)} characters; it may have {MAX_SALT}")
+
+
+def check_queue(request: EngineCoreRequest, waiting: WaitingQueue, limits: EngineLimits) -> None:
+    """Raises RequestError when those that wait already are as many as may wait."""
+    tokens = len(request.prompt_token_ids)
+    if len(waiting) >= limits.max_waiting_requests or waiting.num_tokens + tokens > limits.max_waiting_tokens:
+        raise RequestError(
+            f"the engine is overloaded: {len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting, "
+            f"and {limits.max_waiting_requests} requests with {limits.max_waiting_tokens} tokens may; try again later"
         )
 
 
@@ -148,6 +172,7 @@ def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineLimits) 
 
 _CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
     _check_policy,
+    _check_service,
     _check_prompt,
     _check_length,
     _check_numbers,

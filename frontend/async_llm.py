@@ -15,6 +15,7 @@ from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.prompts import Message, Prompt, PromptType
+from quire.frontend.request import Service
 from quire.frontend.request_table import RequestTable
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.streams import Mailbox, Streams
@@ -47,6 +48,9 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         output_kind: OutputKind = "cumulative",
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one prompt; the last is `finished`.
 
@@ -54,11 +58,16 @@ class AsyncLLM:
         finds the increments merged in its next output. When it stops iterating, is cancelled or goes away, the
         request is aborted. While iterating, raises `RequestError` (a `ValueError`) for bad input or when the engine
         fails the request, and `EngineDeadError` when the engine dies.
+
+        `priority`: the lower, the sooner, under the policy of that name. `cache_salt`: KV pages are shared only with
+        requests of the same salt. `timeout`: seconds after which the request ends with finish reason "timeout", even
+        before it has started.
         """
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         is_long = isinstance(text, str) and len(text) > _LONG_TEXT
         make = functools.partial(self._engine.prompt, prompt)
-        return self._stream(make, is_long, sampling_params, request_id, output_kind)
+        service = Service(priority, cache_salt, timeout)
+        return self._stream(make, is_long, sampling_params, request_id, output_kind, service)
 
     def chat(
         self,
@@ -72,6 +81,9 @@ class AsyncLLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to a conversation, written as a prompt by the chat template; else as `generate`."""
         make = functools.partial(
@@ -83,7 +95,8 @@ class AsyncLLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._stream(make, False, sampling_params, request_id, output_kind)
+        service = Service(priority, cache_salt, timeout)
+        return self._stream(make, False, sampling_params, request_id, output_kind, service)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
@@ -138,12 +151,13 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str | None,
         output_kind: OutputKind,
+        service: Service,
     ) -> AsyncGenerator[RequestOutput, None]:
         if output_kind not in ("cumulative", "delta"):
             raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
         prompt = await asyncio.to_thread(make_prompt) if is_long else make_prompt()
         request_id = f"request-{next(self._request_ids)}" if request_id is None else request_id
-        request = self._engine.request(request_id, prompt, self._engine.params(params))
+        request = self._engine.request(request_id, prompt, self._engine.params(params), service)
         stream = self._streams.open(request)
         try:
             finished = False

@@ -12,7 +12,7 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.launcher import EngineProcess
 from quire.frontend.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt
-from quire.frontend.request import Request
+from quire.frontend.request import DEFAULT_SERVICE, Request, Service
 from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 
@@ -76,7 +76,9 @@ class Engine:
         """A checked prompt. Raises `RequestError`."""
         return make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size)
 
-    def request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+    def request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, service: Service = DEFAULT_SERVICE
+    ) -> Request:
         """A request that is ready to be submitted; `params` are checked ones. Raises `RequestError`."""
         ready = self.client.ready
         try:
@@ -85,7 +87,8 @@ class Engine:
             each = engine_params(params, seed, self.tokenizer)
         except ValueError as error:
             raise RequestError(str(error)) from None
-        return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=time.monotonic())
+        now = time.monotonic()
+        return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=now, service=service)
 
     def chat_prompt(
         self,

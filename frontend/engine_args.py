@@ -18,8 +18,15 @@ DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compressed-tensors")
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
+SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
 MOST_SECONDS = 1e9  # that a wait may take: 30 years, which every clock can count
 
+_NAMES: dict[str, tuple[str | None, ...]] = {
+    "dtype": DTYPES,
+    "quantization": (*QUANTIZATIONS, None),
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "scheduling_policy": SCHEDULING_POLICIES,
+}
 # Most of what is counted, at least 1 of each; the engine has the same limits.
 _MOST: dict[str, int] = {
     "max_model_len": 2**31 - 1,
@@ -27,6 +34,8 @@ _MOST: dict[str, int] = {
     "max_num_batched_tokens": 1 << 20,
     "num_pages": 2**31 - 1,
     "threads": 1024,
+    "max_waiting_requests": 2**31 - 1,
+    "max_waiting_tokens": 2**31 - 1,
 }
 _SIZE = re.compile(r"\s*\d{1,18}(\.\d+)?\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)  # what the engine reads
 
@@ -49,6 +58,10 @@ class EngineOptions(TypedDict, total=False):
     pin_threads: bool
     seed: int | None
     enable_prefix_caching: bool | None
+    scheduling_policy: str
+    long_prefill_token_threshold: int
+    max_waiting_requests: int
+    max_waiting_tokens: int
     cache_dir: str | None
     weight_cache: str | None
     engine_address: str | None
@@ -71,7 +84,12 @@ class EngineArgs:
     num_pages: the same in pages. threads: of the engine; as many as usable cores when None.
     pin_threads: bind each to a CPU of its own, for a machine with nothing else to do.
     seed: of the seeds that requests without one are given; a fresh one when None.
-    enable_prefix_caching: not yet, so True is refused. cache_dir: where compiled kernels are kept.
+    enable_prefix_caching: keep KV pages for requests that begin with the same tokens; None means yes.
+    scheduling_policy: who of those that wait is next. "fcfs": who came first; "priority": the least `priority`;
+    "lpm": who shares the longest prefix with what is cached; "sjf": who has the fewest tokens to prefill.
+    long_prefill_token_threshold: tokens of one prompt in a step; 0 for as many as hardly slow the others down.
+    max_waiting_requests, max_waiting_tokens (of prompts): what may wait; more is refused.
+    cache_dir: where compiled kernels are kept.
     weight_cache: folder where packed weights are kept, so that the next start maps them instead of packing them.
     engine_address: attach there instead of starting an engine.
     curve_keys: folder of keys for tcp://; insecure_tcp: tcp:// without keys.
@@ -94,6 +112,10 @@ class EngineArgs:
     pin_threads: bool = False
     seed: int | None = None
     enable_prefix_caching: bool | None = None
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    max_waiting_requests: int = 4096
+    max_waiting_tokens: int = 1 << 24
     cache_dir: str | None = None
     weight_cache: str | None = None
     engine_address: str | None = None
@@ -135,21 +157,24 @@ class EngineArgs:
             "--num-pages": self.num_pages,
             "--threads": self.threads,
             "--seed": self.seed,
+            "--scheduling-policy": self.scheduling_policy,
+            "--long-prefill-threshold": self.long_prefill_token_threshold or None,
+            "--max-waiting-requests": self.max_waiting_requests,
+            "--max-waiting-tokens": self.max_waiting_tokens,
             "--cache-dir": self.cache_dir,
             "--weight-cache": self.weight_cache,
         }
         line = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
-        return [*line, "--pin-threads"] if self.pin_threads else line
+        switches = {"--pin-threads": self.pin_threads, "--no-prefix-caching": self.enable_prefix_caching is False}
+        return line + [name for name, wanted in switches.items() if wanted]
 
 
 def check_arguments(args: EngineArgs) -> None:
     """Raise `ValueError` for the first argument that is out of range."""
-    if args.dtype not in DTYPES:
-        raise ValueError(f"dtype={args.dtype!r} is not known; it can be {', '.join(DTYPES)}")
-    if args.quantization is not None and args.quantization not in QUANTIZATIONS:
-        raise ValueError(f"quantization={args.quantization!r} is not known; it can be {', '.join(QUANTIZATIONS)}")
-    if args.kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise ValueError(f"kv_cache_dtype={args.kv_cache_dtype!r} is not known; it can be {', '.join(KV_CACHE_DTYPES)}")
+    for name, known in _NAMES.items():
+        if getattr(args, name) not in known:
+            names = ", ".join(word for word in known if word is not None)
+            raise ValueError(f"{name}={getattr(args, name)!r} is not known; it can be {names}")
     for name, most in _MOST.items():
         _check_count(name, getattr(args, name), most)
     if args.seed is not None and (type(args.seed) is not int or args.seed < 0):
@@ -159,8 +184,10 @@ def check_arguments(args: EngineArgs) -> None:
             f"block_size={args.block_size!r} is not possible; it can be {', '.join(map(str, BLOCK_SIZES))}"
         )
     _check_switch("pin_threads", args.pin_threads)
-    if args.enable_prefix_caching:
-        raise ValueError("enable_prefix_caching=True: there is no prefix cache yet; leave it out, or say False")
+    if args.enable_prefix_caching is not None:
+        _check_switch("enable_prefix_caching", args.enable_prefix_caching)
+    if args.long_prefill_token_threshold != 0:
+        _check_count("long_prefill_token_threshold", args.long_prefill_token_threshold, _MOST["max_num_batched_tokens"])
     for name in ("cache_dir", "weight_cache"):
         folder = getattr(args, name)
         if folder is not None and (not isinstance(folder, str | PathLike) or not str(folder)):

@@ -17,7 +17,7 @@ from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import progress_bar
 from quire.frontend.prompts import Message, Prompt, PromptType, split_batch
-from quire.frontend.request import Request
+from quire.frontend.request import Request, Service
 from quire.frontend.request_table import RequestTable
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.tokenizer import Tokenizer
@@ -49,16 +49,20 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; the results are in the order of the prompts.
 
         `sampling_params`: one for all, or one a prompt. `use_tqdm`: a progress bar, if there are several prompts and
-        a terminal. When a prompt or its parameters are bad, `RequestError` (a `ValueError`) names it by its index
-        and nothing is run; when the engine fails a request, the others are aborted and `RequestError` is raised.
+        a terminal. `priority` (one for all, or one a prompt), `cache_salt` and `timeout` (seconds, for each prompt) are
+        those of `AsyncLLM.generate`. When a prompt or its parameters are bad, `RequestError` (a `ValueError`) names it
+        by its index and nothing is run; when the engine fails a request, the others are aborted and it is raised too.
         """
         batch = split_batch(prompts)
         made = [_named(index, self._engine.prompt, prompt) for index, prompt in enumerate(batch)]
-        return self._run(made, sampling_params, use_tqdm)
+        return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
 
     def chat(
         self,
@@ -71,6 +75,9 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, written as prompts by the model's chat template; else as `generate`."""
 
@@ -87,7 +94,7 @@ class LLM:
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
         made = [_named(index, render, conversation) for index, conversation in enumerate(conversations)]
-        return self._run(made, sampling_params, use_tqdm)
+        return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `ValueError` when there is none."""
@@ -124,12 +131,24 @@ class LLM:
         self.close()
 
     def _run(
-        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: int | Sequence[int],
+        cache_salt: str,
+        timeout: float | None,
     ) -> list[RequestOutput]:
         each = self._params_of_each(params, len(prompts))
+        priorities = [priority] * len(prompts) if isinstance(priority, int) else priority
+        if len(priorities) != len(prompts):
+            raise ValueError(
+                f"there are {len(priorities)} priorities for {len(prompts)} prompts; give one, or one a prompt"
+            )
+        services = [Service(number, cache_salt, timeout) for number in priorities]
         requests = [
-            _named(index, self._make_request, (prompt, params))
-            for index, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+            _named(index, self._make_request, given)
+            for index, given in enumerate(zip(prompts, each, services, strict=True))
         ]
         with self._lock:
             try:
@@ -156,7 +175,7 @@ class LLM:
                     if request.finished:
                         advance(len(request.prompt.token_ids), request.num_output_tokens)
 
-    def _make_request(self, given: tuple[Prompt, SamplingParams]) -> Request:
+    def _make_request(self, given: tuple[Prompt, SamplingParams, Service]) -> Request:
         return self._engine.request(str(next(self._request_ids)), *given)
 
     def _params_of_each(

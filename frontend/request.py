@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from quire.frontend.detokenizer import IncrementalDetokenizer
 from quire.frontend.errors import RequestError
@@ -17,6 +18,18 @@ from quire.protocol.messages import (
     SamplingParams,
     TokenLogprobs,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How the engine is to treat a request. `timeout`: seconds after which it ends, None for no limit."""
+
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None
+
+
+DEFAULT_SERVICE = Service()
 
 
 class Completion:
@@ -104,8 +117,10 @@ class Request:
         tokenizer: Tokenizer | None,
         *,
         arrival_time: float,
+        service: Service,
     ) -> None:
         self.request_id = request_id
+        self.service = service
         self.prompt = prompt
         self.engine_params = engine_params
         self.metrics = RequestMetrics(arrival_time)

@@ -38,7 +38,14 @@ class RequestTable:
             for index, params in enumerate(request.engine_params):
                 wire_id = str(next(self._ids))
                 message = EngineCoreRequest(
-                    wire_id, request.prompt.token_ids, params, self._eos_token_ids, request.metrics.arrival_time
+                    wire_id,
+                    request.prompt.token_ids,
+                    params,
+                    self._eos_token_ids,
+                    request.metrics.arrival_time,
+                    request.service.priority,
+                    request.service.cache_salt,
+                    request.service.timeout,
                 )
                 self._send(message)
                 wire_ids.append(wire_id)

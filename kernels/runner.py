@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.kernels import host
-from quire.kernels._native import Jit, Plan, Runner
+from quire.kernels._native import Jit, Plan, Runner, Sequences
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.attention import Attention, tokens_per_entry
@@ -28,6 +28,8 @@ from quire.kernels.plan import PlanBuilder
 from quire.kernels.quantization import choose_quantization
 from quire.kernels.weights import Loader, check, weights_of
 
+__all__ = ["Assembly", "ModelRunner", "Progress", "Sequences", "assemble", "describe", "load_model", "plan_of"]
+
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total)."""
 
@@ -38,7 +40,7 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
-    `open`, `reserve`, `release_pages`, `close` and `step` are the native runner's (see native/runner.h).
+    `sequences` and `step` are the native runner's (see native/sequences.h and native/runner.h).
     """
 
     def __init__(
@@ -54,31 +56,13 @@ class ModelRunner:
         self.num_pages = pages
         self.max_num_seqs = options.max_num_seqs
         self.eos_token_ids = checkpoint.eos_token_ids()
-        self.reserve = native.reserve
-        self.release_pages = native.release_pages
-        self.close = native.close
+        self.sequences = native.sequences
         self.step = native.step
-        self.open = native.open
 
     @property
     def threads(self) -> int:
         """Threads that compute a step."""
         return self._native.threads
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that no sequence holds."""
-        return self._native.free_pages
-
-    @property
-    def held_pages(self) -> int:
-        """Pages of open sequences."""
-        return self._native.held_pages
-
-    @property
-    def cached_pages(self) -> int:
-        """Pages kept for sequences to come."""
-        return self._native.cached_pages
 
 
 @dataclass
@@ -176,4 +160,4 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     assembly = assemble(plan, options, progress)
     assembly.add_launches()
     native = assembly.native
-    return ModelRunner(native, assembly.jit, assembly.loader, plan, options, pages=native.free_pages)
+    return ModelRunner(native, assembly.jit, assembly.loader, plan, options, pages=native.sequences.free_pages)

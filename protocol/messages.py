@@ -22,6 +22,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 1
     ABORT = 2
     ERROR = 3
+    TIMEOUT = 4
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -88,7 +89,11 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid_unknown_fields=True):
-    """Client to engine: generate. `request_id` is unique per client; `eos_token_ids` end it unless `ignore_eos`."""
+    """Client to engine: generate. `request_id` is unique per client; `eos_token_ids` end it unless `ignore_eos`.
+
+    Requests with a lower `priority` come first where the engine's policy looks at it. KV pages are shared only among
+    requests of the same `cache_salt`. `timeout`: seconds after its arrival at the engine at which the request ends.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -96,6 +101,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     eos_token_ids: list[int] = []
     arrival_time: float = 0.0
     priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
@@ -159,6 +166,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     prefill_tokens: int = 0
     decode_tokens: int = 0
     preemptions: int = 0
+    cached_tokens: int = 0
+    evictions: int = 0
+    wasted_tokens: int = 0
     pages_free: int = 0
     pages_cached: int = 0
     pages_held: int = 0

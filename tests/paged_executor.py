@@ -7,11 +7,14 @@ limit fails the test.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
+from quire.kernels.runner import Sequences
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -48,65 +51,21 @@ class Result:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass
-class Slot:
-    request: Request
-    tokens: list[int]
-    pages: list[int] = field(default_factory=list)
-    computed: int = 0
-    told: int = 1  # prompt tokens whose logprobs are out, the first having none; computing them again tells nothing
-
-
 class PagedExecutor:
+    """Real sequences, pages and prefix cache; a position of KV memory holds a checksum of all tokens up to it."""
+
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
-        self.free = list(range(limits.num_pages))
-        self.slots: dict[int, Slot] = {}
+        self.sequences = FailingSequences(limits.num_pages, limits.page_size, limits.vocab_size)
+        self.requests: Callable[[], Iterable[Request]] = list  # those that run
         self.steps: list[dict[str, tuple[int, int]]] = []  # each step's (start, count) by request id
-        self.fail_open: str | None = None
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
-        self._num_opened = 0
+        self._memory: dict[tuple[int, int], int] = {}
+        self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
 
-    @property
-    def free_pages(self) -> int:
-        return len(self.free)
-
-    @property
-    def held_pages(self) -> int:
-        return sum(len(slot.pages) for slot in self.slots.values())
-
-    @property
-    def cached_pages(self) -> int:
-        return 0
-
-    def open(self, request: Request) -> int:
-        if self.fail_open is not None:
-            text, self.fail_open = self.fail_open, None
-            raise ValueError(text)
-        self._num_opened += 1
-        self.slots[self._num_opened] = Slot(request, list(request.prompt_token_ids))
-        return self._num_opened
-
-    def reserve(self, slot: int, num_tokens: int) -> bool:
-        pages = self.slots[slot].pages
-        wanted = -(-num_tokens // self.limits.page_size) - len(pages)
-        if wanted > len(self.free):
-            return False
-        pages.extend(self.free.pop() for _ in range(wanted))
-        return True
-
-    def release_pages(self, slot: int) -> None:
-        self.free.extend(self.slots[slot].pages)
-        self.slots[slot].pages = []
-        self.slots[slot].computed = 0
-
-    def close(self, slot: int) -> None:
-        self.release_pages(slot)
-        del self.slots[slot]
-
-    def execute(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
@@ -114,29 +73,39 @@ class PagedExecutor:
             error, self.fail_step = self.fail_step, None
             raise error
         result = Result([])
+        requests = {request.slot: request for request in self.requests()}
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            self._compute(index, self.slots[slot], start, count, result)
+            self._compute(index, requests[slot], start, count, result)
+        for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
+            if index not in result.errors:
+                self.sequences.share(slot, start + count)
         return result
 
-    def _compute(self, index: int, slot: Slot, start: int, count: int, result: Result) -> None:
-        request, end = slot.request, start + count
-        assert count > 0
-        assert start == slot.computed
-        assert end <= min(len(slot.tokens), len(slot.pages) * self.limits.page_size)
+    def _compute(self, index: int, request: Request, start: int, count: int, result: Result) -> None:
+        tokens, end = self.sequences.tokens(request.slot), start + count
+        pages = self.sequences.pages(request.slot)
+        assert 0 < count <= min(len(tokens), len(pages) * self.limits.page_size) - start
+        checksum = 0
+        for position, token in enumerate(tokens[:end]):
+            checksum = zlib.crc32(token.to_bytes(4, "little"), checksum)
+            place = pages[position // self.limits.page_size], position % self.limits.page_size
+            if position >= start:
+                assert position >= end - count
+                self._memory[place] = checksum
+            assert self._memory[place] == checksum
         self.steps[-1][request.request_id] = (start, count)
         if self.fail_sequence == request.request_id:
             self.fail_sequence = None
             result.errors[index] = "the logits are not a number"
             result.token_ids.append(0 if self.fail_with_token else -1)
             return
-        slot.computed = end
         if request.sampling.prompt_logprobs is not None:
-            self._tell_prompt(index, slot, result)
-        if end < len(slot.tokens):
+            self._tell_prompt(index, request, end, result)
+        if end < len(tokens):
             result.token_ids.append(-1)
             return
-        token = next_token(slot.tokens, request.seed, self.limits.vocab_size)
-        slot.tokens.append(token)
+        token = next_token(tokens, request.seed, self.limits.vocab_size)
+        self.sequences.append(request.slot, token)
         result.token_ids.append(token)
         if request.sampling.logprobs is not None:
             result.logprobs = result.logprobs or [None] * index
@@ -145,19 +114,31 @@ class PagedExecutor:
             result.logprobs.extend([None] * (index - len(result.logprobs)))
             result.logprobs.append(logprobs_entry(token) if wanted else None)
 
-    @staticmethod
-    def _tell_prompt(index: int, slot: Slot, result: Result) -> None:
-        """Each position once a slot, as the native runner does, whatever is computed again."""
-        if entries := [logprobs_entry(token) for token in slot.request.prompt_token_ids[slot.told : slot.computed + 1]]:
+    def _tell_prompt(self, index: int, request: Request, end: int, result: Result) -> None:
+        """Each position once a request, as the native runner does, whatever is computed again."""
+        told = self._told.get(request.number, 1)
+        if entries := [logprobs_entry(token) for token in request.prompt_token_ids[told : end + 1]]:
             result.prompt_logprobs[index] = entries
-            slot.told += len(entries)
+            self._told[request.number] = told + len(entries)
+
+
+class FailingSequences(Sequences):
+    """Sequences of which one can't be opened, on request."""
+
+    fail_open: str | None = None
+
+    def open(self, *arguments: Any, **options: Any) -> int:
+        if self.fail_open is not None:
+            text, self.fail_open = self.fail_open, None
+            raise ValueError(text)
+        return super().open(*arguments, **options)
 
 
 class Engine:
     """An EngineCore over a PagedExecutor, with what each client has been sent. `step` checks all accounts."""
 
-    def __init__(self, **limits: int) -> None:
-        sizes = {
+    def __init__(self, **limits: Any) -> None:
+        sizes: dict[str, Any] = {
             "vocab_size": 1000,
             "max_model_len": 256,
             "max_num_seqs": 8,
@@ -167,18 +148,25 @@ class Engine:
         }
         self.limits = EngineLimits(**(sizes | limits))
         self.executor = PagedExecutor(self.limits)
-        self.core = EngineCore(self.executor, self.limits, self.send)
+        self.now = 0.0  # of a clock that stands still, so that steps seem to take no time
+        self.core = EngineCore(self.executor, self.limits, self.send, clock=lambda: self.now)
+        self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}
-        self._in_order: list[Request] = []
+
+    def expect_no_output(self) -> None:
+        """Lets the scheduler start whoever has pages for the prompt, so that pages run out."""
+        admission = self.core.scheduler.admission
+        admission.output_tokens = admission.watermark = 0
+        admission.learn = lambda num_output_tokens: None  # type: ignore[method-assign]
 
     def send(self, client_id: bytes, message: EngineMessage) -> None:
         self.sent.setdefault(client_id, []).append(message)
 
-    def add(self, request_id: str, prompt: list[int], client_id: bytes = b"client", **sampling: object) -> None:
-        """A request with seed 0 that ends by its length alone, unless `sampling` says otherwise."""
-        eos = sampling.pop("eos_token_ids", [])
-        params = SamplingParams(**({"seed": 0} | sampling))  # type: ignore[arg-type]
-        self.core.receive(client_id, EngineCoreRequest(request_id, prompt, params, eos))  # type: ignore[arg-type]
+    def add(self, request_id: str, prompt: list[int], client_id: bytes = b"client", **options: Any) -> None:
+        """A request with seed 0 that ends by its length alone, unless `options` say otherwise."""
+        own = {name: options.pop(name) for name in list(options) if name in EngineCoreRequest.__struct_fields__}
+        params = SamplingParams(**({"seed": 0} | options))
+        self.core.receive(client_id, EngineCoreRequest(request_id, prompt, params, **own))
 
     def step(self) -> dict[str, tuple[int, int]]:
         """Steps, and returns what it computed."""
@@ -192,8 +180,8 @@ class Engine:
         for count in range(max_steps):
             if not self.core.has_requests:
                 self.core.flush()
-                assert self.executor.free_pages == self.limits.num_pages
-                assert not self.executor.slots
+                self.check_accounts()
+                assert self.executor.sequences.held_pages == 0
                 return count
             self.step()
         raise AssertionError(f"not finished after {max_steps} steps")
@@ -213,19 +201,20 @@ class Engine:
         return outputs[-1]
 
     def check_accounts(self) -> None:
-        """Every page and slot belongs to exactly one live request; the queues are in order of arrival."""
-        executor, scheduler, page_size = self.executor, self.core.scheduler, self.limits.page_size
-        held = [page for slot in executor.slots.values() for page in slot.pages]
-        assert sorted(held + executor.free) == list(range(self.limits.num_pages))
-        live = [*scheduler.running, *scheduler.waiting]
-        assert {r.slot for r in live if r.slot != NO_SLOT} == set(executor.slots)
-        for request in live:
-            pages = executor.slots[request.slot].pages if request.slot != NO_SLOT else []
+        """Every page is free, or cached, or held by those that run; the queue is in order of arrival."""
+        sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.page_size
+        held = {page for request in scheduler.running for page in sequences.pages(request.slot)}
+        assert len(held) == sequences.held_pages
+        assert sequences.free_pages + sequences.cached_pages + sequences.held_pages == self.limits.num_pages
+        assert sequences.tree.size >= sequences.cached_pages
+        for request in [*scheduler.running, *scheduler.waiting]:
+            pages = sequences.pages(request.slot) if request.slot != NO_SLOT else []
             assert request.num_reserved_tokens == len(pages) * page_size
             assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
             assert request.status is RequestStatus.RUNNING or not pages
             assert not request.status.is_finished
             assert request.num_new_tokens > 0
-        known = [request for request in self._in_order if request in live]
-        assert live[: len(known)] == known  # those who came later stand behind
-        self._in_order = live
+        assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
+        if self.limits.policy == "fcfs":
+            numbers = [request.number for request in scheduler.waiting]
+            assert numbers == sorted(numbers)

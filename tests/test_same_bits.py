@@ -72,7 +72,8 @@ def params(max_tokens: int) -> list[SamplingParams]:
 
 
 def ask(llm: LLM, vocab_size: int, chosen: Sequence[int], max_tokens: int) -> list[Answer]:
-    """The answers to the chosen requests, sent together."""
+    """The answers to the chosen requests, sent together and computed from their beginning."""
+    llm.reset_prefix_cache()
     each = params(max_tokens)
     tokens = prompts(vocab_size)
     outputs = llm.generate([tokens[i] for i in chosen], [each[i] for i in chosen], use_tqdm=False)
@@ -98,6 +99,10 @@ class Subject:
     def check_after_preemption(self, llm: LLM) -> None:
         """An engine with FEW_PAGES must send requests back, and still give the answers of the large one."""
         some = range(8, REQUESTS, 2)
+        from quire.frontend import SamplingParams
+
+        short = SamplingParams(max_tokens=1)  # so that the engine expects short answers, and starts too many
+        llm.generate([[1, 2, 3]] * 40, short, use_tqdm=False)
         assert self.ask(llm, some, MANY_TOKENS) == self.ask(self.llm, some, MANY_TOKENS)
         assert llm.stats()["preemptions"] > 0, "the KV memory was large enough; nothing was shown"
 
@@ -200,6 +205,23 @@ def test_prompt_logprobs_after_a_preemption_amid_the_prompt(demo: Subject, engin
     assert beside.outputs == alone.outputs
     assert beside.prompt_logprobs == alone.prompt_logprobs
     assert len(beside.prompt_logprobs or []) == 300
+
+
+def test_from_the_prefix_cache(demo: Subject, engine: EngineFactory) -> None:
+    """Prompts that share beginnings, some of them twice, in a pool that is too small to keep them all."""
+    from quire.frontend import SamplingParams
+
+    base = [(index * 37) % demo.vocab_size for index in range(200)]
+    prompts = [[*base[: 20 * (index % 10)], index, *base[:30]] for index in range(40)]
+    params = [SamplingParams(seed=index, max_tokens=40, logprobs=3, ignore_eos=True) for index in range(40)]
+    plain = engine(**demo.options, enable_prefix_caching=False).generate(prompts, params, use_tqdm=False)
+    small = engine(**{**demo.options, "num_pages": 2 * FEW_PAGES}, max_num_seqs=5)
+    for _ in range(2):
+        found = small.generate(prompts, params, use_tqdm=False)
+        assert [output.outputs for output in found] == [output.outputs for output in plain]
+    assert all(output.num_cached_tokens == 0 for output in plain)
+    assert sum((output.num_cached_tokens or 0) > 0 for output in found) > 10
+    assert small.stats()["evictions"] > 0
 
 
 @pytest.mark.parametrize("page_size", [64, 128])

@@ -93,6 +93,33 @@ class EngineFlags:
             rich_help_panel="Engine",
         ),
     ] = None
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Keep KV pages for requests that begin with the same tokens. Default: yes.",
+            show_default=False,
+            rich_help_panel="Engine",
+        ),
+    ] = None
+    scheduling_policy: Annotated[
+        str | None,
+        _engine(
+            "Who of those that wait is next: fcfs (who came first), priority, lpm (longest cached prefix), sjf (fewest "
+            "tokens to prefill). Default: fcfs.",
+            "NAME",
+        ),
+    ] = None
+    long_prefill_threshold: Annotated[
+        int | None,
+        _engine("Tokens of one prompt in a step. Default: as many as hardly slow the others.", "TOKENS", min=1),
+    ] = None
+    max_waiting_requests: Annotated[
+        int | None, _engine("Requests that may wait; more are refused. Default: 4096.", "N", min=1)
+    ] = None
+    max_waiting_tokens: Annotated[
+        int | None, _engine("Tokens of their prompts, likewise. Default: 16777216.", "TOKENS", min=1)
+    ] = None
     cache_dir: Annotated[
         Path | None, _engine("Where compiled kernels are kept. Default: quire in the user's cache folder.", "FOLDER")
     ] = None

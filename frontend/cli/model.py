@@ -21,6 +21,8 @@ NAMES = {
     "page_size": "block_size",
     "kv_memory": "kv_cache_memory_bytes",
     "kv_dtype": "kv_cache_dtype",
+    "prefix_caching": "enable_prefix_caching",
+    "long_prefill_threshold": "long_prefill_token_threshold",
     "address": "engine_address",
 }
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

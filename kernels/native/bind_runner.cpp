@@ -93,20 +93,6 @@ nb::dict prompt_logprobs_dict(const StepResult& result) {
   return dict;
 }
 
-std::int32_t open_sequence(Runner& runner, std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens,
-                           float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
-                           float presence_penalty, float frequency_penalty,
-                           std::vector<std::pair<std::int32_t, float>> logit_bias, std::vector<std::int32_t> allowed,
-                           std::vector<std::vector<std::int32_t>> bad_words, std::vector<std::int32_t> stop_token_ids,
-                           std::int32_t min_tokens, std::uint64_t seed, std::int32_t logprobs,
-                           std::int32_t prompt_logprobs) {
-  return runner.sequences().open(
-      std::move(tokens), num_prompt_tokens,
-      SamplingConfig{temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-                     std::move(logit_bias), std::move(allowed), std::move(bad_words), std::move(stop_token_ids),
-                     min_tokens, seed, logprobs, prompt_logprobs});
-}
-
 void pack_matrix(Runner& runner, Address target, const std::string& target_format, std::int64_t k_blocks,
                  std::int64_t first_tile, std::int64_t tile_step, Address source, const std::string& source_format,
                  std::int64_t n, std::int64_t k, std::int64_t n_stride, std::int64_t k_stride) {
@@ -147,34 +133,6 @@ void pack_integer_matrix(Runner& runner, Address target, int bits, std::int64_t 
   nb::gil_scoped_release release;
   pack_integers(runner.threads(), {values.data(), scales.data(), zeros ? zeros->data() : nullptr, n, k}, packed,
                 first_tile, tile_step);
-}
-
-void bind_step(nb::class_<Runner>& runner) {
-  runner
-      .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
-           nb::arg("temperature") = 1.0f, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f,
-           nb::arg("repetition_penalty") = 1.0f, nb::arg("presence_penalty") = 0.0f,
-           nb::arg("frequency_penalty") = 0.0f, nb::arg("logit_bias") = std::vector<std::pair<std::int32_t, float>>{},
-           nb::arg("allowed_token_ids") = std::vector<std::int32_t>{},
-           nb::arg("bad_words_token_ids") = std::vector<std::vector<std::int32_t>>{},
-           nb::arg("stop_token_ids") = std::vector<std::int32_t>{}, nb::arg("min_tokens") = 0, nb::arg("seed") = 0,
-           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1, "Opens a sequence and returns its slot.")
-      .def(
-          "reserve",
-          [](Runner& r, std::int32_t slot, std::int64_t tokens) { return r.sequences().reserve(slot, tokens); },
-          nb::arg("slot"), nb::arg("num_tokens"))
-      .def(
-          "release_pages", [](Runner& r, std::int32_t slot) { r.sequences().release_pages(slot); }, nb::arg("slot"))
-      .def(
-          "close", [](Runner& r, std::int32_t slot) { r.sequences().close(slot); }, nb::arg("slot"))
-      .def(
-          "step",
-          [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
-             const std::vector<std::int64_t>& counts) {
-            nb::gil_scoped_release release;
-            return r.step(slots, starts, counts);
-          },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"));
 }
 
 void bind_memory(nb::class_<Runner>& runner) {
@@ -256,11 +214,16 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal)
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
       .def_prop_ro("pinned", [](Runner& r) { return r.threads().pinned(); })
-      .def_prop_ro("free_pages", [](Runner& r) { return r.pages().free_pages(); })
-      .def_prop_ro("held_pages", [](Runner& r) { return r.pages().held_pages(); })
-      .def_prop_ro("cached_pages", [](Runner& r) { return r.pages().cached_pages(); });
+      .def_prop_ro("sequences", &Runner::sequences, nb::rv_policy::reference_internal)
+      .def(
+          "step",
+          [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
+             const std::vector<std::int64_t>& counts) {
+            nb::gil_scoped_release release;
+            return r.step(slots, starts, counts);
+          },
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"));
   bind_memory(runner);
-  bind_step(runner);
 }
 
 }  // namespace quire

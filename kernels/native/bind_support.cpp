@@ -13,7 +13,6 @@
 
 #include "bindings.h"
 #include "first_touch.h"
-#include "page_pool.h"
 #include "philox.h"
 #include "sampler.h"
 #include "thread_pool.h"
@@ -105,12 +104,6 @@ void touch(ThreadPool& pool, std::uintptr_t address, std::size_t bytes) {
   touch_by_node(pool, reinterpret_cast<std::byte*>(address), bytes);
 }
 
-std::optional<Tokens> allocate_pages(PagePool& pool, std::int32_t count, Tokens pages) {
-  const std::size_t before = pages.size();
-  if (!pool.allocate(count, pages)) return std::nullopt;
-  return Tokens(pages.begin() + static_cast<std::ptrdiff_t>(before), pages.end());
-}
-
 }  // namespace
 
 void bind_support(nb::module_& m) {
@@ -134,17 +127,6 @@ void bind_support(nb::module_& m) {
            "Touches every page, each on the node in whose share it is.")
       .def("launch_time", &launch_time, "launches"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Mean seconds of a launch that does nothing.");
-  nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")
-      .def(nb::init<std::int32_t>(), "num_pages"_a)
-      .def("allocate", &allocate_pages, "count"_a, "after"_a = Tokens(),
-           "New pages for a sequence that has `after`, or None if fewer are free.")
-      .def("retain", &PagePool::retain, "page"_a)
-      .def("release", &PagePool::release, "page"_a)
-      .def("references", &PagePool::references, "page"_a)
-      .def_prop_ro("free_pages", &PagePool::free_pages)
-      .def_prop_ro("held_pages", &PagePool::held_pages)
-      .def_prop_ro("cached_pages", &PagePool::cached_pages)
-      .def_prop_ro("total", &PagePool::total);
   m.def("philox_block", &philox_block, "counter"_a, "key"_a, "Philox4x32-10.");
   m.def("philox", &uniform, "seed"_a, "position"_a, "draw"_a = 0, "The number in [0, 1) drawn at a position.");
   m.def("sample", &sample_row, "logits"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a, "config"_a,

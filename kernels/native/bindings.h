@@ -5,6 +5,7 @@
 namespace quire {
 
 void bind_jit(nanobind::module_& m);
+void bind_sequences(nanobind::module_& m);
 void bind_support(nanobind::module_& m);
 void bind_runner(nanobind::module_& m);
 

@@ -12,7 +12,7 @@ namespace quire {
 /// stands at both of its ends (boundary tags), and runs are listed by the power of two below their length; so finding,
 /// cutting and joining runs take constant time, and no operation costs more than the pages that it touches.
 ///
-/// free_pages() + held_pages() + cached_pages() == total(), always.
+/// free_pages() + held_pages() == total(), always.
 class PagePool {
  public:
   /// Throws std::invalid_argument unless num_pages is at least 1.
@@ -28,9 +28,7 @@ class PagePool {
   std::int32_t references(std::int32_t page) const;
   std::int32_t total() const noexcept { return static_cast<std::int32_t>(references_.size()); }
   std::int32_t free_pages() const noexcept { return free_; }
-  std::int32_t held_pages() const noexcept { return total() - free_ - cached_pages(); }
-  /// Pages that only the prefix cache keeps. There is no prefix cache yet.
-  std::int32_t cached_pages() const noexcept { return 0; }
+  std::int32_t held_pages() const noexcept { return total() - free_; }
 
  private:
   struct Run {

@@ -20,8 +20,7 @@ std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(n
 Runner::Runner(const RunnerConfig& config)
     : config_(config),
       threads_(config.threads, config.pin),
-      pages_(config.num_pages),
-      sequences_(pages_, config.page_size, config.vocab_size),
+      sequences_(config.num_pages, config.page_size, config.vocab_size),
       scratch_(static_cast<std::size_t>(config.threads)) {
   const auto capacity = static_cast<std::size_t>(config.capacity);
   const auto rows = static_cast<std::size_t>(config.logit_capacity);
@@ -77,14 +76,15 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
         const std::int32_t token = drawn[i].result.token;
         result.token_ids[row.index] = token;
         result.logprobs[row.index] = std::move(drawn[i].result.logprobs);
-        sequence.tokens.push_back(token);
-        sequence.sampling.append(token);
+        sequence.append(token);
       } else {
         result.prompt_logprobs[row.index].push_back({drawn[i].result.token, std::move(*drawn[i].result.logprobs)});
         sequence.prompt_logprobs_done = row.position + 1;
       }
     }
   }
+  for (std::size_t i = 0; i < slots.size(); i++)
+    if (!result.errors.contains(static_cast<std::int32_t>(i))) sequences_.share(slots[i], starts[i] + counts[i]);
   return result;
 }
 

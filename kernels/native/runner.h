@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "arena.h"
-#include "page_pool.h"
 #include "plan.h"
 #include "sampler.h"
 #include "sequences.h"
@@ -80,14 +79,13 @@ struct StepResult {
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
 };
 
-/// Runs a model: owns its memory, threads, pages, sequences and plan.
+/// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
  public:
   explicit Runner(const RunnerConfig& config);
 
   Arena& arena() { return arena_; }
   ThreadPool& threads() { return threads_; }
-  PagePool& pages() { return pages_; }
   Sequences& sequences() { return sequences_; }
   const StepInputs& inputs() const { return inputs_; }
 
@@ -102,8 +100,8 @@ class Runner {
   void split_attention(Dims& dims);
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
-  /// end, draws one token and appends it. Throws std::invalid_argument when the batch can't be; nothing has changed
-  /// then.
+  /// end, draws one token and appends it. Pages that are full now are shared. Throws std::invalid_argument when the
+  /// batch can't be; nothing has changed then.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts);
 
@@ -131,7 +129,6 @@ class Runner {
   RunnerConfig config_;
   Arena arena_;
   ThreadPool threads_;
-  PagePool pages_;
   Sequences sequences_;
   StepInputs inputs_;
   std::int64_t layer_bytes_;

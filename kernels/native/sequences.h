@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "page_pool.h"
+#include "radix_tree.h"
 #include "sampling_state.h"
 
 namespace quire {
@@ -17,24 +19,57 @@ struct Sequence {
   std::int64_t num_prompt_tokens;
   std::int64_t prompt_logprobs_done;  ///< prompt positions whose logprobs are out; recomputing does not repeat them
   std::vector<std::int32_t> pages;    ///< page i holds positions [i * page_size, (i + 1) * page_size)
+  std::int32_t root;                  ///< of its prefixes in the tree; kNone: it finds none there and leaves none
+  std::int64_t shared;                ///< so many of its first pages are the tree's
   SamplingState sampling;
+
+  /// Adds a token that was drawn.
+  void append(std::int32_t token) {
+    tokens.push_back(token);
+    sampling.append(token);
+  }
 };
 
-/// The open sequences, by slot: a small number that is handed out again once its sequence is closed.
+/// The open sequences and the KV pages that they and the prefix cache have. A sequence is named by its slot: a small
+/// number that is handed out again once it is closed.
+///
+/// free_pages() + cached_pages() + held_pages() == pages().total(), always. Not thread-safe: the step loop owns it.
 class Sequences {
  public:
-  Sequences(PagePool& pool, std::int32_t page_size, std::int32_t vocab_size);
+  /// Throws std::invalid_argument unless num_pages is at least 1.
+  Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size);
   ~Sequences();
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;
 
-  /// Throws std::invalid_argument when tokens or sampling are of no use.
-  std::int32_t open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling);
+  /// Full pages that the sequence shares with others under its `cache_salt`, or with none when it has no salt. Throws
+  /// std::invalid_argument when tokens or sampling are of no use.
+  std::int32_t open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
+                    const std::optional<std::string>& cache_salt);
+
+  /// What the prefix cache holds of the slot's tokens now. At least one token is always left to compute, and every
+  /// prompt token whose logprobs are still to be told.
+  struct Match {
+    std::int64_t tokens = 0;
+    std::int32_t cached_pages = 0;        ///< of the pages that hold them, those that nobody has
+    std::int32_t end = RadixTree::kNone;  ///< the last of the pages
+  };
+  Match match(std::int32_t slot);
+
+  /// Gives a slot without pages those that the prefix cache holds of its tokens, and more to cover `num_tokens`
+  /// positions. Returns the tokens that are computed already; nothing, and changes nothing, when the pool lacks pages.
+  std::optional<std::int64_t> start(std::int32_t slot, std::int64_t num_tokens);
 
   /// Makes the slot's pages cover `num_tokens` positions: all of them, or none and false when the pool lacks pages.
   bool reserve(std::int32_t slot, std::int64_t num_tokens);
 
-  /// Gives back the slot's pages; its tokens stay.
+  /// The first `num_computed` tokens are in the slot's pages: from now on others may find those that they fill.
+  void share(std::int32_t slot, std::int64_t num_computed);
+
+  /// How many of the slot's pages no other sequence has.
+  std::int32_t private_pages(std::int32_t slot);
+
+  /// Gives back the slot's pages; its tokens stay. What it shares stays in the prefix cache until pages are needed.
   void release_pages(std::int32_t slot);
 
   /// Gives back everything. The slot's number may be handed out again.
@@ -43,15 +78,24 @@ class Sequences {
   /// Throws std::out_of_range when no sequence is open in the slot.
   Sequence& at(std::int32_t slot);
 
+  const PagePool& pages() const { return pages_; }
+  RadixTree& tree() { return tree_; }
+  std::int32_t free_pages() const { return pages_.free_pages(); }
+  std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< kept for who comes
+  std::int32_t held_pages() const { return pages_.held_pages() - cached_pages(); }  ///< of open sequences
   std::int32_t page_size() const { return page_size_; }
   std::int32_t vocab_size() const { return vocab_size_; }
 
  private:
-  PagePool& pool_;
+  void find(const Sequence& sequence);
+
+  PagePool pages_;
+  RadixTree tree_;
   std::int32_t page_size_;
   std::int32_t vocab_size_;
   std::vector<std::unique_ptr<Sequence>> slots_;
   std::vector<std::int32_t> free_;
+  std::vector<std::int32_t> found_;  ///< scratch
 };
 
 }  // namespace quire

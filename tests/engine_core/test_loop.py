@@ -87,7 +87,7 @@ def test_stop_aborts_at_once() -> None:
     running.loop.stop()
     running.join()
     assert running.engine.end("endless").finish_reason is FinishReason.ABORT
-    assert running.engine.executor.free_pages == 10**6
+    assert running.engine.executor.sequences.held_pages == 0
 
 
 def test_an_idle_loop_says_so_and_wakes_for_a_request() -> None:
@@ -121,7 +121,7 @@ def test_the_loop_ends_when_the_socket_has_failed() -> None:
 def test_a_fault_of_the_engine_ends_every_request_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running(Engine())
     running.add("a", [1, 2], 3)
-    monkeypatch.setattr(running.engine.executor, "reserve", lambda _slot, _num_tokens: False)
+    monkeypatch.setattr(running.engine.executor.sequences, "start", lambda _slot, _num_tokens: None)
     running.thread.start()
     running.join()
     assert isinstance(running.error, RuntimeError)

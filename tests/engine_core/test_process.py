@@ -379,7 +379,6 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--enable-prefix-caching"], "no prefix cache yet"),
         (["--kv-memory", "lots"], "'lots' is not a size; write it as 4GiB"),
         (["--kv-memory", "4GiB"], "leave one of them out"),
         (["--kv-memory", "9" * 400 + "G"], "more than there can be"),

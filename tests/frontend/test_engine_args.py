@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
+from quire.engine_core.policies import POLICIES
 from quire.frontend import LLM
-from quire.frontend.engine_args import DEMO_MODEL, KV_CACHE_DTYPES, QUANTIZATIONS, EngineArgs, EngineOptions
+from quire.frontend.engine_args import (
+    DEMO_MODEL,
+    KV_CACHE_DTYPES,
+    QUANTIZATIONS,
+    SCHEDULING_POLICIES,
+    EngineArgs,
+    EngineOptions,
+)
 from quire.frontend.vllm_args import _VLLM
 from quire.kernels import options as engine_options
 from quire.kernels import quantization
@@ -19,9 +27,10 @@ def test_the_demo_model_is_the_default(demo_model: Path) -> None:
     assert EngineArgs.from_options(None, {}).model == DEMO_MODEL == str(demo_model)
 
 
-def test_number_formats_are_those_of_the_engine() -> None:
+def test_names_are_those_of_the_engine() -> None:
     assert quantization.NAMES == QUANTIZATIONS
     assert engine_options.KV_DTYPES == KV_CACHE_DTYPES
+    assert tuple(POLICIES) == SCHEDULING_POLICIES
 
 
 def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
@@ -37,7 +46,9 @@ def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
         ({"weight_cache": True}, ValueError, "weight_cache=True is not a folder"),
         ({"weight_cache": ""}, ValueError, "weight_cache='' is not a folder"),
         ({"kv_cache_dtype": "fp8"}, ValueError, "kv_cache_dtype='fp8' is not known; it can be auto, int8"),
-        ({"enable_prefix_caching": True}, ValueError, "enable_prefix_caching=True"),
+        ({"enable_prefix_caching": "yes"}, ValueError, "enable_prefix_caching='yes'"),
+        ({"scheduling_policy": "random"}, ValueError, "it can be fcfs, priority, lpm, sjf"),
+        ({"long_prefill_token_threshold": -1}, ValueError, "long_prefill_token_threshold=-1"),
         ({"trust_remote_code": True}, ValueError, "trust_remote_code=True"),
         ({"max_num_seq": 3}, TypeError, "did you mean max_num_seqs"),
         ({"wibble": 3}, TypeError, "wibble is not an argument"),

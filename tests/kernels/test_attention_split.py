@@ -20,8 +20,8 @@ def answer(model: Path, length: int, threads: int, **chosen: Any) -> tuple[list[
     """Three greedy tokens after a random prompt, with log probabilities."""
     engine = runner.load_model(options.LoadOptions(str(model), num_pages=64, threads=threads, **chosen))
     prompt = [int(token) for token in np.random.default_rng(length).integers(0, engine.vocab_size, length)]
-    slot = engine.open(prompt, length, temperature=0.0, logprobs=3)
-    assert engine.reserve(slot, length + 3)
+    slot = engine.sequences.open(prompt, length, temperature=0.0, logprobs=3)
+    assert engine.sequences.reserve(slot, length + 3)
     tokens: list[int] = []
     values: list[float] = []
     engine.step([slot], [0], [length - 1])
@@ -31,7 +31,7 @@ def answer(model: Path, length: int, threads: int, **chosen: Any) -> tuple[list[
         assert result.logprobs[0] is not None
         tokens.append(result.token_ids[0])
         values += result.logprobs[0][1]
-    engine.close(slot)
+    engine.sequences.close(slot)
     return tokens, values
 
 

@@ -64,7 +64,7 @@ class PagePoolModel(RuleBasedStateMachine):
     @invariant()
     def every_page_is_accounted_for(self) -> None:
         pool = self.pool
-        assert pool.free_pages + pool.held_pages + pool.cached_pages == pool.total == len(self.references)
+        assert pool.free_pages + pool.held_pages == pool.total == len(self.references)
         assert pool.free_pages == self.references.count(0)
         assert [pool.references(page) for page in range(pool.total)] == self.references
 

@@ -26,8 +26,8 @@ def generate(
     outputs: Outputs = []
     for length in lengths:
         prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
-        slot = engine.open(prompt, length, temperature=0.0, logprobs=2)
-        assert engine.reserve(slot, length + 6)
+        slot = engine.sequences.open(prompt, length, temperature=0.0, logprobs=2)
+        assert engine.sequences.reserve(slot, length + 6)
         tokens: list[int] = []
         values: list[float] = []
         done = 0
@@ -41,8 +41,8 @@ def generate(
                 assert result.logprobs[0] is not None
                 values += result.logprobs[0][1]
         outputs.append((tokens, values))
-        engine.close(slot)
-    assert engine.free_pages == engine.num_pages
+        engine.sequences.close(slot)
+    assert engine.sequences.free_pages == engine.num_pages
     return outputs
 
 

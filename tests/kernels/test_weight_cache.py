@@ -21,8 +21,8 @@ def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], 
     """Four greedy tokens and their log probabilities."""
     cache = None if folder is None else str(folder)
     engine = runner.load_model(options.LoadOptions(str(model), num_pages=8, threads=2, weight_cache=cache, **chosen))
-    slot = engine.open([5, 6, 7], 3, temperature=0.0, logprobs=3)
-    assert engine.reserve(slot, 8)
+    slot = engine.sequences.open([5, 6, 7], 3, temperature=0.0, logprobs=3)
+    assert engine.sequences.reserve(slot, 8)
     tokens, values, start, count = [], [], 0, 3
     for _ in range(4):
         result = engine.step([slot], [start], [count])
@@ -31,7 +31,7 @@ def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], 
         tokens.append(result.token_ids[0])
         values += result.logprobs[0][1]
         start, count = start + count, 1
-    engine.close(slot)
+    engine.sequences.close(slot)
     return tokens, values
 
 

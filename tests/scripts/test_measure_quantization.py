@@ -46,10 +46,10 @@ def loss_of(model: Path, prompts: list[list[int]]) -> float:
     engine = runner.load_model(options.LoadOptions(str(model), dtype="bfloat16", num_pages=16))
     losses: list[float] = []
     for prompt in prompts:
-        slot = engine.open(prompt, len(prompt), temperature=0.0, prompt_logprobs=0)
-        assert engine.reserve(slot, len(prompt) + 1)
+        slot = engine.sequences.open(prompt, len(prompt), temperature=0.0, prompt_logprobs=0)
+        assert engine.sequences.reserve(slot, len(prompt) + 1)
         losses += [-entry[1][0] for entry in engine.step([slot], [0], [len(prompt)]).prompt_logprobs[0]]
-        engine.close(slot)
+        engine.sequences.close(slot)
     return math.fsum(losses) / len(losses)
 
 

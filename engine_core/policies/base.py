@@ -1,0 +1,31 @@
+"""What a scheduling policy decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
+
+Match = tuple[int, int, int]
+"""What the prefix cache holds of a request: tokens, how many of their pages nobody has, and the last page or -1."""
+
+MatchOf = Callable[[Request], Match | None]
+"""None for a request that cannot be served at all; it is ended in this step."""
+
+
+class Policy:
+    """The order in which those that wait are served. This one is that of arrival."""
+
+    def key(self, request: Request) -> float:
+        """The queue is sorted by this, the least first, and then by arrival. It must not change while one waits."""
+        del request
+        return 0.0
+
+    def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
+        """The order in which to try those that wait, which come in order of their keys."""
+        del match_of, sequences
+        return waiting
+
+    def started(self, newcomers: Sequence[Request]) -> None:
+        """These were taken from the last arrangement."""

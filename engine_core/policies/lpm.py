@@ -1,0 +1,41 @@
+"""The longest prefix match first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from quire.engine_core.policies.base import MatchOf, Policy
+from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
+
+WINDOW = 64
+"""Requests, the oldest that wait, that are arranged anew in each step."""
+
+MOST_PASSES = 32
+"""Steps in which a later one may start before a request. Then it is served in order of arrival."""
+
+
+class LongestPrefixMatch(Policy):
+    """The longest shared prefix first, in depth-first order of the prefix cache, so that what is shared stays in it."""
+
+    def __init__(self) -> None:
+        self._window: list[Request] = []
+
+    def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
+        """Those that were passed over too often come first."""
+        self._window = list(islice(waiting, WINDOW))
+        overdue = [request for request in self._window if request.num_passed_over >= MOST_PASSES]
+        others, ends = [], []
+        for request in self._window:
+            if request.num_passed_over < MOST_PASSES and (match := match_of(request)) is not None:
+                others.append(request)
+                ends.append(match[2])
+        return [*overdue, *(others[i] for i in sequences.tree.depth_first(ends))]
+
+    def started(self, newcomers: Sequence[Request]) -> None:
+        """Counts for those who wait on that somebody later has started."""
+        latest = max(request.number for request in newcomers)
+        for request in self._window:
+            if request.number < latest and request not in newcomers:
+                request.num_passed_over += 1

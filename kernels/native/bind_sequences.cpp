@@ -1,0 +1,118 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "page_pool.h"
+#include "radix_tree.h"
+#include "sequences.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+std::optional<Tokens> allocate_pages(PagePool& pool, std::int32_t count, Tokens pages) {
+  const std::size_t before = pages.size();
+  if (!pool.allocate(count, pages)) return std::nullopt;
+  return Tokens(pages.begin() + static_cast<std::ptrdiff_t>(before), pages.end());
+}
+
+Tokens match_tokens(const RadixTree& tree, std::int32_t parent, const Tokens& tokens) {
+  Tokens pages;
+  tree.match(parent, tokens, pages);
+  return pages;
+}
+
+std::int32_t open_sequence(Sequences& sequences, std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens,
+                           float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
+                           float presence_penalty, float frequency_penalty,
+                           std::vector<std::pair<std::int32_t, float>> logit_bias, std::vector<std::int32_t> allowed,
+                           std::vector<std::vector<std::int32_t>> bad_words, std::vector<std::int32_t> stop_token_ids,
+                           std::int32_t min_tokens, std::uint64_t seed, std::int32_t logprobs,
+                           std::int32_t prompt_logprobs, const std::optional<std::string>& cache_salt) {
+  return sequences.open(
+      std::move(tokens), num_prompt_tokens,
+      SamplingConfig{temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+                     std::move(logit_bias), std::move(allowed), std::move(bad_words), std::move(stop_token_ids),
+                     min_tokens, seed, logprobs, prompt_logprobs},
+      cache_salt);
+}
+
+nb::tuple match_sequence(Sequences& sequences, std::int32_t slot) {
+  const Sequences::Match match = sequences.match(slot);
+  return nb::make_tuple(match.tokens, match.cached_pages, match.end);
+}
+
+}  // namespace
+
+void bind_sequences(nb::module_& m) {
+  nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")
+      .def(nb::init<std::int32_t>(), nb::arg("num_pages"))
+      .def("allocate", &allocate_pages, nb::arg("count"), nb::arg("after") = Tokens(),
+           "New pages for a sequence that has `after`, or None if fewer are free.")
+      .def("retain", &PagePool::retain, nb::arg("page"))
+      .def("release", &PagePool::release, nb::arg("page"))
+      .def("references", &PagePool::references, nb::arg("page"))
+      .def_prop_ro("free_pages", &PagePool::free_pages)
+      .def_prop_ro("held_pages", &PagePool::held_pages)
+      .def_prop_ro("total", &PagePool::total);
+  nb::class_<RadixTree>(m, "RadixTree", "The prefix cache: full pages, found by the tokens that lead to them.")
+      .def(nb::init<PagePool&, std::int32_t>(), nb::arg("pool"), nb::arg("page_size"), nb::keep_alive<1, 2>())
+      .def("enter", &RadixTree::enter, nb::arg("salt"), "The root of the prefixes under a salt, to be left again.")
+      .def("leave", &RadixTree::leave, nb::arg("root"))
+      .def("match", &match_tokens, nb::arg("parent"), nb::arg("tokens"),
+           "Pages below `parent` that hold the first full pages of `tokens`.")
+      .def(
+          "insert",
+          [](RadixTree& tree, std::int32_t parent, const Tokens& tokens, std::int32_t page) {
+            return tree.insert(parent, tokens, page);
+          },
+          nb::arg("parent"), nb::arg("tokens"), nb::arg("page"), "The page that the tree has for these tokens now.")
+      .def("retain", &RadixTree::retain, nb::arg("page"))
+      .def("release", &RadixTree::release, nb::arg("page"))
+      .def("evict", &RadixTree::evict, nb::arg("count"),
+           "Drops cached pages, least recently used leaves first; returns how many.")
+      .def(
+          "depth_first", [](const RadixTree& tree, const Tokens& ends) { return tree.depth_first(ends); },
+          nb::arg("ends"), "The order in which to visit paths that end at these pages.")
+      .def_prop_ro("size", &RadixTree::size)
+      .def_prop_ro("cached_pages", &RadixTree::cached_pages)
+      .def_prop_ro("num_evicted", &RadixTree::num_evicted);
+  nb::class_<Sequences>(m, "Sequences", "Open sequences, and the KV pages that they and the prefix cache have.")
+      .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("page_size"),
+           nb::arg("vocab_size"))
+      .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
+           nb::arg("temperature") = 1.0f, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f,
+           nb::arg("repetition_penalty") = 1.0f, nb::arg("presence_penalty") = 0.0f,
+           nb::arg("frequency_penalty") = 0.0f, nb::arg("logit_bias") = std::vector<std::pair<std::int32_t, float>>{},
+           nb::arg("allowed_token_ids") = Tokens{}, nb::arg("bad_words_token_ids") = std::vector<Tokens>{},
+           nb::arg("stop_token_ids") = Tokens{}, nb::arg("min_tokens") = 0, nb::arg("seed") = 0,
+           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1, nb::arg("cache_salt").none() = nb::none(),
+           "A slot with a new sequence. It shares its pages under its salt; without one it shares none.")
+      .def("match", &match_sequence, nb::arg("slot"),
+           "Tokens that the prefix cache holds, how many of their pages nobody has, and the last of them or -1.")
+      .def("start", &Sequences::start, nb::arg("slot"), nb::arg("num_tokens"),
+           "Gives a slot its first pages. Tokens that they hold already, or None if there are too few.")
+      .def("reserve", &Sequences::reserve, nb::arg("slot"), nb::arg("num_tokens"))
+      .def("share", &Sequences::share, nb::arg("slot"), nb::arg("num_computed"))
+      .def(
+          "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
+          nb::arg("slot"), nb::arg("token_id"))
+      .def("private_pages", &Sequences::private_pages, nb::arg("slot"), "How many pages no other sequence has.")
+      .def("release_pages", &Sequences::release_pages, nb::arg("slot"))
+      .def("close", &Sequences::close, nb::arg("slot"))
+      .def(
+          "tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens; }, nb::arg("slot"))
+      .def(
+          "pages", [](Sequences& s, std::int32_t slot) { return s.at(slot).pages; }, nb::arg("slot"))
+      .def_prop_ro("tree", &Sequences::tree, nb::rv_policy::reference_internal)
+      .def_prop_ro("free_pages", &Sequences::free_pages)
+      .def_prop_ro("cached_pages", &Sequences::cached_pages)
+      .def_prop_ro("held_pages", &Sequences::held_pages);
+}
+
+}  // namespace quire

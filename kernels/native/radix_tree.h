@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "page_pool.h"
+
+namespace quire {
+
+/// The prefix cache: full pages of KV memory, found by the tokens that they and all pages before them hold.
+///
+/// A node is a page: its edge is the page's tokens, its parent the page before it, or the root of a salt; so an edge
+/// never has to be split, and a page's number is its node's. Tokens are compared, not only hashed.
+///
+/// The tree has a reference to each of its pages. A page that a sequence has too is locked; since a sequence has all
+/// pages before one of its own, locks reach up to the root. The others, the cached pages, stand in a list in the order
+/// in which they were let go, each path from its leaf to its root: so no page stands after one that lies above it, and
+/// the first is always a leaf, and the one that was used least recently.
+///
+/// No operation costs more than the pages and tokens that it touches. Not thread-safe: the step loop owns it.
+class RadixTree {
+ public:
+  static constexpr std::int32_t kNone = -1;
+
+  RadixTree(PagePool& pool, std::int32_t page_size);
+
+  /// The root of the prefixes under `salt`, below zero; those of other salts are never found from it. Each call is to
+  /// be matched by one of `leave`: a root lives while it is in use or has pages below it.
+  std::int32_t enter(const std::string& salt);
+  void leave(std::int32_t root);
+
+  /// Appends to `pages` those below `parent`, a root or a page of the tree, that hold the first full pages of `tokens`.
+  void match(std::int32_t parent, std::span<const std::int32_t> tokens, std::vector<std::int32_t>& pages) const;
+
+  /// Takes a page, which the caller has, into the tree below `parent`, by the tokens that fill it. Returns the page
+  /// that the tree holds for them: another one if they were there already, which the caller should then have instead.
+  std::int32_t insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page);
+
+  void retain(std::int32_t page);   ///< one more sequence has the page, of the tree or not
+  void release(std::int32_t page);  ///< one less; to be called from a sequence's last page to its first
+
+  /// Drops cached pages, least recently used leaves first, until `count` are gone or none is left; returns how many.
+  std::int32_t evict(std::int32_t count);
+
+  bool contains(std::int32_t page) const { return nodes_[page].parent != kNone; }
+  bool cached(std::int32_t page) const { return contains(page) && pool_.references(page) == 1; }
+  std::int32_t size() const { return size_; }            ///< pages of the tree
+  std::int32_t cached_pages() const { return cached_; }  ///< pages that only the tree has
+  std::int64_t num_evicted() const { return num_evicted_; }
+
+  /// The places of `ends`, last pages of paths or kNone for empty ones, in depth-first order: at each page first the
+  /// branch in which the longest of these paths lies, and the longer of two paths before the shorter.
+  std::vector<std::int32_t> depth_first(std::span<const std::int32_t> ends) const;
+
+ private:
+  struct Node {
+    std::int32_t parent = kNone;  ///< a page, or a root; kNone: not in the tree
+    std::int32_t depth = 0;       ///< pages from the root, itself included
+    std::uint32_t hash = 0;
+    std::int32_t chain = kNone;  ///< the next page in its bucket
+    std::int32_t next = kNone;   ///< in the list of cached pages
+    std::int32_t previous = kNone;
+  };
+  struct Root {
+    std::string salt;
+    std::int64_t uses = 0;  ///< by `enter`, and pages right below
+  };
+
+  static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
+  std::int32_t* bucket(std::uint32_t hash) { return &buckets_[hash & (buckets_.size() - 1)]; }
+  std::int32_t find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const;
+  std::uint32_t hash_of(std::int32_t parent, const std::int32_t* tokens) const;
+  void link(std::int32_t page);
+  void unlink(std::int32_t page);
+  void remove(std::int32_t page);
+
+  PagePool& pool_;
+  std::int32_t page_size_;
+  std::vector<Node> nodes_;            ///< by page
+  std::vector<std::int32_t> tokens_;   ///< [pages][page_size]
+  std::vector<std::int32_t> buckets_;  ///< first page of each; a power of two of them, so that chains are short
+  std::vector<Root> roots_;
+  std::vector<std::int32_t> free_roots_;
+  std::map<std::string, std::int32_t> root_of_;
+  std::int32_t first_ = kNone, last_ = kNone;  ///< of the cached pages
+  std::int32_t size_ = 0, cached_ = 0;
+  std::int64_t num_evicted_ = 0;
+};
+
+}  // namespace quire
