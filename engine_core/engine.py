@@ -18,7 +18,7 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Batch, Scheduler
 from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
-from quire.engine_core.validation import RequestError, check_queue, check_request
+from quire.engine_core.validation import RequestError, check_prefix, check_queue, check_request
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -37,7 +37,36 @@ from quire.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
+_UTILITY_CALLS = ("stats", "reset_cache", "pin_prefix", "unpin_prefix", "shutdown")
+
 Send = Callable[[bytes, EngineMessage], None]
+
+
+class Inbound:
+    """What the socket's thread has let in and the step loop has not received yet: each thread writes its own half."""
+
+    def __init__(self) -> None:
+        self._let_in = self._let_in_tokens = self._received = self._received_tokens = 0
+
+    def let_in(self, message: EngineCoreRequest) -> None:
+        """Of the socket's thread."""
+        self._let_in += 1
+        self._let_in_tokens += len(message.prompt_token_ids)
+
+    def received(self, message: EngineCoreRequest) -> None:
+        """Of the step loop."""
+        self._received += 1
+        self._received_tokens += len(message.prompt_token_ids)
+
+    @property
+    def requests(self) -> int:
+        """How many."""
+        return max(0, self._let_in - self._received)
+
+    @property
+    def tokens(self) -> int:
+        """Of their prompts."""
+        return max(0, self._let_in_tokens - self._received_tokens)
 
 
 class EngineCore:
@@ -63,6 +92,7 @@ class EngineCore:
         self.draining = False  # set: what is here goes on, what comes is refused
         self._clock = clock
         self._executor = executor
+        self._inbound = Inbound()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._send = send
         self._server_stats = server_stats
@@ -85,6 +115,7 @@ class EngineCore:
         """Takes one message of a client; Hello and Ping are the server's and mean nothing here."""
         match message:
             case EngineCoreRequest():
+                self._inbound.received(message)
                 self._add(client_id, message)
             case Abort():
                 own = self._requests.get(client_id, {})
@@ -110,10 +141,10 @@ class EngineCore:
             self._send(client_id, ErrorMessage(text))
             return
         try:
-            self._check(message)
+            self._check_room(message)
+            check_request(message, self.limits)
         except RequestError as error:
-            reason = RequestStatus.FINISHED_IGNORED.finish_reason
-            self._increments[client_id].append(EngineCoreOutput(request_id, finish_reason=reason, error=str(error)))
+            self._increments[client_id].append(_refusal(message, error))
             return
         now = self._clock()
         request = Request.from_message(
@@ -125,11 +156,12 @@ class EngineCore:
         if request.deadline < math.inf:
             heapq.heappush(self._deadlines, (request.deadline, request.number, request))
 
-    def _check(self, message: EngineCoreRequest) -> None:
+    def _check_room(self, message: EngineCoreRequest, requests: int = 0, tokens: int = 0) -> None:
+        """`requests` with so many prompt `tokens` are on their way to the queue."""
         if self.draining:
             raise RequestError("the engine is shutting down and takes no more requests; send it to another engine")
-        check_request(message, self.limits)
-        check_queue(message, self.scheduler.waiting, self.limits)
+        waiting = self.scheduler.waiting
+        check_queue(message, len(waiting) + requests, waiting.num_tokens + tokens, self.limits)
 
     def _end_late(self, now: float) -> None:
         """Ends the requests whose time is up, wherever they stand."""
@@ -144,16 +176,44 @@ class EngineCore:
 
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
         result = UtilityResult(call.call_id)
-        if call.method == "stats":
-            result.result = msgspec.structs.asdict(self.stats) | self._server_stats()
-        elif call.method == "reset_cache":
-            sequences = self._executor.sequences
-            result.result = sequences.tree.evict(sequences.cached_pages)
-        elif call.method == "shutdown":
-            self.draining = True
-        else:
-            result.error = f"there is no utility call {call.method!r}; there are stats, reset_cache and shutdown"
+        try:
+            result.result = self._perform(call)
+        except ValueError as error:
+            result.error = str(error)
         self._send(client_id, result)
+
+    def _perform(self, call: UtilityCall) -> object:
+        """What a utility call asks for; ValueError if that cannot be had."""
+        pins, sequences = self.scheduler.pins, self._executor.sequences
+        match call.method:
+            case "stats":
+                return msgspec.structs.asdict(self.stats) | self._server_stats()
+            case "reset_cache":
+                pins.unpin_all()
+                return sequences.tree.evict(sequences.cached_pages)
+            case "pin_prefix":
+                check_prefix(call.token_ids, call.cache_salt, self.limits)
+                return pins.pin(call.token_ids, call.cache_salt)
+            case "unpin_prefix":
+                return pins.unpin(call.cache_salt, call.token_ids)
+            case "shutdown":
+                self.draining = True
+                return None
+        raise ValueError(f"there is no utility call {call.method!r}; there are {', '.join(_UTILITY_CALLS)}")
+
+    def refuse_early(self, client_id: bytes, message: EngineCoreRequest) -> EngineCoreOutputs | None:
+        """The answer to a request for which there is no room; None lets it in, to be received.
+
+        For the thread that reads the socket, so that a refusal does not wait for the step to end.
+        """
+        if message.request_id in self._requests.get(client_id, {}):
+            return None  # `receive` answers that
+        try:
+            self._check_room(message, self._inbound.requests, self._inbound.tokens)
+        except RequestError as error:
+            return EngineCoreOutputs([_refusal(message, error)], None, self._clock())
+        self._inbound.let_in(message)
+        return None
 
     def step(self) -> None:
         """Schedules, executes, updates and sends what one step adds. Without requests it only sends what is due."""
@@ -251,6 +311,11 @@ class EngineCore:
         del own[request.request_id]
         if not own:
             del self._requests[request.client_id]
+
+
+def _refusal(message: EngineCoreRequest, error: RequestError) -> EngineCoreOutput:
+    reason = RequestStatus.FINISHED_IGNORED.finish_reason
+    return EngineCoreOutput(message.request_id, finish_reason=reason, error=str(error))
 
 
 def _attach(request: Request, output: EngineCoreOutput) -> None:

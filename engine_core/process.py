@@ -68,7 +68,7 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
     try:
-        server.start()
+        server.start(core.refuse_early)
         print("READY", server.address, flush=True)
         _tune_interpreter()
         loop.run()

@@ -18,6 +18,7 @@ from quire.engine_core.admission import Admission
 from quire.engine_core.executor import Executor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.pace import Pace
+from quire.engine_core.pins import Pins
 from quire.engine_core.policies import POLICIES
 from quire.engine_core.policies.base import Match
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
@@ -101,6 +102,7 @@ class Scheduler:
         self.pace = Pace(limits.tile)
         self.counters = Counters()
         self._sequences = executor.sequences
+        self.pins = Pins(executor.sequences)
         self._clock = clock
         self._num_added = 0
 
@@ -152,7 +154,7 @@ class Scheduler:
     def _make_room(self) -> bool:
         """Preempts until those who decode have pages for their next tokens; tells whether it had to."""
         lacking = self._pages_to_grow()
-        if lacking <= self._available_pages():
+        if lacking <= self._available_pages() or (self.pins.unpin_all() and lacking <= self._available_pages()):
             self.admission.stepped()
             return False
         now = self._clock()
@@ -255,6 +257,8 @@ class Scheduler:
 
     def _start(self, request: Request, batch: Batch) -> bool:
         found = self._sequences.start(request.slot, request.num_tokens)
+        if found is None and not self.running and self.pins.unpin_all():
+            found = self._sequences.start(request.slot, request.num_tokens)
         if found is None:
             if not self.running:
                 raise self._broken_promise(request)

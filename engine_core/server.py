@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 
@@ -21,6 +22,7 @@ from quire.protocol.keys import NO_KEYS, Security, authorized_clients
 from quire.protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
+    EngineCoreRequest,
     EngineGoodbye,
     EngineMessage,
     ErrorMessage,
@@ -35,6 +37,9 @@ from quire.protocol.sockets import bind_engine
 __all__ = ["ClientId", "EngineServer", "Inbox", "ServerCounters"]
 
 Inbox = queue.SimpleQueue[tuple[ClientId, ClientMessage]]
+
+Refuse = Callable[[ClientId, EngineCoreRequest], EngineMessage | None]
+"""The answer to a request for which there is no room; None lets it in."""
 
 _RETRY_SECONDS = 0.01  # libzmq tells when some client can take a message, not when a given one can
 _RECEIVE_AT_ONCE = 256  # then outputs have their turn
@@ -91,8 +96,12 @@ class EngineServer:
         """Where the engine listens; after `start` with the port resolved."""
         return self._address
 
-    def start(self) -> None:
-        """Binds and starts the thread. Raises AddressError or KeyFileError with a text for the user."""
+    def start(self, refuse: Refuse = lambda _client_id, _request: None) -> None:
+        """Binds and starts the thread, which asks `refuse` about every request.
+
+        Raises AddressError or KeyFileError with a text for the user.
+        """
+        self._refuse_request = refuse
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: Gate | None = None
         try:
@@ -194,6 +203,10 @@ class EngineServer:
             self._clients.deliver(client_id, self._pong(now))
         elif isinstance(message, Goodbye):
             self._clients.remove(client_id, message)
+        elif (
+            isinstance(message, EngineCoreRequest) and (answer := self._refuse_request(client_id, message)) is not None
+        ):
+            self._clients.deliver(client_id, answer)
         else:
             self._inbox.put((client_id, message))
 

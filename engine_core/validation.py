@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.waiting import WaitingQueue
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
 MAX_LOGPROBS = 20
@@ -110,18 +109,34 @@ def _check_service(request: EngineCoreRequest, limits: EngineLimits) -> None:
         raise RequestError(f"priority={request.priority} must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
     if request.timeout is not None and not 0 < request.timeout < math.inf:
         raise RequestError(f"timeout={request.timeout!r} must be a number of seconds above 0, or None")
-    if len(request.cache_salt) > MAX_SALT:
-        raise RequestError(f"cache_salt has {len(request.cache_salt)} characters; it may have {MAX_SALT}")
+    _check_salt(request.cache_salt)
 
 
-def check_queue(request: EngineCoreRequest, waiting: WaitingQueue, limits: EngineLimits) -> None:
+def _check_salt(cache_salt: str) -> None:
+    if len(cache_salt) > MAX_SALT:
+        raise RequestError(f"cache_salt has {len(cache_salt)} characters; it may have {MAX_SALT}")
+
+
+def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineLimits) -> None:
     """Raises RequestError when those that wait already are as many as may wait."""
-    tokens = len(request.prompt_token_ids)
-    if len(waiting) >= limits.max_waiting_requests or waiting.num_tokens + tokens > limits.max_waiting_tokens:
+    tokens = waiting_tokens + len(request.prompt_token_ids)
+    if num_waiting >= limits.max_waiting_requests or tokens > limits.max_waiting_tokens:
         raise RequestError(
-            f"the engine is overloaded: {len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting, "
-            f"and {limits.max_waiting_requests} requests with {limits.max_waiting_tokens} tokens may; try again later"
+            f"the engine is overloaded: {num_waiting} requests with {waiting_tokens} prompt tokens are waiting, and "
+            f"{limits.max_waiting_requests} requests with {limits.max_waiting_tokens} tokens may; try again later"
         )
+
+
+def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) -> None:
+    """Raises RequestError unless the tokens may be the beginning of a prompt."""
+    if not limits.enable_prefix_caching:
+        raise RequestError("nothing can be pinned: this engine keeps no prefixes; start it without --no-prefix-caching")
+    if not 0 < len(token_ids) <= limits.max_model_len:
+        raise RequestError(
+            f"a prefix of {len(token_ids)} tokens can't be pinned; it may have 1 to {limits.max_model_len}"
+        )
+    _check_salt(cache_salt)
+    _check_token_ids("token_ids", token_ids, limits)
 
 
 def _check_tokens(request: EngineCoreRequest, limits: EngineLimits) -> None:

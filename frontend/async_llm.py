@@ -111,6 +111,23 @@ class AsyncLLM:
         await asyncio.wrap_future(self._engine.client.call("reset_cache"))
         return True
 
+    async def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
+        """Compute a prompt and keep its KV pages in the cache; returns how many of its tokens are kept, in full pages.
+
+        They stay until `unpin_prefix`, `reset_prefix_cache`, or a running request would have to give way to them.
+        """
+        token_ids = self._engine.prompt(prompt).token_ids
+        params = SamplingParams(max_tokens=1)
+        async for _ in self.generate({"prompt_token_ids": token_ids}, params, cache_salt=cache_salt):
+            pass
+        call = self._engine.client.call("pin_prefix", token_ids, cache_salt)
+        return cast("int", await asyncio.wrap_future(call))
+
+    async def unpin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> bool:
+        """Let a pinned prompt be evicted again; returns whether it was pinned."""
+        token_ids = self._engine.prompt(prompt).token_ids
+        return cast("bool", await asyncio.wrap_future(self._engine.client.call("unpin_prefix", token_ids, cache_salt)))
+
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead."""
         if (error := self.dead_error) is not None:

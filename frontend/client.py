@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -89,14 +89,17 @@ class CoreClient:
                 raise EngineDeadError(*self.dead.args)
             self._connection.post(frames)
 
-    def call(self, method: str) -> Future[Any]:
-        """Start a utility call. The future gets its result, or `RuntimeError` with the engine's words."""
+    def call(self, method: str, token_ids: Sequence[int] = (), cache_salt: str = "") -> Future[Any]:
+        """Start a utility call, some of which concern a prefix.
+
+        The future gets its result, or `RuntimeError` with the engine's words.
+        """
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         call_id = next(self._call_ids)
         self._calls[call_id] = future
         try:
-            self.send(UtilityCall(call_id, method))
+            self.send(UtilityCall(call_id, method, list(token_ids), cache_salt))
         except BaseException:
             self._calls.pop(call_id, None)
             raise

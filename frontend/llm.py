@@ -113,6 +113,20 @@ class LLM:
         self._engine.client.call("reset_cache").result()
         return True
 
+    def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
+        """Compute a prompt and keep its KV pages in the cache; returns how many of its tokens are kept, in full pages.
+
+        They stay until `unpin_prefix`, `reset_prefix_cache`, or a running request would have to give way to them.
+        """
+        token_ids = self._engine.prompt(prompt).token_ids
+        self.generate({"prompt_token_ids": token_ids}, SamplingParams(max_tokens=1), cache_salt=cache_salt)
+        return cast("int", self._engine.client.call("pin_prefix", token_ids, cache_salt).result())
+
+    def unpin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> bool:
+        """Let a pinned prompt be evicted again; returns whether it was pinned."""
+        token_ids = self._engine.prompt(prompt).token_ids
+        return cast("bool", self._engine.client.call("unpin_prefix", token_ids, cache_salt).result())
+
     @property
     def engine_address(self) -> str:
         """Where the engine listens; others can attach there."""

@@ -126,10 +126,15 @@ class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fiel
 
 
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
-    """Client to engine: one of `stats`, `reset_cache`, `shutdown`."""
+    """Client to engine: one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `shutdown`.
+
+    `token_ids` and `cache_salt` say which prefix.
+    """
 
     call_id: int
     method: str
+    token_ids: list[int] = []
+    cache_salt: str = ""
 
 
 class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from paged_executor import Engine, expected_tokens
 
 from quire.protocol.messages import Abort, FinishReason, UtilityCall, UtilityResult
@@ -137,3 +138,47 @@ def test_one_that_waits_for_the_pages_of_another_goes_on_when_that_is_aborted() 
     assert engine.end("a", b"one").finish_reason is FinishReason.ABORT
     assert engine.tokens("b") == answer(PROMPT, 4)
     assert cached(engine, "b") == 8
+
+
+def call(engine: Engine, method: str, token_ids: list[int]) -> UtilityResult:
+    engine.core.receive(b"client", UtilityCall(1, method, token_ids))
+    result = engine.sent[b"client"][-1]
+    assert isinstance(result, UtilityResult)
+    return result
+
+
+def test_a_pinned_prefix_outlives_newer_ones() -> None:
+    engine = Engine(num_pages=14)
+    engine.add("a", PROMPT[:20], max_tokens=1)
+    engine.finish()
+    assert call(engine, "pin_prefix", PROMPT[:20]).result == 20
+    assert engine.executor.sequences.held_pages == 5
+    for index in range(6):
+        engine.add(str(index), [index] * 20, max_tokens=1)
+        while engine.core.has_requests:
+            engine.core.step()
+    engine.add("b", PROMPT, max_tokens=1)
+    while engine.core.has_requests:
+        engine.core.step()
+    assert cached(engine, "b") == 20
+    assert call(engine, "unpin_prefix", PROMPT[:20]).result is True
+    assert call(engine, "unpin_prefix", PROMPT[:20]).result is False
+    engine.finish()
+
+
+def test_pins_give_way_to_those_who_run() -> None:
+    engine = Engine(num_pages=8)
+    engine.add("a", PROMPT, max_tokens=1)
+    engine.finish()
+    assert call(engine, "pin_prefix", PROMPT).result == 20
+    engine.add("large", list(range(28)), max_tokens=3)
+    engine.finish()
+    assert engine.tokens("large") == answer(list(range(28)), 3)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "words"),
+    [([], "a prefix of 0 tokens"), ([1000], "allows 0 to 999"), ([1] * 300, "may have 1 to 256")],
+)
+def test_what_can_not_be_pinned(token_ids: list[int], words: str) -> None:
+    assert words in (call(Engine(), "pin_prefix", token_ids).error or "")

@@ -149,6 +149,22 @@ def outputs(request_id: str, *tokens: int, finish: FinishReason | None = None) -
 # Greeting
 
 
+def test_a_request_is_refused_without_the_step_loop() -> None:
+    engine = Engine(default_address())
+    refusal = EngineCoreOutputs([EngineCoreOutput("late", finish_reason=FinishReason.ERROR, error="full")])
+    engine.server.start(lambda _client_id, request: refusal if request.request_id == "late" else None)
+    client = engine.client()
+    client.hello()
+    for name in ("first", "late"):
+        client.send(EngineCoreRequest(name, [1], SamplingParams()))
+    assert client.expect(EngineCoreOutputs) == refusal
+    _, first = engine.inbox.get(timeout=DEADLINE)
+    assert isinstance(first, EngineCoreRequest)
+    assert first.request_id == "first"
+    assert engine.inbox.empty()
+    engine.close()
+
+
 def test_hello_is_answered_with_ready(engine: Engine) -> None:
     assert engine.client().hello() == engine.ready
     assert engine.server.counters.clients == 1
