@@ -230,7 +230,7 @@ class EngineCore:
         executed = self._clock()
         if result is not None:
             self._update(batch, result)
-            self.scheduler.pace.learn(batch.num_prefill_tokens, batch.num_decodes, executed - scheduled)
+            self.scheduler.pace.learn(batch.prefill_cost, batch.num_decodes, executed - scheduled)
         self._last = LastStep(
             number=self._last.number + 1,
             prefill_tokens=batch.num_prefill_tokens,

@@ -15,6 +15,7 @@ class EngineLimits:
     max_num_batched_tokens: int
     page_size: int
     num_pages: int
+    attention_context: float = 4096.0  # tokens whose attention costs a token as much as all else
     enable_prefix_caching: bool = True
     policy: str = "fcfs"  # one of policies.POLICIES
     long_prefill_threshold: int | None = None  # tokens of one prompt in a step; None: by what it costs the others

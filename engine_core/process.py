@@ -96,6 +96,7 @@ def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimit
         max_num_batched_tokens=parsed.max_num_batched_tokens,
         page_size=runner.page_size,
         num_pages=runner.num_pages,
+        attention_context=runner.attention_context,
         enable_prefix_caching=parsed.prefix_caching,
         policy=parsed.scheduling_policy,
         long_prefill_threshold=parsed.long_prefill_threshold,

@@ -39,6 +39,7 @@ class Batch:
     requests: list[Request] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     num_decodes: int = 0
+    prefill_cost: float = 0.0  # as Pace counts it
     num_cached_tokens: int = 0  # that those who start in this step need not compute
     failed: list[tuple[Request, str]] = field(default_factory=list)  # could not be opened; still to be released
 
@@ -68,25 +69,33 @@ class Counters:
     wasted_tokens: int = 0  # computed again after a preemption
 
 
-def share_tokens(prefills: Sequence[Request], tokens: int, limits: EngineLimits) -> list[tuple[Request, int]]:
-    """How many of `tokens` each prompt gets: those with the fewest left first, but the oldest not less than its share.
+def share_tokens(
+    prefills: Sequence[Request], tokens: int, budget: float, limits: EngineLimits, pace: Pace
+) -> list[tuple[Request, int]]:
+    """How many of `tokens`, of a cost of at most `budget`, each prompt gets.
 
-    Chunks end with whole tiles where that is possible.
+    Those with the fewest left come first, but the oldest never gets less than its share. Chunks end with whole tiles
+    where that is possible. Somebody gets a token, whatever the budget.
     """
     if not prefills:
         return []
     oldest = min(prefills, key=lambda request: request.number)
-    reserved = min(oldest.num_new_tokens, max(limits.tile, tokens // _OLDEST_SHARE), tokens)
     shares: list[tuple[Request, int]] = []
+    reserved = budget / _OLDEST_SHARE
     for request in sorted(prefills, key=lambda request: (request.num_new_tokens, request.number)):
         if request is oldest:
-            reserved = 0
-        count = min(request.num_new_tokens, tokens - reserved, limits.long_prefill_threshold or tokens)
-        if limits.tile < count < request.num_new_tokens:
+            reserved = 0.0
+        cost = pace.cost_of_token(request.num_computed_tokens)
+        left = request.num_new_tokens
+        count = min(left, tokens, limits.long_prefill_threshold or left, int((budget - reserved) / cost))
+        if request is oldest and not shares:
+            count = max(count, min(1, tokens))
+        if limits.tile < count < left:
             count -= (request.num_computed_tokens + count) % limits.tile
         if count > 0:
             shares.append((request, count))
             tokens -= count
+            budget -= count * cost
     return shares
 
 
@@ -99,7 +108,7 @@ class Scheduler:
         self.running: dict[Request, None] = {}
         self.waiting = WaitingQueue(self.policy)
         self.admission = Admission(limits)
-        self.pace = Pace(limits.tile)
+        self.pace = Pace(limits)
         self.counters = Counters()
         self._sequences = executor.sequences
         self.pins = Pins(executor.sequences)
@@ -133,7 +142,6 @@ class Scheduler:
         gave_way = self._make_room()
         if self.waiting and not gave_way:
             self._start_newcomers(batch)
-        tokens = self.limits.max_num_batched_tokens
         prefills = []
         for request in self.running:
             if request.in_prefill:
@@ -143,10 +151,14 @@ class Scheduler:
                 batch.requests.append(request)
                 batch.counts.append(1)
         batch.num_decodes = len(batch.requests)
-        tokens = min(tokens - batch.num_decodes, self._prefill_budget(prefills, batch.num_decodes))
-        for request, count in share_tokens(prefills, tokens, self.limits):
+        tokens = self.limits.max_num_batched_tokens - batch.num_decodes
+        budget = self._prefill_budget(prefills, batch.num_decodes)
+        for request, count in share_tokens(prefills, tokens, budget, self.limits, self.pace):
             batch.requests.append(request)
             batch.counts.append(count)
+        batch.prefill_cost = self.pace.prefill_cost(
+            batch.requests[batch.num_decodes :], batch.counts[batch.num_decodes :]
+        )
         return batch
 
     # Who must give way
@@ -196,9 +208,9 @@ class Scheduler:
         """Starts those who wait, in the policy's order, until one of them finds no room."""
         room = min(self.limits.max_num_seqs, self.admission.max_running, self.limits.max_num_batched_tokens)
         prefills = [request for request in self.running if request.in_prefill]
-        tokens = self._prefill_budget(prefills, len(self.running) - len(prefills))
-        tokens -= sum(min(request.num_new_tokens, self.limits.tile) for request in prefills)
-        if len(self.running) >= room or tokens <= 0:
+        budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
+        budget -= sum(sorted(self._least_chunk(request) for request in prefills)[:-1])  # the longest leaves room
+        if len(self.running) >= room or budget <= 0:
             return
         matches: dict[Request, Match] = {}
 
@@ -211,7 +223,7 @@ class Scheduler:
         to_grow = self.admission.pages_to_grow(self.running)
         newcomers: list[Request] = []
         for request in self.policy.arrange(self.waiting, match_of, self._sequences):
-            if len(self.running) >= room or tokens <= 0:
+            if len(self.running) >= room or budget <= 0:
                 break
             if not self._open(request, batch):
                 continue
@@ -226,13 +238,16 @@ class Scheduler:
             if not self._start(request, batch):
                 break
             to_grow += projected - self.limits.pages_for(request.num_tokens)
-            tokens -= min(request.num_new_tokens, self.limits.tile)
+            budget -= self._least_chunk(request) if prefills or newcomers else 0
             newcomers.append(request)
             computing.add(page)
         for request in newcomers:
             self.waiting.remove(request)
         if newcomers:
             self.policy.started(newcomers)
+
+    def _least_chunk(self, request: Request) -> int:
+        return min(request.num_new_tokens, self.limits.tile)
 
     def _open(self, request: Request, batch: Batch) -> bool:
         if request.slot != NO_SLOT:
@@ -279,13 +294,10 @@ class Scheduler:
 
     # How many tokens
 
-    def _prefill_budget(self, prefills: Sequence[Request], num_decodes: int) -> int:
-        """Tokens of prompts that the next step computes at most."""
-        most = self.limits.max_num_batched_tokens
-        if self.limits.long_prefill_threshold is not None:
-            return most
+    def _prefill_budget(self, prefills: Sequence[Request], num_decodes: int) -> float:
+        """What the prompts of the next step may cost."""
         backlog = sum(request.num_new_tokens for request in prefills) + self.waiting.num_tokens
-        return self.pace.prefill_tokens(most, num_decodes, backlog)
+        return self.pace.budget(num_decodes, backlog)
 
     def _reserve(self, request: Request) -> None:
         if request.num_tokens <= request.num_reserved_tokens:

@@ -47,6 +47,10 @@ _RECEIVE_AT_ONCE = 256  # then outputs have their turn
 _LOG = logging.getLogger(__name__)
 
 
+def _let_in(_client_id: ClientId, _request: EngineCoreRequest) -> None:
+    return None
+
+
 class EngineServer:
     """The engine's IO thread.
 
@@ -96,7 +100,7 @@ class EngineServer:
         """Where the engine listens; after `start` with the port resolved."""
         return self._address
 
-    def start(self, refuse: Refuse = lambda _client_id, _request: None) -> None:
+    def start(self, refuse: Refuse = _let_in) -> None:
         """Binds and starts the thread, which asks `refuse` about every request.
 
         Raises AddressError or KeyFileError with a text for the user.
@@ -241,6 +245,7 @@ class EngineServer:
         self._router.close(linger=max(100, math.ceil((deadline - time.monotonic()) * 1000)))
 
     def _close(self) -> None:
+        self._refuse_request = _let_in  # or server and core would keep each other in memory
         self._context.destroy(linger=None)
         self._waker.close()
         remove_address(self._address)

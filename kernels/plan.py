@@ -104,6 +104,16 @@ class PlanBuilder:
         matrices = {o for launch in self.launches for o in launch.operands if isinstance(o, Matrix)}
         return sum(matrix.bytes(self.numbers) for matrix in matrices)
 
+    @property
+    def attention_context(self) -> float:
+        """Tokens of context with which a token's attention takes as long as its linear layers.
+
+        Both are bound by arithmetic, and products of integers are some four times as fast.
+        """
+        linear = [launch.kernel for launch in self.launches if isinstance(launch.kernel, Gemm) and not launch.head]
+        work = sum(kernel.k * kernel.n / (1 if kernel.integers is None else 4) for kernel in linear)
+        return work / (2 * self.layers * self.heads.query * self.heads.dim)
+
     # Launches
 
     def embed(

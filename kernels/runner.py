@@ -52,6 +52,7 @@ class ModelRunner:
         self.architecture = ModelConfig(checkpoint.config).architecture
         self.vocab_size = plan.vocab_size
         self.max_model_len = plan.limits.max_model_len
+        self.attention_context = plan.attention_context
         self.page_size = plan.limits.page_size
         self.num_pages = pages
         self.max_num_seqs = options.max_num_seqs

@@ -1,0 +1,215 @@
+"""What users feel under load: `.venv/bin/python scripts/bench_load.py --help`.
+
+`mixed`: chats decode, a prompt of 8,000 tokens comes among them, and a short prompt right after it. Told are the times
+between tokens of the chats without and with the long prompt, and how long the short one waits for its first token.
+
+`overload`: the rate that a closed loop of clients reaches is measured; then requests come three times as fast. Told are
+the length of the queue, how fast refusals come, and the times between tokens of those who were accepted.
+
+Everything goes through `AsyncLLM`, the socket and the engine process. The model is the demo model with a longer
+context, unless another one is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.frontend import AsyncLLM, RequestError, SamplingParams
+from quire.frontend.engine_args import DEMO_MODEL
+
+LONG_CONTEXT = 16384
+
+
+@dataclass
+class Stream:
+    """One request: when it was sent, when tokens came (several at once count as one), when and how it ended."""
+
+    sent: float = 0.0
+    times: list[float] = field(default_factory=list)
+    error: str = ""
+    ended: float = 0.0
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first token."""
+        return self.times[0] - self.sent
+
+    def gaps(self, begin: float = 0.0, end: float = float("inf")) -> list[float]:
+        """Seconds between tokens, of those that came in a time."""
+        return [after - before for before, after in itertools.pairwise(self.times) if begin <= after <= end]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that so many of them don't exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def milliseconds(values: Sequence[float]) -> str:
+    """Median and p99."""
+    return f"median {1e3 * quantile(values, 0.5):.2f} ms, p99 {1e3 * quantile(values, 0.99):.2f} ms"
+
+
+def long_demo(folder: Path) -> Path:
+    """The demo model, in `folder`, with a context of LONG_CONTEXT tokens: what it writes means nothing there."""
+    for file in Path(DEMO_MODEL).iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG_CONTEXT}))
+    return folder
+
+
+class Load:
+    """Requests with random prompts to one engine."""
+
+    def __init__(self, llm: AsyncLLM, seed: int) -> None:
+        self._llm = llm
+        self._random = random.Random(seed)
+
+    async def run(self, prompt_tokens: int, output_tokens: int) -> Stream:
+        """One request, from its prompt to its end."""
+        prompt = [self._random.randrange(10, 2000) for _ in range(prompt_tokens)]
+        params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
+        stream = Stream(time.perf_counter())
+        try:
+            async for output in self._llm.generate({"prompt_token_ids": prompt}, params, output_kind="delta"):
+                if output.outputs[0].token_ids:
+                    stream.times.append(time.perf_counter())
+        except RequestError as error:
+            stream.error = str(error)
+        stream.ended = time.perf_counter()
+        return stream
+
+
+async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
+    """Chats, a long prompt, and a short one after it."""
+    load = Load(llm, arguments.seed)
+    await load.run(200, 8)  # so that the engine knows how fast it is
+    growths, waits, longs = [], [], []
+    for repetition in range(arguments.repetitions):
+        chats = [asyncio.create_task(load.run(30, arguments.chat_tokens)) for _ in range(arguments.chats)]
+        await asyncio.sleep(arguments.calm_seconds)
+        before = await llm.stats()
+        begin = time.perf_counter()
+        long = asyncio.create_task(load.run(arguments.long_tokens, 1))
+        await asyncio.sleep(0.01)
+        short = asyncio.create_task(load.run(30, 4))
+        await short
+        between = await llm.stats()
+        await long
+        end = time.perf_counter()
+        after = await llm.stats()
+        streams = await asyncio.gather(*chats)
+        if min(stream.times[-1] for stream in streams) < end:
+            print("the chats ended before the long prompt; give more --chat-tokens")
+        calm = [gap for stream in streams for gap in stream.gaps(begin - arguments.calm_seconds / 2, begin)]
+        busy = [gap for stream in streams for gap in stream.gaps(begin, end)]
+        steps = after["step"] - before["step"]
+        chunk = (end - begin) / steps
+        growths.append(quantile(busy, 0.99) / quantile(calm, 0.99))
+        waits.append(short.result().first / chunk)
+        longs.append(long.result().first)
+        print(
+            f"{repetition + 1}: between tokens, calm {milliseconds(calm)}; with the long prompt {milliseconds(busy)}: "
+            f"p99 {growths[-1]:.2f} times; long prompt {longs[-1]:.2f} s in {steps} steps; first token of the short "
+            f"one after {1e3 * short.result().first:.1f} ms, {waits[-1]:.1f} chunk times, "
+            f"{between['step'] - before['step']} steps"
+        )
+    print(
+        f"medians: p99 between tokens grows {statistics.median(growths):.2f} times, the short prompt's first token "
+        f"comes after {statistics.median(waits):.1f} chunk times, the long one's after {statistics.median(longs):.2f} s"
+    )
+
+
+async def overload(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
+    """Capacity, and then three times as much."""
+    load = Load(llm, arguments.seed)
+    choose = random.Random(arguments.seed)
+
+    def one() -> asyncio.Task[Stream]:
+        return asyncio.create_task(load.run(choose.randrange(20, 200), choose.randrange(20, 100)))
+
+    async def closed_loop(until: float) -> list[Stream]:
+        streams = []
+        while time.perf_counter() < until:
+            streams.append(await one())
+        return streams
+
+    begin = time.perf_counter()
+    until = begin + arguments.seconds / 3
+    loops = await asyncio.gather(*(closed_loop(until) for _ in range(arguments.max_num_seqs)))
+    done = [stream for streams in loops for stream in streams]
+    capacity = len(done) / (time.perf_counter() - begin)
+    print(f"capacity {capacity:.1f} requests/s; between tokens {milliseconds([g for s in done for g in s.gaps()])}")
+    tasks: list[asyncio.Task[Stream]] = []
+    queue: list[int] = []
+    begin = time.perf_counter()
+    while (now := time.perf_counter()) < begin + arguments.seconds:
+        while len(tasks) < (now - begin) * capacity * 3:
+            tasks.append(one())
+        if len(queue) < now - begin:
+            queue.append((await llm.stats())["waiting"])
+        await asyncio.sleep(0.002)
+    streams = await asyncio.gather(*tasks)
+    refused = [stream.ended - stream.sent for stream in streams if stream.error]
+    accepted = [stream for stream in streams if not stream.error]
+    print(
+        f"{len(streams)} requests in {arguments.seconds:g} s, {len(refused)} refused: {milliseconds(refused)}; "
+        f"the queue had at most {max(queue)}, and {arguments.max_waiting} may wait"
+    )
+    print(
+        f"accepted: {len(accepted) / arguments.seconds:.1f} requests/s; between tokens "
+        f"{milliseconds([gap for stream in accepted for gap in stream.gaps()])}; first token "
+        f"{milliseconds([stream.first for stream in accepted])}"
+    )
+    stats = await llm.stats()
+    print(
+        f"afterwards: running {stats['running']}, waiting {stats['waiting']}, pages held {stats['pages_held']} of "
+        f"{stats['pages_total']}, {stats['preemptions']} preemptions"
+    )
+
+
+def main() -> None:
+    """Runs one of the loads."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("load", choices=("mixed", "overload"))
+    parser.add_argument("--model", help="checkpoint folder; the demo model with a longer context by default")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    group = parser.add_argument_group("mixed")
+    group.add_argument("--chats", type=int, default=16, metavar="N")
+    group.add_argument("--chat-tokens", type=int, default=1500, metavar="N", help="of each answer")
+    group.add_argument("--long-tokens", type=int, default=8000, metavar="N", help="of the long prompt")
+    group.add_argument("--calm-seconds", type=float, default=1.0, metavar="S", help="before the long prompt")
+    group.add_argument("--repetitions", type=int, default=5, metavar="N")
+    group = parser.add_argument_group("overload")
+    group.add_argument("--seconds", type=float, default=60.0, metavar="S")
+    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N")
+    group.add_argument("--max-waiting", type=int, default=64, metavar="N", help="requests that may wait")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model or str(long_demo(Path(folder)))
+        bounds = (arguments.max_num_seqs, arguments.max_waiting) if arguments.load == "overload" else (256, 4096)
+        llm = AsyncLLM(
+            model, threads=arguments.threads, kv_cache_memory_bytes="1GiB", max_num_seqs=bounds[0],
+            max_waiting_requests=bounds[1],
+        )  # fmt: skip
+        try:
+            asyncio.run((mixed if arguments.load == "mixed" else overload)(llm, arguments))
+        finally:
+            llm.close()
+
+
+if __name__ == "__main__":
+    main()
