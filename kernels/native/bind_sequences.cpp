@@ -106,6 +106,8 @@ void bind_sequences(nb::module_& m) {
       .def("release_pages", &Sequences::release_pages, nb::arg("slot"))
       .def("close", &Sequences::close, nb::arg("slot"))
       .def(
+          "num_tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens.size(); }, nb::arg("slot"))
+      .def(
           "tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens; }, nb::arg("slot"))
       .def(
           "pages", [](Sequences& s, std::int32_t slot) { return s.at(slot).pages; }, nb::arg("slot"))
