@@ -1,7 +1,7 @@
 """An engine process whose model answers at once, or after a while: the rest of its time is the control plane's.
 
-`python instant_process.py NUM_PAGES STEP_SECONDS` prints `READY <address>`, and on SIGTERM, as JSON, what its parts took
-in seconds.
+`python instant_process.py NUM_PAGES STEP_SECONDS` prints `READY <address>`, and on SIGTERM, as JSON, what its parts
+took in seconds.
 """
 
 from __future__ import annotations
