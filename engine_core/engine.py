@@ -22,6 +22,7 @@ from quire.engine_core.validation import RequestError, check_queue, check_reques
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
+    EngineCoreEvent,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -169,7 +170,7 @@ class EngineCore:
         result = self._execute(batch)
         executed = self._clock()
         if result is not None:
-            self._update(batch, result)
+            self._update(batch, result, executed)
             self.scheduler.pace.learn(batch.num_prefill_tokens, batch.num_decodes, executed - scheduled)
         self._last = LastStep(
             number=self._last.number + 1,
@@ -201,7 +202,7 @@ class EngineCore:
                 self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
             return None
 
-    def _update(self, batch: Batch, result: StepResult) -> None:
+    def _update(self, batch: Batch, result: StepResult, now: float) -> None:
         """Moves each request of the batch on by what was computed. This is the per-token path: keep it short."""
         increments, logprobs, errors = self._increments, result.logprobs, result.errors
         for index, text in errors.items():
@@ -217,11 +218,13 @@ class EngineCore:
             request.num_tokens += 1
             output = EngineCoreOutput(request.request_id, [token_id])
             if request.events or request.prompt_logprobs is not None:
+                if request.num_output_tokens == 1:
+                    request.record(EventType.FIRST_TOKEN, now)
                 _attach(request, output)
             if logprobs is not None and (entry := logprobs[index]) is not None:
                 output.new_logprobs = [TokenLogprobs(*entry)]
             if is_last(request, token_id):
-                self._end(request, token_id, output)
+                self._end(request, token_id, output, now)
             increments[request.client_id].append(output)
 
     @staticmethod
@@ -229,16 +232,18 @@ class EngineCore:
         if request.prompt_logprobs is not None:  # else they have all been told
             request.prompt_logprobs.extend(TokenLogprobs(*entry) for entry in entries)
 
-    def _end(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
+    def _end(self, request: Request, token_id: int, output: EngineCoreOutput, now: float) -> None:
         """Makes `output`, which carries the request's last token, its terminal output."""
         end = explain_end(request, token_id, self.limits)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
+        output.events.append(EngineCoreEvent(EventType.FINISHED, now))
         self.scheduler.admission.learn(request.num_output_tokens)
         self._release(request, end.status)
 
     def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
         """Ends a request between tokens: its terminal output carries none."""
         output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, error=error)
+        request.record(EventType.FINISHED, self._clock())
         _attach(request, output)
         self._increments[request.client_id].append(output)
         self._release(request, status)

@@ -34,6 +34,8 @@ class EventType(enum.IntEnum):
     QUEUED = 1
     SCHEDULED = 2
     PREEMPTED = 3
+    FIRST_TOKEN = 4
+    FINISHED = 5
 
 
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +145,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 
     `stop_reason` is the token id of `stop_token_ids` that stopped it, None for an eos token; `error` says what was
     wrong when `finish_reason` is ERROR. `prompt_logprobs` come once, with the first output after the prompt was
-    computed (entry 0 is None).
+    computed (entry 0 is None). `events` keep their times however many outputs are merged into one.
     """
 
     request_id: str
@@ -158,7 +160,12 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
-    """The engine after one step. Pages are KV pages: `free + cached + held == total` always."""
+    """The engine after one step. Pages are KV pages: `free + cached + held == total` always.
+
+    Tokens and seconds are those of the step: of prompts (and what is computed again after a preemption), of decodes,
+    and the prompt tokens of requests that it started which were found in the cache. `preemptions`, `evictions` (pages)
+    and `wasted_tokens` (computed again after a preemption) are counted from the engine's start.
+    """
 
     step: int = 0
     running: int = 0
