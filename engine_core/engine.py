@@ -18,6 +18,7 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Batch, Scheduler
 from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
+from quire.engine_core.trace import Tracer
 from quire.engine_core.validation import RequestError, check_queue, check_request
 from quire.protocol.messages import (
     Abort,
@@ -66,6 +67,7 @@ class EngineCore:
         self._executor = executor
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._send = send
+        self._tracer = Tracer(send)
         self._server_stats = server_stats
         self._seeds = random.Random(seed)
         self._requests: dict[bytes, dict[str, Request]] = {}
@@ -94,6 +96,7 @@ class EngineCore:
                         self._finish(request, RequestStatus.FINISHED_ABORTED)
             case Goodbye():
                 self._end_client(client_id, RequestStatus.FINISHED_ABORTED)
+                self._tracer.forget(client_id)
             case UtilityCall():
                 self._answer(client_id, message)
 
@@ -103,6 +106,7 @@ class EngineCore:
         for client_id in list(self._requests):
             self._end_client(client_id, status, error)
         self.flush()
+        self._tracer.flush(self._clock())
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         request_id, own = message.request_id, self._requests.get(client_id, {})
@@ -123,6 +127,8 @@ class EngineCore:
         request.record(EventType.QUEUED, now)
         self._requests.setdefault(client_id, own)[request_id] = request
         self.scheduler.add(request)
+        if self._tracer.subscribers:
+            self._tracer.queued(request, now)
         if request.deadline < math.inf:
             heapq.heappush(self._deadlines, (request.deadline, request.number, request))
 
@@ -150,10 +156,15 @@ class EngineCore:
         elif call.method == "reset_cache":
             sequences = self._executor.sequences
             result.result = sequences.tree.evict(sequences.cached_pages)
+        elif call.method == "trace_start":
+            self._tracer.start(client_id, self.scheduler.waiting, self._clock())
+        elif call.method == "trace_stop":
+            self._tracer.stop(client_id, self._clock())
         elif call.method == "shutdown":
             self.draining = True
         else:
-            result.error = f"there is no utility call {call.method!r}; there are stats, reset_cache and shutdown"
+            names = "stats, reset_cache, trace_start, trace_stop and shutdown"
+            result.error = f"there is no utility call {call.method!r}; there are {names}"
         self._send(client_id, result)
 
     def step(self) -> None:
@@ -161,10 +172,13 @@ class EngineCore:
         begun = self._clock()
         self._end_late(begun)
         batch = self.scheduler.schedule()
+        if self._tracer.subscribers:
+            self._tracer.scheduled(batch)
         for request, text in batch.failed:
             self._finish(request, RequestStatus.FINISHED_ERROR, text)
         self.flush()  # refusals and aborts need not wait for the step
         if not batch.requests:
+            self._tracer.flush(begun)
             return
         scheduled = self._clock()
         result = self._execute(batch)
@@ -181,7 +195,9 @@ class EngineCore:
             execute_seconds=executed - scheduled,
             update_seconds=self._clock() - executed,
         )
-        self.flush(self.stats)
+        self.flush(stats := self.stats)
+        if self._tracer.subscribers:
+            self._tracer.stepped(begun, stats)
 
     def flush(self, stats: SchedulerStats | None = None) -> None:
         """Sends the outputs that have come together, to each client its own."""
@@ -238,18 +254,21 @@ class EngineCore:
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
         output.events.append(EngineCoreEvent(EventType.FINISHED, now))
         self.scheduler.admission.learn(request.num_output_tokens)
-        self._release(request, end.status)
+        self._release(request, end.status, now)
 
     def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
         """Ends a request between tokens: its terminal output carries none."""
+        now = self._clock()
         output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, error=error)
-        request.record(EventType.FINISHED, self._clock())
+        request.record(EventType.FINISHED, now)
         _attach(request, output)
         self._increments[request.client_id].append(output)
-        self._release(request, status)
+        self._release(request, status, now)
 
-    def _release(self, request: Request, status: RequestStatus) -> None:
+    def _release(self, request: Request, status: RequestStatus, now: float) -> None:
         """Gives back all that a request holds, whatever ended it."""
+        if self._tracer.subscribers:
+            self._tracer.finished(request, status, now)
         self.scheduler.remove(request)
         request.status = status
         own = self._requests[request.client_id]

@@ -39,6 +39,8 @@ class Batch:
     counts: list[int] = field(default_factory=list)
     num_decodes: int = 0
     num_cached_tokens: int = 0  # that those who start in this step need not compute
+    started: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, str]] = field(default_factory=list)  # could not be opened; still to be released
 
     @property
@@ -128,7 +130,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Decides the next step and gets its pages. Empty only if there are no requests, or none could start."""
         batch = Batch()
-        gave_way = self._make_room()
+        gave_way = self._make_room(batch)
         if self.waiting and not gave_way:
             self._start_newcomers(batch)
         tokens = self.limits.max_num_batched_tokens
@@ -149,7 +151,7 @@ class Scheduler:
 
     # Who must give way
 
-    def _make_room(self) -> bool:
+    def _make_room(self, batch: Batch) -> bool:
         """Preempts until those who decode have pages for their next tokens; tells whether it had to."""
         lacking = self._pages_to_grow()
         if lacking <= self._available_pages():
@@ -160,6 +162,7 @@ class Scheduler:
             victim = min(self.running, key=self._cost_of_preemption)
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
+            batch.preempted.append(victim)
         self.admission.preempted(len(self.running))
         return True
 
@@ -271,6 +274,7 @@ class Scheduler:
         request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size
         request.status = RequestStatus.RUNNING
         request.record(EventType.SCHEDULED, self._clock())
+        batch.started.append(request)
         return True
 
     # How many tokens

@@ -128,7 +128,7 @@ class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fiel
 
 
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
-    """Client to engine: one of `stats`, `reset_cache`, `shutdown`."""
+    """Client to engine: one of `stats`, `reset_cache`, `trace_start`, `trace_stop`, `shutdown`."""
 
     call_id: int
     method: str
@@ -185,6 +185,30 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     update_seconds: float = 0.0
 
 
+class SequenceTrace(msgspec.Struct, array_like=True, gc=False):
+    """What one step computed of one request: tokens `[start, start + count)`.
+
+    `number` is the request's in order of arrival, of all clients together; `request_id` is unique per client only.
+    """
+
+    number: int
+    request_id: str
+    start: int
+    count: int
+
+
+class RequestEvent(msgspec.Struct, array_like=True, gc=False):
+    """One event of any client's request. `num_cached_tokens` is for SCHEDULED: what need not be computed (again)."""
+
+    number: int
+    request_id: str
+    type: EventType
+    timestamp: float
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+
 class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
     """Engine to client: increments for the requests of this client that one step advanced."""
 
@@ -239,5 +263,21 @@ class EngineGoodbye(msgspec.Struct, array_like=True, gc=False, tag=16):
     reason: str = ""
 
 
+class StepTrace(msgspec.Struct, array_like=True, gc=False, tag=17):
+    """Engine to client, after `trace_start`: what one step did for all clients, and what happened since the one before.
+
+    `begin`: when the step began; then it scheduled, executed and updated for the seconds that `stats` says. The first
+    `stats.decode_tokens` of `sequences` decode, the others prefill. Without a step `stats` is None. `dropped`: so many
+    traces before this one were lost, since the client did not read. `last`: the answer to `trace_stop`.
+    """
+
+    begin: float
+    stats: SchedulerStats | None = None
+    sequences: list[SequenceTrace] = []
+    events: list[RequestEvent] = []
+    dropped: int = 0
+    last: bool = False
+
+
 ClientMessage = EngineCoreRequest | Abort | Hello | Ping | UtilityCall | Goodbye
-EngineMessage = EngineCoreOutputs | Ready | UtilityResult | ErrorMessage | Pong | EngineGoodbye
+EngineMessage = EngineCoreOutputs | Ready | UtilityResult | ErrorMessage | Pong | EngineGoodbye | StepTrace
