@@ -351,10 +351,8 @@ def test_utility_calls_are_answered() -> None:
     stats, reset, dance = [m for m in engine.sent[b"client"] if isinstance(m, UtilityResult)]
     assert (stats.result["running"], stats.result["pages_held"], stats.result["pages_total"]) == (1, 2, 100)
     assert (reset.result, reset.error) == (0, None)
-    assert (
-        dance.error
-        == "there is no utility call 'dance'; there are stats, reset_cache, trace_start, trace_stop and shutdown"
-    )
+    calls = "stats, reset_cache, trace_start, trace_stop and shutdown"
+    assert dance.error == f"there is no utility call 'dance'; there are {calls}"
 
 
 def test_statistics_tell_prefill_from_decode_and_account_for_all_pages() -> None:

@@ -31,7 +31,7 @@ class Timed(Engine):
             close(slot)
 
         self.core.scheduler.schedule = timed_schedule  # type: ignore[method-assign]
-        self.executor.step = timed_step  # type: ignore[method-assign]
+        self.executor.step = timed_step  # type: ignore[method-assign, assignment]
         self.executor.sequences.close = timed_close  # type: ignore[method-assign]
 
 
