@@ -12,7 +12,7 @@ import zmq
 from quire.engine_core.outbox import Mailbox
 from quire.protocol.codec import encode
 from quire.protocol.errors import ProtocolError
-from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, UtilityResult
+from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, StepTrace, UtilityResult
 
 ClientId = bytes
 """The ROUTER's id of one connection; a client that reconnects has a new one."""
@@ -32,6 +32,7 @@ class ServerCounters(msgspec.Struct):
     clients_gone: int = 0
     clients_slow: int = 0
     outputs_merged: int = 0
+    traces_dropped: int = 0
     messages_dropped: int = 0
 
 
@@ -160,7 +161,10 @@ class Clients:
         return sent is _Sent.YES
 
     def _keep(self, client: _Client, message: EngineMessage) -> None:
-        self._counters.outputs_merged += client.mailbox.put(message)
+        if isinstance(message, StepTrace):
+            self._counters.traces_dropped += client.mailbox.put_trace(message)
+        else:
+            self._counters.outputs_merged += client.mailbox.put(message)
         if client.mailbox.waiting > self._max_waiting_values:
             self._counters.clients_slow += 1
             self.remove(client.id, Goodbye(f"slow: more than {self._max_waiting_values} numbers wait to be read"))

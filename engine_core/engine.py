@@ -18,10 +18,12 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Batch, Scheduler
 from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
+from quire.engine_core.trace import Tracer
 from quire.engine_core.validation import RequestError, check_prefix, check_queue, check_request
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
+    EngineCoreEvent,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -37,7 +39,7 @@ from quire.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-_UTILITY_CALLS = ("stats", "reset_cache", "pin_prefix", "unpin_prefix", "shutdown")
+_UTILITY_CALLS = ("stats", "reset_cache", "pin_prefix", "unpin_prefix", "trace_start", "trace_stop", "shutdown")
 
 Send = Callable[[bytes, EngineMessage], None]
 
@@ -95,6 +97,7 @@ class EngineCore:
         self._inbound = Inbound()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._send = send
+        self._tracer = Tracer(send)
         self._server_stats = server_stats
         self._seeds = random.Random(seed)
         self._requests: dict[bytes, dict[str, Request]] = {}
@@ -124,6 +127,7 @@ class EngineCore:
                         self._finish(request, RequestStatus.FINISHED_ABORTED)
             case Goodbye():
                 self._end_client(client_id, RequestStatus.FINISHED_ABORTED)
+                self._tracer.forget(client_id)
             case UtilityCall():
                 self._answer(client_id, message)
 
@@ -133,6 +137,7 @@ class EngineCore:
         for client_id in list(self._requests):
             self._end_client(client_id, status, error)
         self.flush()
+        self._tracer.flush(self._clock())
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         request_id, own = message.request_id, self._requests.get(client_id, {})
@@ -153,6 +158,8 @@ class EngineCore:
         request.record(EventType.QUEUED, now)
         self._requests.setdefault(client_id, own)[request_id] = request
         self.scheduler.add(request)
+        if self._tracer.subscribers:
+            self._tracer.queued(request, now)
         if request.deadline < math.inf:
             heapq.heappush(self._deadlines, (request.deadline, request.number, request))
 
@@ -177,12 +184,12 @@ class EngineCore:
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
         result = UtilityResult(call.call_id)
         try:
-            result.result = self._perform(call)
+            result.result = self._perform(client_id, call)
         except ValueError as error:
             result.error = str(error)
         self._send(client_id, result)
 
-    def _perform(self, call: UtilityCall) -> object:
+    def _perform(self, client_id: bytes, call: UtilityCall) -> object:
         """What a utility call asks for; ValueError if that cannot be had."""
         pins, sequences = self.scheduler.pins, self._executor.sequences
         match call.method:
@@ -196,6 +203,10 @@ class EngineCore:
                 return pins.pin(call.token_ids, call.cache_salt)
             case "unpin_prefix":
                 return pins.unpin(call.cache_salt, call.token_ids)
+            case "trace_start":
+                return self._tracer.start(client_id, self.scheduler.waiting, self._clock())
+            case "trace_stop":
+                return self._tracer.stop(client_id, self._clock())
             case "shutdown":
                 self.draining = True
                 return None
@@ -220,16 +231,19 @@ class EngineCore:
         begun = self._clock()
         self._end_late(begun)
         batch = self.scheduler.schedule()
+        if self._tracer.subscribers:
+            self._tracer.scheduled(batch)
         for request, text in batch.failed:
             self._finish(request, RequestStatus.FINISHED_ERROR, text)
         self.flush()  # refusals and aborts need not wait for the step
         if not batch.requests:
+            self._tracer.flush(begun)
             return
         scheduled = self._clock()
         result = self._execute(batch)
         executed = self._clock()
         if result is not None:
-            self._update(batch, result)
+            self._update(batch, result, executed)
             self.scheduler.pace.learn(batch.prefill_cost, batch.num_decodes, executed - scheduled)
         self._last = LastStep(
             number=self._last.number + 1,
@@ -240,7 +254,9 @@ class EngineCore:
             execute_seconds=executed - scheduled,
             update_seconds=self._clock() - executed,
         )
-        self.flush(self.stats)
+        self.flush(stats := self.stats)
+        if self._tracer.subscribers:
+            self._tracer.stepped(begun, stats)
 
     def flush(self, stats: SchedulerStats | None = None) -> None:
         """Sends the outputs that have come together, to each client its own."""
@@ -261,7 +277,7 @@ class EngineCore:
                 self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
             return None
 
-    def _update(self, batch: Batch, result: StepResult) -> None:
+    def _update(self, batch: Batch, result: StepResult, now: float) -> None:
         """Moves each request of the batch on by what was computed. This is the per-token path: keep it short."""
         increments, logprobs, errors = self._increments, result.logprobs, result.errors
         for index, text in errors.items():
@@ -277,11 +293,13 @@ class EngineCore:
             request.num_tokens += 1
             output = EngineCoreOutput(request.request_id, [token_id])
             if request.events or request.prompt_logprobs is not None:
+                if request.num_output_tokens == 1:
+                    request.record(EventType.FIRST_TOKEN, now)
                 _attach(request, output)
             if logprobs is not None and (entry := logprobs[index]) is not None:
                 output.new_logprobs = [TokenLogprobs(*entry)]
             if is_last(request, token_id):
-                self._end(request, token_id, output)
+                self._end(request, token_id, output, now)
             increments[request.client_id].append(output)
 
     @staticmethod
@@ -289,22 +307,27 @@ class EngineCore:
         if request.prompt_logprobs is not None:  # else they have all been told
             request.prompt_logprobs.extend(TokenLogprobs(*entry) for entry in entries)
 
-    def _end(self, request: Request, token_id: int, output: EngineCoreOutput) -> None:
+    def _end(self, request: Request, token_id: int, output: EngineCoreOutput, now: float) -> None:
         """Makes `output`, which carries the request's last token, its terminal output."""
         end = explain_end(request, token_id, self.limits)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
+        output.events.append(EngineCoreEvent(EventType.FINISHED, now))
         self.scheduler.admission.learn(request.num_output_tokens)
-        self._release(request, end.status)
+        self._release(request, end.status, now)
 
     def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
         """Ends a request between tokens: its terminal output carries none."""
+        now = self._clock()
         output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, error=error)
+        request.record(EventType.FINISHED, now)
         _attach(request, output)
         self._increments[request.client_id].append(output)
-        self._release(request, status)
+        self._release(request, status, now)
 
-    def _release(self, request: Request, status: RequestStatus) -> None:
+    def _release(self, request: Request, status: RequestStatus, now: float) -> None:
         """Gives back all that a request holds, whatever ended it."""
+        if self._tracer.subscribers:
+            self._tracer.finished(request, status, now)
         self.scheduler.remove(request)
         request.status = status
         own = self._requests[request.client_id]

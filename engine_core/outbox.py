@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -16,15 +18,18 @@ from quire.protocol.messages import (
     ErrorMessage,
     Pong,
     SchedulerStats,
+    StepTrace,
 )
 
 _OUTPUT_VALUES = 16  # an output with its lists takes about the memory of so many numbers
 _CONTROL_VALUES = 64
 _MAX_ERRORS = 16
+_TRACE_VALUES = 32
+_MAX_TRACE_VALUES = 1_000_000  # some 1000 steps of 256 requests
 
 
 class Mailbox:
-    """What waits for one client: replies first in, first out, then the merged outputs, a farewell last."""
+    """What waits for one client: replies first in, first out, then the merged outputs, traces, a farewell last."""
 
     def __init__(self) -> None:
         self._replies: deque[EngineMessage] = deque()
@@ -32,18 +37,22 @@ class Mailbox:
         self._values = 0
         self._stats: SchedulerStats | None = None
         self._timestamp = 0.0
+        self._traces = TraceQueue()
         self._goodbye: EngineGoodbye | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._replies or self._outputs or self._stats or self._goodbye)
+        return bool(self._replies or self._outputs or self._stats or self._traces or self._goodbye)
 
     @property
     def waiting(self) -> int:
-        """The memory of what waits, in numbers (a Python number in a list takes about 36 bytes)."""
+        """The memory of what waits, in numbers (a Python number in a list takes about 36 bytes).
+
+        Traces do not count: they have a limit of their own, beyond which they are dropped.
+        """
         return self._values + _CONTROL_VALUES * len(self._replies)
 
     def put(self, message: EngineMessage) -> int:
-        """Adds a message; returns how many outputs of it were merged into others.
+        """Adds a message that is no trace; returns how many outputs of it were merged into others.
 
         Nothing of it is changed: its lists are copied before anything is appended to them.
         """
@@ -57,12 +66,18 @@ class Mailbox:
             self._put_reply(message)
         return 0
 
+    def put_trace(self, trace: StepTrace) -> int:
+        """Adds a trace; returns how many older ones had to make room for it."""
+        return self._traces.put(trace)
+
     def take(self, max_values: int) -> EngineMessage | None:
         """Removes and returns the next message, outputs up to about `max_values` numbers; None if nothing waits."""
         if self._replies:
             return self._replies.popleft()
         if self._outputs or self._stats:
             return self._take_outputs(max_values)
+        if self._traces:
+            return self._traces.take()
         goodbye, self._goodbye = self._goodbye, None
         return goodbye
 
@@ -98,6 +113,40 @@ class Mailbox:
         self._values -= max_values - budget
         stats, self._stats = self._stats, None
         return EngineCoreOutputs(taken, stats, self._timestamp)
+
+
+class TraceQueue:
+    """Traces of steps, the latest of them: what comes first is dropped first, and counted."""
+
+    def __init__(self) -> None:
+        self._traces: deque[StepTrace] = deque()
+        self._values = 0
+        self._dropped = 0  # since the last one that was taken
+
+    def __bool__(self) -> bool:
+        return bool(self._traces)
+
+    def put(self, trace: StepTrace) -> int:
+        """Adds a trace; returns how many others that dropped."""
+        self._traces.append(trace)
+        self._values += weigh_trace(trace)
+        before = self._dropped
+        while self._values > _MAX_TRACE_VALUES and len(self._traces) > 1:
+            self._values -= weigh_trace(self._traces.popleft())
+            self._dropped += 1
+        return self._dropped - before
+
+    def take(self) -> StepTrace:
+        """Removes and returns the oldest, which says how many before it are lost. IndexError if there is none."""
+        trace = self._traces.popleft()  # other clients may get the same one
+        self._values -= weigh_trace(trace)
+        dropped, self._dropped = self._dropped, 0
+        return msgspec.structs.replace(trace, dropped=dropped) if dropped else trace
+
+
+def weigh_trace(trace: StepTrace) -> int:
+    """How much memory a trace takes, in numbers."""
+    return _TRACE_VALUES + 4 * len(trace.sequences) + 6 * len(trace.events)
 
 
 def weigh(output: EngineCoreOutput) -> int:

@@ -41,6 +41,8 @@ class Batch:
     num_decodes: int = 0
     prefill_cost: float = 0.0  # as Pace counts it
     num_cached_tokens: int = 0  # that those who start in this step need not compute
+    started: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, str]] = field(default_factory=list)  # could not be opened; still to be released
 
     @property
@@ -139,7 +141,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Decides the next step and gets its pages. Empty only if there are no requests, or none could start."""
         batch = Batch()
-        gave_way = self._make_room()
+        gave_way = self._make_room(batch)
         if self.waiting and not gave_way:
             self._start_newcomers(batch)
         prefills = []
@@ -163,7 +165,7 @@ class Scheduler:
 
     # Who must give way
 
-    def _make_room(self) -> bool:
+    def _make_room(self, batch: Batch) -> bool:
         """Preempts until those who decode have pages for their next tokens; tells whether it had to."""
         lacking = self._pages_to_grow()
         if lacking <= self._available_pages() or (self.pins.unpin_all() and lacking <= self._available_pages()):
@@ -174,6 +176,7 @@ class Scheduler:
             victim = min(self.running, key=self._cost_of_preemption)
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
+            batch.preempted.append(victim)
         self.admission.preempted(len(self.running))
         return True
 
@@ -290,6 +293,7 @@ class Scheduler:
         request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size
         request.status = RequestStatus.RUNNING
         request.record(EventType.SCHEDULED, self._clock())
+        batch.started.append(request)
         return True
 
     # How many tokens

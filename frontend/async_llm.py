@@ -7,6 +7,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
 
@@ -20,6 +21,7 @@ from quire.frontend.request_table import RequestTable
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.streams import Mailbox, Streams
 from quire.frontend.tokenizer import Tokenizer
+from quire.protocol.messages import StepTrace
 
 OutputKind = Literal["cumulative", "delta"]
 
@@ -105,6 +107,24 @@ class AsyncLLM:
     async def stats(self) -> dict[str, Any]:
         """The engine as it is now: the fields of `SchedulerStats`, and counters of its socket."""
         return cast("dict[str, Any]", await asyncio.wrap_future(self._engine.client.call("stats")))
+
+    async def start_trace(self, on_step: Callable[[StepTrace], None]) -> None:
+        """From now on, `on_step` gets what each step of the engine does, for all its clients, until `stop_trace`.
+
+        It is called on the running event loop. Traces that this client is too slow for are lost, see
+        `StepTrace.dropped`.
+        """
+        loop = asyncio.get_running_loop()
+
+        def deliver(step: StepTrace) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and who listened there is gone
+                loop.call_soon_threadsafe(on_step, step)
+
+        await asyncio.wrap_future(self._engine.client.start_trace(deliver))
+
+    async def stop_trace(self) -> None:
+        """End it: a trace marked as the `last` follows those that are under way."""
+        await asyncio.wrap_future(self._engine.client.stop_trace())
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the engine's prefix cache."""

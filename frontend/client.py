@@ -31,6 +31,7 @@ from quire.protocol.messages import (
     Pong,
     Ready,
     SchedulerStats,
+    StepTrace,
     UtilityCall,
     UtilityResult,
 )
@@ -71,6 +72,7 @@ class CoreClient:
         self._call_ids = itertools.count(1)
         self._lock = threading.Lock()  # nothing is posted, and no call opened, once `dead` is set
         self._closing = False
+        self._on_step: Callable[[StepTrace], None] | None = None
         self._greeting = False  # a Hello is under way that the engine has not yet answered
         self._connection = Connection(address, security or Security())
         try:
@@ -104,6 +106,15 @@ class CoreClient:
             self._calls.pop(call_id, None)
             raise
         return future
+
+    def start_trace(self, on_step: Callable[[StepTrace], None]) -> Future[Any]:
+        """Start to trace the engine's steps; `on_step` is called on the client's thread and must return at once."""
+        self._on_step = on_step
+        return self.call("trace_start")
+
+    def stop_trace(self) -> Future[Any]:
+        """Stop tracing; the trace marked as the last is still to come."""
+        return self.call("trace_stop")
 
     def close(self) -> None:
         """Say goodbye, so that the engine ends what is still open, and end the thread. Idempotent."""
@@ -170,12 +181,22 @@ class CoreClient:
             self.last_step_age = message.last_step_age
         elif isinstance(message, UtilityResult):
             self._answer(message)
+        elif isinstance(message, StepTrace):
+            self._trace(message)
         elif isinstance(message, ErrorMessage):
             self._refused(message)
         elif isinstance(message, EngineGoodbye):
             raise EngineDeadError(f"the engine at {self.address} has ended: {message.reason or 'it was stopped'}")
         else:
             self.ready, self._greeting = message, False
+            if self._on_step is not None:  # the engine may have forgotten this client, and who it is
+                self.call("trace_start")
+
+    def _trace(self, message: StepTrace) -> None:
+        if self._on_step is not None:
+            self._on_step(message)
+        if message.last:
+            self._on_step = None
 
     def _answer(self, message: UtilityResult) -> None:
         future = self._calls.pop(message.call_id, None)

@@ -11,7 +11,6 @@ from quire.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, 
 from quire.frontend.prompts import Prompt
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import (
-    EngineCoreEvent,
     EngineCoreOutput,
     EventType,
     FinishReason,
@@ -145,12 +144,11 @@ class Request:
         """Take an increment of completion `index`. Returns whether the engine must be told that it has ended."""
         metrics = self.metrics
         if output.events:
-            self._note(output.events)
+            self._note(output)
+            if output.events[-1].type is EventType.FINISHED:
+                timestamp = output.events[-1].timestamp  # the frame may have waited for a consumer, and merged
         if output.new_token_ids:
-            metrics.last_token_time = timestamp
-            if metrics.first_token_time is None:
-                metrics.first_token_time = timestamp
-                self._num_cached_tokens = output.num_cached_tokens
+            metrics.last_token_time = max(timestamp, metrics.last_token_time or timestamp)
         if output.new_prompt_logprobs is not None:
             self._prompt_logprobs = [
                 None if entry is None else position_logprobs(entry, self._tokenizer)
@@ -163,7 +161,7 @@ class Request:
         if completion.finish_reason is not None:
             self._num_open -= 1
             if self._num_open == 0:
-                metrics.finished_time = timestamp
+                metrics.finished_time = max(timestamp, metrics.last_token_time or timestamp)
         return stopped
 
     def output(self, delta: bool = False) -> RequestOutput:
@@ -179,16 +177,19 @@ class Request:
             self._num_cached_tokens,
         )
 
-    def _note(self, events: list[EngineCoreEvent]) -> None:
+    def _note(self, output: EngineCoreOutput) -> None:
         metrics = self.metrics
-        metrics.events += events
-        for event in events:
+        metrics.events += output.events
+        for event in output.events:
             if event.type is EventType.QUEUED:
                 metrics.queued_time = metrics.queued_time or event.timestamp
             elif event.type is EventType.SCHEDULED:
                 metrics.first_scheduled_time = metrics.first_scheduled_time or event.timestamp
-            else:
+            elif event.type is EventType.PREEMPTED:
                 metrics.num_preemptions += 1
+            elif event.type is EventType.FIRST_TOKEN and metrics.first_token_time is None:
+                metrics.first_token_time = event.timestamp
+                self._num_cached_tokens = output.num_cached_tokens
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:

@@ -34,6 +34,8 @@ class EventType(enum.IntEnum):
     QUEUED = 1
     SCHEDULED = 2
     PREEMPTED = 3
+    FIRST_TOKEN = 4
+    FINISHED = 5
 
 
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -126,7 +128,8 @@ class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fiel
 
 
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
-    """Client to engine: one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `shutdown`.
+    """Client to engine: one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `trace_start`, `trace_stop`,
+    `shutdown`.
 
     `token_ids` and `cache_salt` say which prefix.
     """
@@ -148,7 +151,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 
     `stop_reason` is the token id of `stop_token_ids` that stopped it, None for an eos token; `error` says what was
     wrong when `finish_reason` is ERROR. `prompt_logprobs` come once, with the first output after the prompt was
-    computed (entry 0 is None).
+    computed (entry 0 is None). `events` keep their times however many outputs are merged into one.
     """
 
     request_id: str
@@ -163,7 +166,12 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
-    """The engine after one step. Pages are KV pages: `free + cached + held == total` always."""
+    """The engine after one step. Pages are KV pages: `free + cached + held == total` always.
+
+    Tokens and seconds are those of the step: of prompts (and what is computed again after a preemption), of decodes,
+    and the prompt tokens of requests that it started which were found in the cache. `preemptions`, `evictions` (pages)
+    and `wasted_tokens` (computed again after a preemption) are counted from the engine's start.
+    """
 
     step: int = 0
     running: int = 0
@@ -181,6 +189,30 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     schedule_seconds: float = 0.0
     execute_seconds: float = 0.0
     update_seconds: float = 0.0
+
+
+class SequenceTrace(msgspec.Struct, array_like=True, gc=False):
+    """What one step computed of one request: tokens `[start, start + count)`.
+
+    `number` is the request's in order of arrival, of all clients together; `request_id` is unique per client only.
+    """
+
+    number: int
+    request_id: str
+    start: int
+    count: int
+
+
+class RequestEvent(msgspec.Struct, array_like=True, gc=False):
+    """One event of any client's request. `num_cached_tokens` is for SCHEDULED: what need not be computed (again)."""
+
+    number: int
+    request_id: str
+    type: EventType
+    timestamp: float
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
@@ -237,5 +269,21 @@ class EngineGoodbye(msgspec.Struct, array_like=True, gc=False, tag=16):
     reason: str = ""
 
 
+class StepTrace(msgspec.Struct, array_like=True, gc=False, tag=17):
+    """Engine to client, after `trace_start`: what one step did for all clients, and what happened since the one before.
+
+    `begin`: when the step began; then it scheduled, executed and updated for the seconds that `stats` says. The first
+    `stats.decode_tokens` of `sequences` decode, the others prefill. Without a step `stats` is None. `dropped`: so many
+    traces before this one were lost, since the client did not read. `last`: the answer to `trace_stop`.
+    """
+
+    begin: float
+    stats: SchedulerStats | None = None
+    sequences: list[SequenceTrace] = []
+    events: list[RequestEvent] = []
+    dropped: int = 0
+    last: bool = False
+
+
 ClientMessage = EngineCoreRequest | Abort | Hello | Ping | UtilityCall | Goodbye
-EngineMessage = EngineCoreOutputs | Ready | UtilityResult | ErrorMessage | Pong | EngineGoodbye
+EngineMessage = EngineCoreOutputs | Ready | UtilityResult | ErrorMessage | Pong | EngineGoodbye | StepTrace

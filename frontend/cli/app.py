@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli import chat, complete, engine, info, keys, serve, version
+from quire.frontend.cli import chat, complete, engine, info, keys, serve, trace, version
 from quire.frontend.cli.flags import SAMPLING_NOTE
 
 
@@ -46,7 +46,17 @@ def _options(
     del show_version  # its callback has done it
 
 
-for _command in (serve.serve, chat.chat, complete.complete, engine.engine, info.info, keys.keys, version.version):
+_COMMANDS = (
+    serve.serve,
+    chat.chat,
+    complete.complete,
+    engine.engine,
+    trace.trace,
+    info.info,
+    keys.keys,
+    version.version,
+)
+for _command in _COMMANDS:
     app.command(help=_paragraphs(_command.__doc__ or ""), epilog=_epilog(_command))(_command)
 
 

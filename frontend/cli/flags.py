@@ -18,7 +18,7 @@ from quire.frontend.cli.failures import DEBUG
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def option(panel: str, text: str, metavar: str | None = None, **more: Any) -> Any:
+def option(panel: str | None, text: str, metavar: str | None = None, **more: Any) -> Any:
     """Return a flag whose default is None, meaning "not given"; its help text tells the default that holds then."""
     return typer.Option(help=text, show_default=False, metavar=metavar, rich_help_panel=panel, **more)
 

@@ -39,6 +39,8 @@ from quire.protocol.messages import (
     Pong,
     Ready,
     SamplingParams,
+    SequenceTrace,
+    StepTrace,
     UtilityCall,
     UtilityResult,
 )
@@ -456,6 +458,28 @@ def test_a_client_that_never_reads_is_given_up(make_engine: MakeEngine) -> None:
         slow.expect(EngineCoreOutputs)
     slow.send(Ping())
     assert slow.expect(ErrorMessage).fatal
+
+
+def test_traces_beyond_a_limit_are_dropped_and_their_reader_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine_core.outbox._MAX_TRACE_VALUES", 100_000)
+    slow, slow_id = engine.attach()
+    other, _ = engine.attach()
+    steps = 20_000
+    sequences = [SequenceTrace(1, "r", 0, 1)] * 20
+    for step in range(steps):
+        engine.server.send(slow_id, StepTrace(float(step), sequences=sequences))
+    engine.server.send(slow_id, StepTrace(0.0, last=True))
+    other.ping()
+    traces = [slow.expect(StepTrace)]
+    while not traces[-1].last:
+        traces.append(slow.expect(StepTrace))
+    dropped = sum(trace.dropped for trace in traces)
+    assert dropped == engine.server.counters.traces_dropped > 0
+    assert len(traces) + dropped == steps + 1
+    assert traces[-2].begin == steps - 1
+    assert engine.server.counters.clients_slow == 0
 
 
 def test_a_vanished_client_is_noticed_when_something_is_sent(engine: Engine) -> None:

@@ -173,11 +173,11 @@ def address_of(line: str) -> str:
 
 def test_help_says_everything(place: Workplace) -> None:
     overview = place.run("--help").stdout
-    for command in ("serve", "chat", "complete", "engine", "info", "keys", "version"):
+    for command in ("serve", "chat", "complete", "engine", "trace", "info", "keys", "version"):
         assert command in overview
         text = place.run(command, "--help").stdout
         assert "Usage: quire " + command in text
-        if command in ("serve", "chat", "complete"):
+        if command in ("serve", "chat", "complete", "trace"):
             assert [flag for flag in FLAGS if flag not in text] == []
             assert "Default: 2048." in " ".join(text.replace("│", " ").split())
 
@@ -196,6 +196,8 @@ def test_version(place: Workplace) -> None:
         (["complete", "x", "--top-k", "many"], "--top-k"),
         (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
         (["keys"], "Missing argument"),
+        (["trace", "x"], "Missing option '--out'"),
+        (["trace", "--out", "/nowhere/t.json"], "give prompts, or --address of a running engine"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[str], what: str) -> None:
@@ -218,6 +220,8 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
         (["complete", "x", "--address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
         (["complete", "x", "--address", "ftp://x"], "must start with ipc:// or tcp://"),
         (["info", "--model", "/nowhere"], "/nowhere"),
+        (["trace", "x", "--out", "/nowhere/t.json"], "--out /nowhere/t.json: the file cannot be written (No such file"),
+        (["trace", "x", "--out", "/"], "--out /: the file cannot be written (Is a directory); name another"),
         (["info", "--quantization", "int3"], "quantization is 'int3'; it must be one of int8, int4"),
         (["serve", "x", "--quantization", "int3"], "quantization='int3' is not known; it can be int8, int4"),
         (["serve", "x", "--kv-dtype", "fp8"], "kv_cache_dtype='fp8' is not known; it can be auto, int8"),
@@ -363,6 +367,47 @@ def test_engine_alone(place: Workplace, number: int, status: set[int]) -> None:
         process.send_signal(number)
         process.communicate(timeout=PATIENCE)
         assert process.returncode in status
+
+
+@needs_kernels
+def test_trace_records_prompts(place: Workplace) -> None:
+    out = place.folder / "t.json"
+    prompts = ["Once upon a time", "A dog"]
+    done = place.run("trace", "--out", str(out), *prompts, "--max-tokens", "5", "--ignore-eos")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"{out}: 5 steps, 2 requests; open it in ui.perfetto.dev\n"
+    events = json.loads(out.read_text())
+    assert sum(event["name"] == "decode" for event in events) == 2
+    done = place.run("trace", "--out", str(out), "Once", "--ignore-eos", "--seconds", "0.01")
+    assert done.returncode == 0
+    assert "finished: abort" in [event["name"] for event in json.loads(out.read_text())]
+    full = place.run("trace", "--out", "/dev/full", "Once", "--max-tokens", "5")
+    assert full.returncode == 1
+    assert full.stderr.startswith("quire: --out /dev/full: the file cannot be written (No space left on device)")
+
+
+@needs_kernels
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 1)])
+def test_trace_of_a_running_engine_keeps_what_there_is(place: Workplace, number: int, status: int) -> None:
+    """Whether a signal ends the recording, or the engine is killed."""
+    out = place.folder / "t.json"
+    with place.start("engine", "--max-num-seqs", "4", "--address", f"ipc://{place.folder}/e.sock") as engine:
+        address = line_of(engine).split()[1]
+        with place.start("trace", "--address", address, "--out", str(out)) as recorder:
+            assert recorder.stderr is not None
+            assert recorder.stderr.readline() == f"recording {address}; Ctrl-C ends it\n"
+            for _ in range(2):
+                done = place.run("complete", "Once", "--address", address, "--max-tokens", "3", "--ignore-eos")
+                assert (done.returncode, done.stderr) == (0, "")
+            (engine if number == signal.SIGKILL else recorder).send_signal(number)
+            _, said = recorder.communicate(timeout=PATIENCE)
+        assert recorder.returncode == status
+        assert said.startswith(f"{out}: 6 steps, 2 requests")
+        names = [event["name"] for event in json.loads(out.read_text())]
+        assert names.count("finished: length") == 2
+        engine.terminate()
+    if number == signal.SIGKILL:
+        (place.folder / "e.sock").unlink()
 
 
 @needs_kernels

@@ -28,8 +28,11 @@ from quire.protocol.messages import (
     Ping,
     Pong,
     Ready,
+    RequestEvent,
     SamplingParams,
     SchedulerStats,
+    SequenceTrace,
+    StepTrace,
     TokenLogprobs,
     UtilityCall,
     UtilityResult,
@@ -63,6 +66,14 @@ ENGINE_MESSAGES: list[EngineMessage] = [
     ErrorMessage("no", fatal=True),
     Pong(0.5),
     EngineGoodbye("stopped"),
+    StepTrace(
+        1.5,
+        SchedulerStats(3),
+        [SequenceTrace(7, "r1", 32, 8)],
+        [RequestEvent(7, "r1", EventType.FINISHED, 2.5, 40, 32, FinishReason.STOP)],
+        2,
+        last=True,
+    ),
 ]
 
 

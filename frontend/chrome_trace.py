@@ -1,0 +1,211 @@
+"""Writes the steps of an engine as a Chrome trace, which ui.perfetto.dev and chrome://tracing show.
+
+The format is the JSON array of the Trace Event Format: complete slices ("X"), counters ("C"), instants ("i") and names
+("M"). Its closing bracket may be missing, so that also a recording that was killed can be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import msgspec
+
+from quire.protocol.messages import EventType, RequestEvent, SchedulerStats, SequenceTrace, StepTrace
+
+_ENGINE = 1  # process ids: groups of tracks
+_REQUESTS = 2
+_STEPS = 1  # the engine's track of steps
+
+
+@dataclass(slots=True)
+class _Track:
+    """Where a request stands: the slice that is still open, if one is."""
+
+    request_id: str
+    open: str = ""
+    begin: float = 0.0
+    end: float = 0.0  # of a decode: so far
+    num_tokens: int = 0
+    num_cached_tokens: int = 0  # found when it was scheduled, to be told with its next slice
+
+
+class ChromeTrace:
+    """Writes traces to `file` as they come; the times are those of the engine's clock.
+
+    A request's track holds the slices queued, prefill (one a chunk), decode (one for as long as it decodes without a
+    break) and preempted. `num_steps`, `num_requests` and `num_dropped` count what was seen, and lost; `is_complete`
+    tells whether all of it is in the file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.num_steps = 0
+        self.num_requests = 0
+        self.num_dropped = 0
+        self.is_complete = False
+        self._file = file
+        self._tracks: dict[int, _Track] = {}
+        self._now = 0.0  # the latest time heard of
+        self._file.write(b"[\n")
+        self._name(_ENGINE, "process_name", "engine", 0)
+        self._name(_ENGINE, "thread_name", "steps", _STEPS)
+        self._name(_REQUESTS, "process_name", "requests", 0)
+
+    def add(self, trace: StepTrace) -> None:
+        """Writes one trace. OSError if the file does not take it."""
+        if trace.dropped:
+            self._lose(trace)
+        self._now = max(self._now, trace.begin)
+        for event in trace.events:
+            if event.type is not EventType.FINISHED:
+                self._happen(event)
+        if trace.stats is not None:
+            self._step(trace.begin, trace.stats, trace.sequences)
+        for event in trace.events:
+            if event.type is EventType.FINISHED:
+                self._finish(event)
+
+    def close(self) -> None:
+        """Ends the slices that are open, and the array. The file stays open. OSError if it does not take that."""
+        for number in list(self._tracks):
+            self._close(number, self._now)
+        self._write({"ph": "M", "pid": _ENGINE, "name": "process_sort_index", "args": {"sort_index": 0}}, b"\n]\n")
+        self._file.flush()
+        self.is_complete = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not isinstance(error, OSError):  # the file takes nothing
+            self.close()
+
+    # Steps
+
+    def _step(self, begin: float, stats: SchedulerStats, sequences: list[SequenceTrace]) -> None:
+        executing = begin + stats.schedule_seconds
+        updating = executing + stats.execute_seconds
+        end = updating + stats.update_seconds
+        self.num_steps += 1
+        self._now = max(self._now, end)
+        arguments = {
+            "step": stats.step,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "prefill_tokens": stats.prefill_tokens,
+            "decode_tokens": stats.decode_tokens,
+            "cached_tokens": stats.cached_tokens,
+        }
+        self._slice(_ENGINE, _STEPS, "step", begin, end, arguments)
+        self._slice(_ENGINE, _STEPS, "schedule", begin, executing)
+        self._slice(_ENGINE, _STEPS, "execute", executing, updating)
+        self._slice(_ENGINE, _STEPS, "update", updating, end)
+        self._count(begin, end, stats)
+        for index, sequence in enumerate(sequences):
+            if index < stats.decode_tokens:
+                self._decode(sequence, executing, updating)
+            else:
+                self._prefill(sequence, stats.step, executing, updating)
+
+    def _count(self, begin: float, end: float, stats: SchedulerStats) -> None:
+        pages = {"free": stats.pages_free, "cached": stats.pages_cached, "held": stats.pages_held}
+        self._counter("pages", end, pages)
+        self._counter("requests", end, {"running": stats.running, "waiting": stats.waiting})
+        self._counter("tokens per step", begin, {"prefill": stats.prefill_tokens, "decode": stats.decode_tokens})
+        if not stats.running:
+            self._counter("tokens per step", end, {"prefill": 0, "decode": 0})
+
+    def _lose(self, trace: StepTrace) -> None:
+        """The traces before this one are missing: how requests fared meanwhile is not known, so no slice covers it."""
+        for number in list(self._tracks):
+            self._close(number, self._now)
+        self.num_dropped += trace.dropped
+        self._instant(_ENGINE, _STEPS, f"{trace.dropped} traces lost", trace.begin)
+
+    # Requests
+
+    def _happen(self, event: RequestEvent) -> None:
+        """It has come, was scheduled or was preempted; QUEUED is told again to one who subscribes again."""
+        self._now = max(self._now, event.timestamp)
+        name = {EventType.QUEUED: "queued", EventType.PREEMPTED: "preempted"}.get(event.type, "")
+        track = self._track(event.number, event.request_id)
+        if name and track.open == name:
+            return
+        self._close(event.number, event.timestamp)
+        track.open, track.begin, track.num_cached_tokens = name, event.timestamp, event.num_cached_tokens
+        track.num_tokens = event.num_prompt_tokens
+
+    def _prefill(self, sequence: SequenceTrace, step: int, begin: float, end: float) -> None:
+        track = self._track(sequence.number, sequence.request_id)
+        self._close(sequence.number, begin)
+        arguments = {"tokens": sequence.count, "start": sequence.start, "step": step, **_take_cached(track)}
+        self._slice(_REQUESTS, sequence.number, "prefill", begin, end, arguments)
+
+    def _decode(self, sequence: SequenceTrace, begin: float, end: float) -> None:
+        track = self._track(sequence.number, sequence.request_id)
+        if track.open != "decode":
+            self._close(sequence.number, begin)
+            track.open, track.begin, track.num_tokens = "decode", begin, 0
+        track.num_tokens += 1
+        track.end = end
+
+    def _finish(self, event: RequestEvent) -> None:
+        self._now = max(self._now, event.timestamp)
+        self._track(event.number, event.request_id)
+        self._close(event.number, event.timestamp)
+        self._instant(_REQUESTS, event.number, f"finished: {event.finish_reason!s}", event.timestamp)
+        del self._tracks[event.number]
+
+    def _close(self, number: int, time: float) -> None:
+        """Writes the slice of a request that is open, which lasts until `time` unless it is a decode."""
+        track = self._tracks[number]
+        if track.open == "decode":
+            arguments = {"tokens": track.num_tokens, **_take_cached(track)}
+            self._slice(_REQUESTS, number, "decode", track.begin, track.end, arguments)
+        elif track.open:
+            self._slice(_REQUESTS, number, track.open, track.begin, time, {"prompt_tokens": track.num_tokens})
+        track.open = ""
+
+    def _track(self, number: int, request_id: str) -> _Track:
+        track = self._tracks.get(number)
+        if track is None:
+            track = self._tracks[number] = _Track(request_id)
+            self.num_requests += 1
+            self._name(_REQUESTS, "thread_name", f"request {number} (id {request_id})", number)
+        return track
+
+    # The format
+
+    def _slice(
+        self, process: int, track: int, name: str, begin: float, end: float, arguments: dict[str, int] | None = None
+    ) -> None:
+        """Both ends are rounded before they are subtracted, so that slices that touch do not overlap."""
+        start, stop = _nanoseconds(begin), _nanoseconds(end)
+        event = {"ph": "X", "pid": process, "tid": track, "name": name, "ts": start / 1000}
+        self._write({**event, "dur": max(0, stop - start) / 1000, "args": arguments or {}})
+
+    def _counter(self, name: str, time: float, values: dict[str, int]) -> None:
+        self._write({"ph": "C", "pid": _ENGINE, "name": name, "ts": _nanoseconds(time) / 1000, "args": values})
+
+    def _instant(self, process: int, track: int, name: str, time: float) -> None:
+        event = {"ph": "i", "pid": process, "tid": track, "name": name, "ts": _nanoseconds(time) / 1000, "s": "t"}
+        self._write(event)
+
+    def _name(self, process: int, what: str, name: str, track: int) -> None:
+        self._write({"ph": "M", "pid": process, "tid": track, "name": what, "args": {"name": name}})
+
+    def _write(self, event: dict[str, Any], end: bytes = b",\n") -> None:
+        self._file.write(msgspec.json.encode(event) + end)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _take_cached(track: _Track) -> dict[str, int]:
+    """The argument `cached_tokens` for the first slice after a start."""
+    cached, track.num_cached_tokens = track.num_cached_tokens, 0
+    return {"cached_tokens": cached} if cached else {}

@@ -1,0 +1,103 @@
+"""`quire trace`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, option, takes
+from quire.frontend.cli.model import Model, open_model
+from quire.frontend.cli.output import say
+
+if TYPE_CHECKING:
+    from quire.frontend.chrome_trace import ChromeTrace
+    from quire.protocol.messages import SamplingParams
+
+
+@takes(engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
+def trace(
+    out: Annotated[Path, typer.Option("--out", help="File to write, as JSON.", metavar="FILE", show_default=False)],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to continue, all at once.", show_default=False)
+    ] = None,
+    seconds: Annotated[
+        float | None, option(None, "End after so many seconds, whatever runs. Default: no limit.", "S", min=0.0)
+    ] = None,
+    *,
+    engine: EngineFlags,
+    attach: AttachFlags,
+    sampling: SamplingFlags,
+    common: CommonFlags,
+) -> None:
+    """Record what an engine does, step by step, for ui.perfetto.dev or chrome://tracing.
+
+    With PROMPTS: continue them, and end. With --address alone: record what a running engine does for all its clients,
+    until Ctrl-C or for --seconds. The trace has a track of the steps, one of each request (queued, prefill, decode,
+    preempted), and counters of KV pages, tokens and requests. Ctrl-C keeps what there is.
+    """
+    del common
+    if not prompts and attach.address is None:
+        raise typer.BadParameter("there is nothing to record; give prompts, or --address of a running engine")
+    from quire.frontend.chrome_trace import ChromeTrace
+
+    with _create(out) as file:
+        chrome = ChromeTrace(file)
+        try:
+            with chrome, open_model(engine, attach) as model:
+                model.runner.run(_record(model, chrome, prompts or [], model.params(sampling), seconds))
+        finally:
+            if chrome.is_complete and chrome.num_steps:
+                say(_summary(out, chrome))
+
+
+@contextmanager
+def _create(out: Path) -> Iterator[BinaryIO]:
+    """The file, open to be written; if that is impossible, now or later, OSError says so."""
+    try:
+        with out.open("wb") as file:
+            yield file
+    except OSError as error:
+        if error.strerror is None or str(error.filename or out) != str(out):  # it is about something else
+            raise
+        raise OSError(f"--out {out}: the file cannot be written ({error.strerror}); name another") from error
+
+
+async def _record(
+    model: Model, chrome: ChromeTrace, prompts: list[str], params: SamplingParams, seconds: float | None
+) -> None:
+    from quire.frontend.recording import record, watch
+
+    async def work() -> None:
+        if prompts:
+            await _complete(model, prompts, params)
+        else:
+            say(f"recording {model.llm.engine_address}; Ctrl-C ends it")
+            await watch(model.llm)
+
+    await record(model.llm, chrome, work, seconds)
+
+
+async def _complete(model: Model, prompts: list[str], params: SamplingParams) -> None:
+    """Continues all; the first failure ends the others."""
+    tasks = [asyncio.create_task(_exhaust(model, prompt, params)) for prompt in prompts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _exhaust(model: Model, prompt: str, params: SamplingParams) -> None:
+    async for _ in model.llm.generate(prompt, params, output_kind="delta"):
+        pass
+
+
+def _summary(out: Path, chrome: ChromeTrace) -> str:
+    lost = f", {chrome.num_dropped} lost" if chrome.num_dropped else ""
+    return f"{out}: {chrome.num_steps} steps{lost}, {chrome.num_requests} requests; open it in ui.perfetto.dev"

@@ -1,0 +1,44 @@
+"""The times of a request are those of the engine, also when a slow client finds its outputs merged."""
+
+from __future__ import annotations
+
+from paged_executor import Engine
+
+from quire.engine_core.outbox import Mailbox
+from quire.frontend.prompts import Prompt
+from quire.frontend.request import DEFAULT_SERVICE, Request
+from quire.frontend.sampling import SamplingParams
+from quire.protocol.messages import EngineCoreOutputs
+
+
+def request_of(engine: Engine, request_id: str, *, merged: bool) -> Request:
+    """The frontend's request after all that the engine has sent for it, frame by frame or in one that came late."""
+    frames = [message for message in engine.sent[b"client"] if isinstance(message, EngineCoreOutputs)]
+    if merged:
+        mailbox = Mailbox()
+        for frame in frames:
+            mailbox.put(frame)
+        late = mailbox.take(1_000_000)
+        assert isinstance(late, EngineCoreOutputs)
+        frames = [late]
+    params = SamplingParams(max_tokens=4)
+    request = Request(request_id, Prompt([1, 2, 3]), params, [params], None, arrival_time=0.0, service=DEFAULT_SERVICE)
+    for frame in frames:
+        for output in frame.outputs:
+            if output.request_id == request_id:
+                request.append(0, output, frame.timestamp)
+    return request
+
+
+def test_a_merged_frame_tells_the_same_times() -> None:
+    engine = Engine()
+    engine.add("short", [1, 2, 3], max_tokens=4)
+    engine.add("long", [4, 5, 6], max_tokens=50)
+    while engine.core.has_requests:
+        engine.now += 1
+        engine.step()
+    for request_id, end in (("short", 4), ("long", 50)):
+        prompt, late = (request_of(engine, request_id, merged=merged).metrics for merged in (False, True))
+        assert prompt == late
+        assert (prompt.queued_time, prompt.first_scheduled_time, prompt.first_token_time) == (0, 1, 1)
+        assert (prompt.last_token_time, prompt.finished_time) == (end, end)
