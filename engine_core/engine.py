@@ -16,9 +16,10 @@ from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Batch, Scheduler
+from quire.engine_core.siblings import Siblings
 from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
-from quire.engine_core.validation import RequestError, check_queue, check_request
+from quire.engine_core.validation import RequestError, check_queue, check_request, check_sibling
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -88,7 +89,8 @@ class EngineCore:
                 self._add(client_id, message)
             case Abort():
                 own = self._requests.get(client_id, {})
-                for request_id in message.request_ids:
+                # The last first: no sibling starts in the place of one that ends before it ends itself.
+                for request_id in reversed(message.request_ids):
                     if request := own.get(request_id):  # not there: it has just ended by itself
                         self._finish(request, RequestStatus.FINISHED_ABORTED)
             case Goodbye():
@@ -110,7 +112,7 @@ class EngineCore:
             self._send(client_id, ErrorMessage(text))
             return
         try:
-            self._check(message)
+            self._check(message, own)
         except RequestError as error:
             reason = RequestStatus.FINISHED_IGNORED.finish_reason
             self._increments[client_id].append(EngineCoreOutput(request_id, finish_reason=reason, error=str(error)))
@@ -119,17 +121,21 @@ class EngineCore:
         request = Request.from_message(
             client_id, message, seed=self._seeds.getrandbits(63), now=now, limits=self.limits
         )
+        if (sibling := _sibling_of(message, own)) is not None:
+            sibling.siblings = request.siblings = sibling.siblings or Siblings.of(sibling)
         request.record(EventType.QUEUED, now)
         self._requests.setdefault(client_id, own)[request_id] = request
         self.scheduler.add(request)
         if request.deadline < math.inf:
             heapq.heappush(self._deadlines, (request.deadline, request.number, request))
 
-    def _check(self, message: EngineCoreRequest) -> None:
+    def _check(self, message: EngineCoreRequest, own: dict[str, Request]) -> None:
         if self.draining:
             raise RequestError("the engine is shutting down and takes no more requests; send it to another engine")
         check_request(message, self.limits)
         check_queue(message, self.scheduler.waiting, self.limits)
+        if (sibling := _sibling_of(message, own)) is not None:
+            check_sibling(message, sibling)
 
     def _end_late(self, now: float) -> None:
         """Ends the requests whose time is up, wherever they stand."""
@@ -139,7 +145,7 @@ class EngineCore:
                 self._finish(request, RequestStatus.FINISHED_TIMEOUT, explain_timeout(request))
 
     def _end_client(self, client_id: bytes, status: RequestStatus, error: str | None = None) -> None:
-        for request in list(self._requests.get(client_id, {}).values()):
+        for request in reversed(list(self._requests.get(client_id, {}).values())):
             self._finish(request, status, error)
 
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
@@ -251,6 +257,10 @@ class EngineCore:
         del own[request.request_id]
         if not own:
             del self._requests[request.client_id]
+
+
+def _sibling_of(message: EngineCoreRequest, own: dict[str, Request]) -> Request | None:
+    return None if message.sibling is None else own.get(message.sibling)
 
 
 def _attach(request: Request, output: EngineCoreOutput) -> None:

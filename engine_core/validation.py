@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request
 from quire.engine_core.waiting import WaitingQueue
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
@@ -121,6 +122,16 @@ def check_queue(request: EngineCoreRequest, waiting: WaitingQueue, limits: Engin
         raise RequestError(
             f"the engine is overloaded: {len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting, "
             f"and {limits.max_waiting_requests} requests with {limits.max_waiting_tokens} tokens may; try again later"
+        )
+
+
+def check_sibling(request: EngineCoreRequest, sibling: Request) -> None:
+    """Raises RequestError unless the two have one prompt and one salt."""
+    same_salt = sibling.cache_salt in (None, request.cache_salt)  # None: the engine has no prefix cache
+    if sibling.prompt_token_ids != request.prompt_token_ids or not same_salt:
+        raise RequestError(
+            f"request {request.request_id!r} names {sibling.request_id!r} as its sibling, which has another prompt or "
+            "another cache_salt; name one that has the same, or none"
         )
 
 
