@@ -16,10 +16,11 @@ from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Batch, Scheduler
+from quire.engine_core.siblings import Siblings
 from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
 from quire.engine_core.trace import Tracer
-from quire.engine_core.validation import RequestError, check_prefix, check_queue, check_request
+from quire.engine_core.validation import RequestError, check_prefix, check_queue, check_request, check_sibling
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -122,7 +123,8 @@ class EngineCore:
                 self._add(client_id, message)
             case Abort():
                 own = self._requests.get(client_id, {})
-                for request_id in message.request_ids:
+                # The last first: no sibling starts in the place of one that ends before it ends itself.
+                for request_id in reversed(message.request_ids):
                     if request := own.get(request_id):  # not there: it has just ended by itself
                         self._finish(request, RequestStatus.FINISHED_ABORTED)
             case Goodbye():
@@ -148,6 +150,8 @@ class EngineCore:
         try:
             self._check_room(message)
             check_request(message, self.limits)
+            if (sibling := _sibling_of(message, own)) is not None:
+                check_sibling(message, sibling)
         except RequestError as error:
             self._increments[client_id].append(_refusal(message, error))
             return
@@ -155,6 +159,8 @@ class EngineCore:
         request = Request.from_message(
             client_id, message, seed=self._seeds.getrandbits(63), now=now, limits=self.limits
         )
+        if (sibling := _sibling_of(message, own)) is not None:
+            sibling.siblings = request.siblings = sibling.siblings or Siblings.of(sibling)
         request.record(EventType.QUEUED, now)
         self._requests.setdefault(client_id, own)[request_id] = request
         self.scheduler.add(request)
@@ -178,7 +184,7 @@ class EngineCore:
                 self._finish(request, RequestStatus.FINISHED_TIMEOUT, explain_timeout(request))
 
     def _end_client(self, client_id: bytes, status: RequestStatus, error: str | None = None) -> None:
-        for request in list(self._requests.get(client_id, {}).values()):
+        for request in reversed(list(self._requests.get(client_id, {}).values())):
             self._finish(request, status, error)
 
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
@@ -339,6 +345,10 @@ class EngineCore:
 def _refusal(message: EngineCoreRequest, error: RequestError) -> EngineCoreOutput:
     reason = RequestStatus.FINISHED_IGNORED.finish_reason
     return EngineCoreOutput(message.request_id, finish_reason=reason, error=str(error))
+
+
+def _sibling_of(message: EngineCoreRequest, own: dict[str, Request]) -> Request | None:
+    return None if message.sibling is None else own.get(message.sibling)
 
 
 def _attach(request: Request, output: EngineCoreOutput) -> None:

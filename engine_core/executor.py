@@ -40,5 +40,11 @@ class Executor(Protocol):
     def sequences(self) -> Sequences:
         """The open sequences, by slot, and the KV pages."""
 
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        """Gives a slot without pages the first `num_computed` positions of `source`, and pages for `num_tokens`.
+
+        Full pages are shared. False, and nothing has changed, when there are too few pages.
+        """
+
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next."""

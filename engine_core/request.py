@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quire.engine_core.limits import EngineLimits
 from quire.protocol.messages import (
@@ -15,6 +16,9 @@ from quire.protocol.messages import (
     SamplingParams,
     TokenLogprobs,
 )
+
+if TYPE_CHECKING:
+    from quire.engine_core.siblings import Siblings
 
 NO_SLOT = -1
 
@@ -85,6 +89,7 @@ class Request:
     num_lost_tokens: int = 0  # computed before it was preempted, and perhaps to be computed again
     num_passed_over: int = 0  # steps in which another one started that had come later
     queue_key: float = 0.0  # its place among those that wait
+    siblings: Siblings | None = field(default=None, repr=False)  # those of the same prompt
     slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet told to the client
@@ -140,6 +145,15 @@ class Request:
     def in_prefill(self) -> bool:
         """Whether it has more than its last token to compute, or has sampled none yet."""
         return self.num_new_tokens > 1 or self.num_computed_tokens < self.num_prompt_tokens
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Positions of its prompt that it can take over from a sibling: at least one token is left to compute."""
+        return min(self.num_prompt_tokens, self.num_tokens - 1)
+
+    def has_computed_for(self, other: Request) -> bool:
+        """Whether `other`, one of its siblings, can fork from it now."""
+        return 0 < other.num_shared_tokens <= self.num_computed_tokens and other.sampling.prompt_logprobs is None
 
     def forget_computed(self) -> None:
         """Its KV pages are gone: what the prefix cache does not keep has to be computed again.

@@ -5,7 +5,8 @@ how many tokens each computes. Whoever has one token to compute gets it. Prompts
 long one takes no more than its part of a step, and a short one that comes later does not wait for its end.
 
 Pages of KV memory are found by the tokens that they hold, also those of requests that still run. A request whose next
-page another one is computing waits for it.
+page another one is computing waits for it. Siblings, which have the same prompt, share also the page that the
+prompt does not fill: each gets a copy when it forks from one that has computed it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.engine_core.admission import Admission
 from quire.engine_core.executor import Executor
@@ -59,6 +61,15 @@ class Batch:
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, and those computed again after a preemption."""
         return sum(self.counts) - self.num_decodes
+
+
+class Beginning(NamedTuple):
+    """What a request that starts need not compute, and from where it gets it: the prefix cache, or a sibling."""
+
+    found: int  # tokens
+    cached_pages: int = 0  # of those that hold them, the ones that nobody has
+    next_page: NextPage | None = None  # that it is going to compute
+    source: Request | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +123,7 @@ class Scheduler:
         self.admission = Admission(limits)
         self.pace = Pace(limits)
         self.counters = Counters()
+        self._executor = executor
         self._sequences = executor.sequences
         self.pins = Pins(executor.sequences)
         self._clock = clock
@@ -126,17 +138,34 @@ class Scheduler:
         """Queues a request that `check_request` has accepted."""
         self._num_added += 1
         request.number = self._num_added
-        self.waiting.add(request)
+        self._wait(request)
 
     def remove(self, request: Request) -> None:
         """Forgets a request and gives back what it holds; KeyError if it is not here."""
         if request.status is RequestStatus.RUNNING:
-            del self.running[request]
+            self._stop_running(request)
+            if request.siblings is not None and (heir := request.siblings.heir_of(request)) is not None:
+                self._inherit(heir, request)
         else:
-            self.waiting.remove(request)
+            self._stop_waiting(request)
         if request.slot != NO_SLOT:
             self._sequences.close(request.slot)
             request.slot = NO_SLOT
+
+    def _wait(self, request: Request) -> None:
+        self.waiting.add(request)
+        if request.siblings is not None:
+            request.siblings.waiting[request] = None
+
+    def _stop_waiting(self, request: Request) -> None:
+        self.waiting.remove(request)
+        if request.siblings is not None:
+            del request.siblings.waiting[request]
+
+    def _stop_running(self, request: Request) -> None:
+        del self.running[request]
+        if request.siblings is not None:
+            del request.siblings.running[request]
 
     def schedule(self) -> Batch:
         """Decides the next step and gets its pages. Empty only if there are no requests, or none could start."""
@@ -196,13 +225,13 @@ class Scheduler:
         return -request.priority, request.num_preemptions, private, -request.number
 
     def _preempt(self, request: Request, now: float) -> None:
-        del self.running[request]
+        self._stop_running(request)
         self._sequences.release_pages(request.slot)
         request.forget_computed()
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         request.record(EventType.PREEMPTED, now)
-        self.waiting.add(request)
+        self._wait(request)
         self.counters.preemptions += 1
 
     # Who may start
@@ -230,22 +259,20 @@ class Scheduler:
                 break
             if not self._open(request, batch):
                 continue
-            found, cached, end = self._sequences.match(request.slot)
-            page = self._next_page(request, found, end)
-            if page is not None and page in computing:
+            if (beginning := self._beginning(request, computing)) is None:
                 continue
             projected = self.admission.projected_pages(request)
-            needed = projected - found // self.limits.page_size + cached
+            needed = projected - beginning.found // self.limits.page_size + beginning.cached_pages
             if self.running and needed > self._available_pages() - to_grow - self.admission.watermark:
                 break
-            if not self._start(request, batch):
+            if not self._start(request, batch, beginning.source):
                 break
             to_grow += projected - self.limits.pages_for(request.num_tokens)
             budget -= self._least_chunk(request) if prefills or newcomers else 0
             newcomers.append(request)
-            computing.add(page)
+            computing.add(beginning.next_page)
         for request in newcomers:
-            self.waiting.remove(request)
+            self._stop_waiting(request)
         if newcomers:
             self.policy.started(newcomers)
 
@@ -262,6 +289,17 @@ class Scheduler:
             return False
         return True
 
+    def _beginning(self, request: Request, computing: set[NextPage | None]) -> Beginning | None:
+        """What `request` would start with now; None if it should wait for what another one is computing."""
+        found, cached, end = self._sequences.match(request.slot)
+        source = None if request.siblings is None else request.siblings.source_of(request)
+        if source is not None and request.num_shared_tokens > found:
+            if not source.has_computed_for(request):
+                return None
+            return Beginning(request.num_shared_tokens, source=source)
+        page = self._next_page(request, found, end)
+        return None if page is not None and page in computing else Beginning(found, cached, page)
+
     def _next_page(self, request: Request, found: int, end: int) -> NextPage | None:
         """The first page of its prompt that is not computed yet; None if the prompt does not fill it."""
         tokens = request.prompt_token_ids[found : found + self.limits.page_size]
@@ -273,28 +311,49 @@ class Scheduler:
         found, _, end = self._sequences.match(request.slot)
         return self._next_page(request, found, end)
 
-    def _start(self, request: Request, batch: Batch) -> bool:
-        found = self._sequences.start(request.slot, request.num_tokens)
-        if found is None and not self.running and self.pins.unpin_all():
+    def _start(self, request: Request, batch: Batch, source: Request | None) -> bool:
+        found: int | None
+        if source is None:
             found = self._sequences.start(request.slot, request.num_tokens)
+            if found is None and not self.running and self.pins.unpin_all():
+                found = self._sequences.start(request.slot, request.num_tokens)
+        else:
+            found = request.num_shared_tokens if self._fork(request, source) else None
         if found is None:
             if not self.running:
                 raise self._broken_promise(request)
             return False
+        self._run(request, found)
+        batch.num_cached_tokens += found if request.num_preemptions == 0 else 0
+        batch.started.append(request)
+        return True
+
+    def _fork(self, request: Request, source: Request) -> bool:
+        return self._executor.fork(request.slot, source.slot, request.num_shared_tokens, request.num_tokens)
+
+    def _inherit(self, request: Request, source: Request) -> None:
+        """Starts one that waits in the place of its sibling that ends, if it can; else the prompt is computed again."""
+        if not self._open(request, Batch()) or self._sequences.match(request.slot)[0] >= request.num_shared_tokens:
+            return
+        if self._fork(request, source):
+            self._stop_waiting(request)
+            self._run(request, request.num_shared_tokens)
+
+    def _run(self, request: Request, found: int) -> None:
+        """From now on it runs; it has pages for its tokens, of which `found` are computed."""
         self.running[request] = None
+        if request.siblings is not None:
+            request.siblings.running[request] = None
         if request.status is RequestStatus.PREEMPTED:
             self.counters.wasted_tokens += max(0, request.num_lost_tokens - found)
         else:
             request.num_cached_tokens = found
             self.counters.cached_tokens += found
             self.counters.prompt_tokens += request.num_prompt_tokens
-            batch.num_cached_tokens += found
         request.num_computed_tokens = found
         request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size
         request.status = RequestStatus.RUNNING
         request.record(EventType.SCHEDULED, self._clock())
-        batch.started.append(request)
-        return True
 
     # How many tokens
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
 MAX_LOGPROBS = 20
@@ -137,6 +138,16 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) ->
         )
     _check_salt(cache_salt)
     _check_token_ids("token_ids", token_ids, limits)
+
+
+def check_sibling(request: EngineCoreRequest, sibling: Request) -> None:
+    """Raises RequestError unless the two have one prompt and one salt."""
+    same_salt = sibling.cache_salt in (None, request.cache_salt)  # None: the engine has no prefix cache
+    if sibling.prompt_token_ids != request.prompt_token_ids or not same_salt:
+        raise RequestError(
+            f"request {request.request_id!r} names {sibling.request_id!r} as its sibling, which has another prompt or "
+            "another cache_salt; name one that has the same, or none"
+        )
 
 
 def _check_tokens(request: EngineCoreRequest, limits: EngineLimits) -> None:

@@ -46,6 +46,7 @@ class RequestTable:
                     request.service.priority,
                     request.service.cache_salt,
                     request.service.timeout,
+                    wire_ids[0] if wire_ids else None,
                 )
                 self._send(message)
                 wire_ids.append(wire_id)

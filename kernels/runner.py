@@ -40,7 +40,7 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
-    `sequences` and `step` are the native runner's (see native/sequences.h and native/runner.h).
+    `sequences`, `step` and `fork` are the native runner's (see native/sequences.h and native/runner.h).
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class ModelRunner:
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
         self.step = native.step
+        self.fork = native.fork
 
     @property
     def threads(self) -> int:

@@ -95,6 +95,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
 
     Requests with a lower `priority` come first where the engine's policy looks at it. KV pages are shared only among
     requests of the same `cache_salt`. `timeout`: seconds after its arrival at the engine at which the request ends.
+    `sibling` is the id of an earlier request of this client with the same prompt and salt: the prompt is computed once
+    for both. One that has ended already means nothing.
     """
 
     request_id: str
@@ -105,6 +107,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    sibling: str | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):

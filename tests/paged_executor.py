@@ -58,12 +58,24 @@ class PagedExecutor:
         self.limits = limits
         self.sequences = FailingSequences(limits.num_pages, limits.page_size, limits.vocab_size)
         self.requests: Callable[[], Iterable[Request]] = list  # those that run
+        self.num_forks = 0
         self.steps: list[dict[str, tuple[int, int]]] = []  # each step's (start, count) by request id
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
         self._memory: dict[tuple[int, int], int] = {}
         self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
+
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        if not self.sequences.fork(slot, source, num_computed, num_tokens):
+            return False
+        page, places = divmod(num_computed, self.limits.page_size)
+        if places:
+            old, new = self.sequences.pages(source)[page], self.sequences.pages(slot)[page]
+            assert old != new
+            self._memory |= {(new, place): self._memory[old, place] for place in range(places)}
+        self.num_forks += 1
+        return True
 
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs

@@ -224,6 +224,24 @@ def test_from_the_prefix_cache(demo: Subject, engine: EngineFactory) -> None:
     assert small.stats()["evictions"] > 0
 
 
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
+def test_samples_of_one_prompt(demo: Subject, engine: EngineFactory, cache: bool) -> None:
+    """Eight that fork from each other, three at a time, and in too few pages, against eight requests."""
+    from quire.frontend import SamplingParams
+
+    def answers(llm: LLM, length: int, n: int, seed: int) -> list[Answer]:
+        params = SamplingParams(n=n, seed=seed, max_tokens=40, logprobs=3, ignore_eos=True)
+        prompt = [(index * 37) % demo.vocab_size for index in range(length)]
+        outputs = llm.generate([prompt], params, use_tqdm=False)[0].outputs
+        return [(output.token_ids, output.text, output.logprobs) for output in outputs]
+
+    few = engine(**{**demo.options, "num_pages": 20}, enable_prefix_caching=cache)
+    three = engine(**demo.options, enable_prefix_caching=cache, max_num_seqs=3)
+    for length in (1, 31, 32, 33, 50, 129):
+        alone = [answers(demo.llm, length, 1, 70 + index)[0] for index in range(8)]
+        assert answers(few, length, 8, 70) == answers(three, length, 8, 70) == alone
+
+
 @pytest.mark.parametrize("page_size", [64, 128])
 def test_with_other_pages(demo: Subject, engine: EngineFactory, page_size: int) -> None:
     assert demo.ask(engine(**demo.options, block_size=page_size)) == demo.together

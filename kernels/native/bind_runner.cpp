@@ -222,7 +222,9 @@ void bind_runner(nb::module_& m) {
             nb::gil_scoped_release release;
             return r.step(slots, starts, counts);
           },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"));
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"))
+      .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
+           "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);
 }
 

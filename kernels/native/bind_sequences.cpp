@@ -102,6 +102,12 @@ void bind_sequences(nb::module_& m) {
       .def(
           "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
           nb::arg("slot"), nb::arg("token_id"))
+      .def(
+          "replace_last", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).replace_last(token); },
+          nb::arg("slot"), nb::arg("token_id"), "Takes another token than the one drawn last.")
+      .def("fork", &Sequences::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
+           "Gives a slot the first pages of another; the page in which they part is still to be copied: see "
+           "Runner.fork.")
       .def("private_pages", &Sequences::private_pages, nb::arg("slot"), "How many pages no other sequence has.")
       .def("release_pages", &Sequences::release_pages, nb::arg("slot"))
       .def("close", &Sequences::close, nb::arg("slot"))

@@ -88,6 +88,21 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   return result;
 }
 
+bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
+  if (!sequences_.fork(slot, source, num_computed, num_tokens)) return false;
+  const auto place = static_cast<std::size_t>(num_computed / config_.page_size);
+  const std::int64_t tiles = (num_computed % config_.page_size + kTileTokens - 1) / kTileTokens;
+  if (tiles == 0) return true;
+  const std::int64_t page_tiles = config_.page_size / kTileTokens;
+  const std::int64_t from = sequences_.at(source).pages[place] * page_tiles;
+  const std::int64_t to = sequences_.at(slot).pages[place] * page_tiles;
+  for (std::int64_t layer = 0; layer < config_.layers; layer++)
+    for (std::int64_t head = 0; head < config_.kv_heads; head++)
+      std::memcpy(kv_tile(layer, head, to), kv_tile(layer, head, from),
+                  static_cast<std::size_t>(tiles * config_.tile_bytes));
+  return true;
+}
+
 void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                    std::span<const std::int64_t> counts) {
   if (slots.size() != starts.size() || slots.size() != counts.size())
@@ -165,7 +180,7 @@ void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int
   const std::int64_t tile = (page * config_.page_size + first % config_.page_size) / kTileTokens;
   for (std::int64_t layer = 0; layer < config_.layers; layer++)
     for (std::int64_t head = 0; head < config_.kv_heads; head++)
-      std::memset(kv_layer(layer) + (head * kv_tiles() + tile) * config_.tile_bytes + config_.value_offset, 0,
+      std::memset(kv_tile(layer, head, tile) + config_.value_offset, 0,
                   static_cast<std::size_t>(config_.tile_bytes - config_.value_offset));
 }
 

@@ -105,6 +105,10 @@ class Runner {
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts);
 
+  /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
+  /// copy-on-write may as well copy at once.
+  bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
+
  private:
   struct LogitRow {
     std::int32_t index;     ///< in the batch
@@ -121,6 +125,9 @@ class Runner {
              std::span<const std::int64_t> counts);
   void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
   std::int64_t kv_tiles() const;
+  std::byte* kv_tile(std::int64_t layer, std::int64_t head, std::int64_t tile) {
+    return kv_layer(layer) + (head * kv_tiles() + tile) * config_.tile_bytes;
+  }
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void compute_logits(std::span<const LogitRow> rows, Dims& dims);
   void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);

@@ -40,7 +40,8 @@ class SamplingState {
   const SamplingConfig& config() const { return config_; }
   std::int32_t vocab_size() const { return vocab_size_; }
   bool greedy() const;
-  bool edits_logits() const;  ///< whether `process` can change a logit
+  bool counts_outputs() const { return counts_outputs_; }  ///< whether a penalty depends on the tokens drawn
+  bool edits_logits() const;                               ///< whether `process` can change a logit
 
   /// Bans (as -inf), biases and penalises logits, in vLLM's order. `tokens` are all of the sequence; `saved` is
   /// scratch.

@@ -7,6 +7,12 @@
 
 namespace quire {
 
+void Sequence::replace_last(std::int32_t token) {
+  if (std::ssize(tokens) <= num_prompt_tokens) throw std::logic_error("no token was drawn that could be replaced");
+  if (sampling.counts_outputs()) throw std::logic_error("a token that penalties have counted can't be replaced");
+  tokens.back() = token;
+}
+
 Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size)
     : pages_(num_pages), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
 
@@ -69,6 +75,26 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
     return std::nullopt;
   }
   return sequence.shared * page_size_;
+}
+
+bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
+  Sequence &child = at(slot), &parent = at(source);
+  if (!child.pages.empty())
+    throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it can't fork");
+  const auto count = static_cast<std::size_t>(std::max<std::int64_t>(num_computed, 0));
+  if (num_computed < 0 || num_computed > num_tokens || count > child.tokens.size() || count > parent.tokens.size() ||
+      num_computed > std::ssize(parent.pages) * page_size_ || child.root != parent.root ||
+      !std::ranges::equal(std::span(child.tokens).first(count), std::span(parent.tokens).first(count)))
+    throw std::invalid_argument("slot " + std::to_string(slot) + " and slot " + std::to_string(source) +
+                                " don't have the same salt and the same " + std::to_string(num_computed) +
+                                " computed tokens");
+  const auto full = num_computed / page_size_;
+  child.pages.assign(parent.pages.begin(), parent.pages.begin() + full);
+  child.shared = std::min(full, parent.shared);
+  for (std::int32_t page : child.pages) tree_.retain(page);
+  if (reserve(slot, num_tokens)) return true;
+  release_pages(slot);
+  return false;
 }
 
 bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {

@@ -28,6 +28,10 @@ struct Sequence {
     tokens.push_back(token);
     sampling.append(token);
   }
+
+  /// Takes another token than the one that was drawn last, which must not be computed yet. Throws std::logic_error when
+  /// none was drawn, or penalties have counted it.
+  void replace_last(std::int32_t token);
 };
 
 /// The open sequences and the KV pages that they and the prefix cache have. A sequence is named by its slot: a small
@@ -59,6 +63,12 @@ class Sequences {
   /// Gives a slot without pages those that the prefix cache holds of its tokens, and more to cover `num_tokens`
   /// positions. Returns the tokens that are computed already; nothing, and changes nothing, when the pool lacks pages.
   std::optional<std::int64_t> start(std::int32_t slot, std::int64_t num_tokens);
+
+  /// Gives a slot without pages the first `num_computed` positions of `source`, where both have the same tokens and
+  /// `source` has computed them, and more to cover `num_tokens` positions. The full pages are shared; the page in which
+  /// the two part is a new one, into which the caller copies what stands in it. False, and changes nothing, when the
+  /// pool lacks pages. Throws std::invalid_argument when the tokens or the salts differ.
+  bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
   /// Makes the slot's pages cover `num_tokens` positions: all of them, or none and false when the pool lacks pages.
   bool reserve(std::int32_t slot, std::int64_t num_tokens);

@@ -1,8 +1,9 @@
-"""Requests, aborts, steps, failures and departures in any order, with pages for little: accounts stay exact."""
+"""Requests, forks, aborts, steps, failures and departures in any order, with pages for little: accounts stay exact."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import event, settings
 from hypothesis import strategies as st
@@ -34,20 +35,33 @@ class EngineStates(RuleBasedStateMachine):
         page_size=st.sampled_from([2, 4]),
         max_num_seqs=st.integers(2, 8),
         max_num_batched_tokens=st.integers(1, 20),
+        enable_prefix_caching=st.booleans(),
+        cautious=st.booleans(),
     )
-    def start(self, **limits: int) -> None:
+    def start(self, cautious: bool, **limits: Any) -> None:
         self.engine = Engine(vocab_size=VOCAB_SIZE, max_model_len=60, **limits)
+        if not cautious:
+            self.engine.expect_no_output()
         self.requests: dict[tuple[bytes, str], list[Sent]] = {}
         self.read: dict[tuple[bytes, str], int] = {}
         self.num_duplicates = 0
 
-    def _send(self, client: bytes, name: str, prompt: list[int], seed: int, max_tokens: int | None) -> None:
+    def _send(
+        self,
+        client: bytes,
+        name: str,
+        prompt: list[int],
+        seed: int,
+        max_tokens: int | None,
+        sibling: str | None = None,
+    ) -> None:
         sent = self.requests.setdefault((client, name), [])
         if sent and sent[-1].end is None:
             self.num_duplicates += 1
         else:
             sent.append(Sent(prompt, seed, max_tokens, []))
-        self.engine.add(name, prompt, client, seed=seed, max_tokens=max_tokens, stop_token_ids=[STOP_TOKEN])
+        options = {"seed": seed, "max_tokens": max_tokens, "stop_token_ids": [STOP_TOKEN], "sibling": sibling}
+        self.engine.add(name, prompt, client, **options)
 
     @rule(
         client=CLIENTS,
@@ -63,6 +77,13 @@ class EngineStates(RuleBasedStateMachine):
     @rule(client=CLIENTS, name=NAMES, length=st.integers(1, 8), seed=st.integers(0, 5), max_tokens=st.integers(20, 40))
     def add_small(self, client: bytes, name: str, length: int, seed: int, max_tokens: int) -> None:
         self._send(client, name, [1] * length, seed, max_tokens)
+
+    @rule(client=CLIENTS, length=st.integers(1, 20), seed=st.integers(0, 5), max_tokens=st.integers(1, 20))
+    def add_siblings(self, client: bytes, length: int, seed: int, max_tokens: int) -> None:
+        first = self.requests.get((client, "a"))
+        prompt = first[-1].prompt if first and first[-1].end is None else [1] * length
+        for name in "abcd":
+            self._send(client, name, prompt, seed + ord(name), max_tokens, None if name == "a" else "a")
 
     @rule(client=CLIENTS, names=st.lists(NAMES, max_size=3))
     def abort(self, client: bytes, names: list[str]) -> None:
@@ -111,6 +132,7 @@ class EngineStates(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.finish()
+        event(f"forked: {self.engine.executor.num_forks > 0}")
         event(f"preempted: {self.engine.core.stats.preemptions > 0}")
         self.outputs_are_those_of_the_requests()
         for sent in self.requests.values():
