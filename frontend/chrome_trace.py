@@ -14,9 +14,11 @@ import msgspec
 
 from quire.protocol.messages import EventType, RequestEvent, SchedulerStats, SequenceTrace, StepTrace
 
-_ENGINE = 1  # process ids: groups of tracks
-_REQUESTS = 2
-_STEPS = 1  # the engine's track of steps
+# Process ids, which group tracks, and a thread id; a request's is its number. Viewers show the thread whose id is that
+# of its process first: the first request.
+_REQUESTS = 1
+_ENGINE = 2
+_STEPS = 2
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class ChromeTrace:
         self._name(_ENGINE, "process_name", "engine", 0)
         self._name(_ENGINE, "thread_name", "steps", _STEPS)
         self._name(_REQUESTS, "process_name", "requests", 0)
+        self._sort(_REQUESTS, "process_sort_index", 1)
 
     def add(self, trace: StepTrace) -> None:
         """Writes one trace. OSError if the file does not take it."""
@@ -70,7 +73,7 @@ class ChromeTrace:
         """Ends the slices that are open, and the array. The file stays open. OSError if it does not take that."""
         for number in list(self._tracks):
             self._close(number, self._now)
-        self._write({"ph": "M", "pid": _ENGINE, "name": "process_sort_index", "args": {"sort_index": 0}}, b"\n]\n")
+        self._sort(_ENGINE, "process_sort_index", 0, end=b"\n]\n")
         self._file.flush()
         self.is_complete = True
 
@@ -175,6 +178,7 @@ class ChromeTrace:
             track = self._tracks[number] = _Track(request_id)
             self.num_requests += 1
             self._name(_REQUESTS, "thread_name", f"request {number} (id {request_id})", number)
+            self._sort(_REQUESTS, "thread_sort_index", number, track=number)
         return track
 
     # The format
@@ -196,6 +200,10 @@ class ChromeTrace:
 
     def _name(self, process: int, what: str, name: str, track: int) -> None:
         self._write({"ph": "M", "pid": process, "tid": track, "name": what, "args": {"name": name}})
+
+    def _sort(self, process: int, what: str, place: int, *, track: int = 0, end: bytes = b",\n") -> None:
+        event = {"ph": "M", "pid": process, "tid": track, "name": what, "args": {"sort_index": place}}
+        self._write(event, end)
 
     def _write(self, event: dict[str, Any], end: bytes = b",\n") -> None:
         self._file.write(msgspec.json.encode(event) + end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from quire.frontend.async_llm import AsyncLLM
@@ -12,7 +13,7 @@ from quire.frontend.errors import EngineDeadError
 from quire.protocol.messages import StepTrace
 
 _WATCH_SECONDS = 0.25
-_LAST_SECONDS = 10.0  # for what is still under way at the end
+_LAST_SECONDS = 30.0  # for the step that runs at the end, and what is under way
 
 
 async def record(
@@ -56,10 +57,13 @@ async def _write(steps: asyncio.Queue[StepTrace], chrome: ChromeTrace) -> None:
 async def _end(llm: AsyncLLM, steps: asyncio.Queue[StepTrace], writing: asyncio.Task[None]) -> None:
     """Ends the subscription, and the writing with it."""
     try:
-        if llm.dead_error is None:
-            await llm.stop_trace()
-    except EngineDeadError:  # just now
-        pass
-    if llm.dead_error is not None:
-        steps.put_nowait(StepTrace(0.0, last=True))
-    await asyncio.wait_for(writing, _LAST_SECONDS)
+        async with asyncio.timeout(_LAST_SECONDS):
+            with suppress(EngineDeadError):  # then nothing more comes
+                await llm.stop_trace()
+            if llm.dead_error is not None:
+                steps.put_nowait(StepTrace(0.0, last=True))
+            await writing
+    except TimeoutError:
+        raise EngineDeadError(
+            f"the engine did not end the trace within {_LAST_SECONDS:g} s; its last steps are missing"
+        ) from None

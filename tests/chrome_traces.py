@@ -13,7 +13,7 @@ import msgspec
 from quire.frontend.chrome_trace import ChromeTrace
 from quire.protocol.messages import StepTrace
 
-ENGINE, REQUESTS, STEPS = 1, 2, 1
+REQUESTS, ENGINE, STEPS = 1, 2, 2
 
 Event = dict[str, Any]
 

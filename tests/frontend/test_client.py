@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from quire.protocol.messages import (
     Hello,
     Ping,
     SchedulerStats,
+    StepTrace,
     UtilityCall,
     UtilityResult,
 )
@@ -48,6 +50,33 @@ def test_outputs_are_delivered_in_order_and_statistics_kept() -> None:
             engine.send(message)
         assert [engine.delivered() for _ in sent] == sent
         assert client.last_stats == SchedulerStats(step=99)
+
+
+def test_traces_go_to_who_asked_for_them_until_the_last() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        engine.send(StepTrace(0.0))  # nobody asked
+        seen: queue.SimpleQueue[StepTrace] = queue.SimpleQueue()
+        client.start_trace(seen.put)
+        assert engine.receive(UtilityCall).method == "trace_start"
+        traces = [StepTrace(1.0), StepTrace(2.0, dropped=3), StepTrace(3.0, last=True)]
+        for trace in [*traces, StepTrace(4.0)]:
+            engine.send(trace)
+        engine.send(EngineCoreOutputs([]))
+        engine.delivered()
+        assert [seen.get(timeout=TIMEOUT) for _ in traces] == traces
+        assert seen.empty()
+
+
+def test_who_traces_asks_again_after_the_engine_forgot_the_client() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        client.start_trace(lambda trace: None)
+        engine.receive(UtilityCall)
+        engine.send(ErrorMessage("the engine does not know this connection", fatal=True))
+        engine.receive(Hello)
+        engine.send(ready())
+        assert engine.receive(UtilityCall).method == "trace_start"
 
 
 def test_messages_are_sent_in_order_from_any_thread() -> None:
