@@ -208,6 +208,7 @@ class Scheduler:
         computing = {self._page_in_work(request) for request in prefills}
         to_grow = self.admission.pages_to_grow(self.running)
         newcomers: list[Request] = []
+        patient: set[Request] = set()  # another one computes their next page
         for request in self.policy.arrange(self.waiting, match_of, self._sequences):
             if len(self.running) >= room or tokens <= 0:
                 break
@@ -216,6 +217,7 @@ class Scheduler:
             found, cached, end = self._sequences.match(request.slot)
             page = self._next_page(request, found, end)
             if page is not None and page in computing:
+                patient.add(request)
                 continue
             projected = self.admission.projected_pages(request)
             needed = projected - found // self.limits.page_size + cached
@@ -230,7 +232,7 @@ class Scheduler:
         for request in newcomers:
             self.waiting.remove(request)
         if newcomers:
-            self.policy.started(newcomers)
+            self.policy.started(newcomers, patient)
 
     def _open(self, request: Request, batch: Batch) -> bool:
         if request.slot != NO_SLOT:
