@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
+from quire.engine_core.inbound import Inbound
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Batch, Scheduler
@@ -20,7 +21,8 @@ from quire.engine_core.siblings import Siblings
 from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
 from quire.engine_core.trace import Tracer
-from quire.engine_core.validation import RequestError, check_prefix, check_queue, check_request, check_sibling
+from quire.engine_core.utilities import perform
+from quire.engine_core.validation import RequestError, check_queue, check_request, check_sibling
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -40,36 +42,7 @@ from quire.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-_UTILITY_CALLS = ("stats", "reset_cache", "pin_prefix", "unpin_prefix", "trace_start", "trace_stop", "shutdown")
-
 Send = Callable[[bytes, EngineMessage], None]
-
-
-class Inbound:
-    """What the socket's thread has let in and the step loop has not received yet: each thread writes its own half."""
-
-    def __init__(self) -> None:
-        self._let_in = self._let_in_tokens = self._received = self._received_tokens = 0
-
-    def let_in(self, message: EngineCoreRequest) -> None:
-        """Of the socket's thread."""
-        self._let_in += 1
-        self._let_in_tokens += len(message.prompt_token_ids)
-
-    def received(self, message: EngineCoreRequest) -> None:
-        """Of the step loop."""
-        self._received += 1
-        self._received_tokens += len(message.prompt_token_ids)
-
-    @property
-    def requests(self) -> int:
-        """How many."""
-        return max(0, self._let_in - self._received)
-
-    @property
-    def tokens(self) -> int:
-        """Of their prompts."""
-        return max(0, self._let_in_tokens - self._received_tokens)
 
 
 class EngineCore:
@@ -93,13 +66,14 @@ class EngineCore:
         self.scheduler = Scheduler(executor, limits, clock)
         self.limits = limits
         self.draining = False  # set: what is here goes on, what comes is refused
-        self._clock = clock
+        self.clock = clock
+        self.sequences = executor.sequences
         self._executor = executor
         self._inbound = Inbound()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._send = send
-        self._tracer = Tracer(send)
-        self._server_stats = server_stats
+        self.tracer = Tracer(send)
+        self.server_stats = server_stats
         self._seeds = random.Random(seed)
         self._requests: dict[bytes, dict[str, Request]] = {}
         self._increments: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
@@ -113,7 +87,7 @@ class EngineCore:
     @property
     def stats(self) -> SchedulerStats:
         """The engine as it is now; tokens and times are those of the last step."""
-        return collect_stats(self._last, self.scheduler, self._executor.sequences)
+        return collect_stats(self._last, self.scheduler, self.sequences)
 
     def receive(self, client_id: bytes, message: ClientMessage) -> None:
         """Takes one message of a client; Hello and Ping are the server's and mean nothing here."""
@@ -129,7 +103,7 @@ class EngineCore:
                         self._finish(request, RequestStatus.FINISHED_ABORTED)
             case Goodbye():
                 self._end_client(client_id, RequestStatus.FINISHED_ABORTED)
-                self._tracer.forget(client_id)
+                self.tracer.forget(client_id)
             case UtilityCall():
                 self._answer(client_id, message)
 
@@ -139,7 +113,7 @@ class EngineCore:
         for client_id in list(self._requests):
             self._end_client(client_id, status, error)
         self.flush()
-        self._tracer.flush(self._clock())
+        self.tracer.flush(self.clock())
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         request_id, own = message.request_id, self._requests.get(client_id, {})
@@ -155,7 +129,7 @@ class EngineCore:
         except RequestError as error:
             self._increments[client_id].append(_refusal(message, error))
             return
-        now = self._clock()
+        now = self.clock()
         request = Request.from_message(
             client_id, message, seed=self._seeds.getrandbits(63), now=now, limits=self.limits
         )
@@ -164,8 +138,8 @@ class EngineCore:
         request.record(EventType.QUEUED, now)
         self._requests.setdefault(client_id, own)[request_id] = request
         self.scheduler.add(request)
-        if self._tracer.subscribers:
-            self._tracer.queued(request, now)
+        if self.tracer.subscribers:
+            self.tracer.queued(request, now)
         if request.deadline < math.inf:
             heapq.heappush(self._deadlines, (request.deadline, request.number, request))
 
@@ -190,33 +164,10 @@ class EngineCore:
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
         result = UtilityResult(call.call_id)
         try:
-            result.result = self._perform(client_id, call)
+            result.result = perform(self, client_id, call)
         except ValueError as error:
             result.error = str(error)
         self._send(client_id, result)
-
-    def _perform(self, client_id: bytes, call: UtilityCall) -> object:
-        """What a utility call asks for; ValueError if that cannot be had."""
-        pins, sequences = self.scheduler.pins, self._executor.sequences
-        match call.method:
-            case "stats":
-                return msgspec.structs.asdict(self.stats) | self._server_stats()
-            case "reset_cache":
-                pins.unpin_all()
-                return sequences.tree.evict(sequences.cached_pages)
-            case "pin_prefix":
-                check_prefix(call.token_ids, call.cache_salt, self.limits)
-                return pins.pin(call.token_ids, call.cache_salt)
-            case "unpin_prefix":
-                return pins.unpin(call.cache_salt, call.token_ids)
-            case "trace_start":
-                return self._tracer.start(client_id, self.scheduler.waiting, self._clock())
-            case "trace_stop":
-                return self._tracer.stop(client_id, self._clock())
-            case "shutdown":
-                self.draining = True
-                return None
-        raise ValueError(f"there is no utility call {call.method!r}; there are {', '.join(_UTILITY_CALLS)}")
 
     def refuse_early(self, client_id: bytes, message: EngineCoreRequest) -> EngineCoreOutputs | None:
         """The answer to a request for which there is no room; None lets it in, to be received.
@@ -228,26 +179,26 @@ class EngineCore:
         try:
             self._check_room(message, self._inbound.requests, self._inbound.tokens)
         except RequestError as error:
-            return EngineCoreOutputs([_refusal(message, error)], None, self._clock())
+            return EngineCoreOutputs([_refusal(message, error)], None, self.clock())
         self._inbound.let_in(message)
         return None
 
     def step(self) -> None:
         """Schedules, executes, updates and sends what one step adds. Without requests it only sends what is due."""
-        begun = self._clock()
+        begun = self.clock()
         self._end_late(begun)
         batch = self.scheduler.schedule()
-        if self._tracer.subscribers:
-            self._tracer.scheduled(batch)
+        if self.tracer.subscribers:
+            self.tracer.scheduled(batch)
         for request, text in batch.failed:
             self._finish(request, RequestStatus.FINISHED_ERROR, text)
         self.flush()  # refusals and aborts need not wait for the step
         if not batch.requests:
-            self._tracer.flush(begun)
+            self.tracer.flush(begun)
             return
-        scheduled = self._clock()
+        scheduled = self.clock()
         result = self._execute(batch)
-        executed = self._clock()
+        executed = self.clock()
         if result is not None:
             self._update(batch, result, executed)
             self.scheduler.pace.learn(batch.prefill_cost, batch.num_decodes, executed - scheduled)
@@ -258,17 +209,17 @@ class EngineCore:
             cached_tokens=batch.num_cached_tokens,
             schedule_seconds=scheduled - begun,
             execute_seconds=executed - scheduled,
-            update_seconds=self._clock() - executed,
+            update_seconds=self.clock() - executed,
         )
         self.flush(stats := self.stats)
-        if self._tracer.subscribers:
-            self._tracer.stepped(begun, stats)
+        if self.tracer.subscribers:
+            self.tracer.stepped(begun, stats)
 
     def flush(self, stats: SchedulerStats | None = None) -> None:
         """Sends the outputs that have come together, to each client its own."""
         if not self._increments:
             return
-        now = self._clock()
+        now = self.clock()
         for client_id, outputs in self._increments.items():
             self._send(client_id, EngineCoreOutputs(outputs, stats, now))
         self._increments.clear()
@@ -323,7 +274,7 @@ class EngineCore:
 
     def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
         """Ends a request between tokens: its terminal output carries none."""
-        now = self._clock()
+        now = self.clock()
         output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, error=error)
         request.record(EventType.FINISHED, now)
         _attach(request, output)
@@ -332,8 +283,8 @@ class EngineCore:
 
     def _release(self, request: Request, status: RequestStatus, now: float) -> None:
         """Gives back all that a request holds, whatever ended it."""
-        if self._tracer.subscribers:
-            self._tracer.finished(request, status, now)
+        if self.tracer.subscribers:
+            self.tracer.finished(request, status, now)
         self.scheduler.remove(request)
         request.status = status
         own = self._requests[request.client_id]

@@ -87,7 +87,7 @@ class Request:
     num_reserved_tokens: int = 0  # positions that its KV pages cover
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed before it was preempted, and perhaps to be computed again
-    num_passed_over: int = 0  # steps in which another one started that had come later
+    num_passed_over: int = 0  # steps in which the policy started one that had come later
     queue_key: float = 0.0  # its place among those that wait
     siblings: Siblings | None = field(default=None, repr=False)  # those of the same prompt
     slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front

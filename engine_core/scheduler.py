@@ -29,6 +29,7 @@ from quire.engine_core.waiting import WaitingQueue
 from quire.protocol.messages import EventType
 
 _OLDEST_SHARE = 4  # the oldest prompt gets one part of so many at least
+_LEAST_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
 
 NextPage = tuple[str, int, tuple[int, ...]]
 """A page that is still to be computed: salt, the page before it or -1, and its tokens."""
@@ -241,6 +242,7 @@ class Scheduler:
         room = min(self.limits.max_num_seqs, self.admission.max_running, self.limits.max_num_batched_tokens)
         prefills = [request for request in self.running if request.in_prefill]
         budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
+        budget = max(budget, _LEAST_PREFILLS * self.limits.tile)
         budget -= sum(sorted(self._least_chunk(request) for request in prefills)[:-1])  # the longest leaves room
         if len(self.running) >= room or budget <= 0:
             return
@@ -254,12 +256,14 @@ class Scheduler:
         computing = {self._page_in_work(request) for request in prefills}
         to_grow = self.admission.pages_to_grow(self.running)
         newcomers: list[Request] = []
+        patient: set[Request] = set()  # another one computes their next page
         for request in self.policy.arrange(self.waiting, match_of, self._sequences):
             if len(self.running) >= room or budget <= 0:
                 break
             if not self._open(request, batch):
                 continue
             if (beginning := self._beginning(request, computing)) is None:
+                patient.add(request)
                 continue
             projected = self.admission.projected_pages(request)
             needed = projected - beginning.found // self.limits.page_size + beginning.cached_pages
@@ -274,7 +278,7 @@ class Scheduler:
         for request in newcomers:
             self._stop_waiting(request)
         if newcomers:
-            self.policy.started(newcomers)
+            self.policy.started(newcomers, patient)
 
     def _least_chunk(self, request: Request) -> int:
         return min(request.num_new_tokens, self.limits.tile)
@@ -358,9 +362,12 @@ class Scheduler:
     # How many tokens
 
     def _prefill_budget(self, prefills: Sequence[Request], num_decodes: int) -> float:
-        """What the prompts of the next step may cost."""
-        backlog = sum(request.num_new_tokens for request in prefills) + self.waiting.num_tokens
-        return self.pace.budget(num_decodes, backlog)
+        """What the prompts of the next step may cost.
+
+        The longest of those in prefill keeps nobody waiting whom its share would not let by: only the others press.
+        """
+        left = [request.num_new_tokens for request in prefills]
+        return self.pace.budget(num_decodes, sum(left) - max(left, default=0) + self.waiting.num_tokens)
 
     def _reserve(self, request: Request) -> None:
         if request.num_tokens <= request.num_reserved_tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
@@ -27,5 +27,5 @@ class Policy:
         del match_of, sequences
         return waiting
 
-    def started(self, newcomers: Sequence[Request]) -> None:
-        """These were taken from the last arrangement."""
+    def started(self, newcomers: Collection[Request], patient: Collection[Request]) -> None:
+        """Of the last arrangement, `newcomers` were taken; the `patient` wait for pages that others are computing."""

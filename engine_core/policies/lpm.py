@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from quire.engine_core.policies.base import MatchOf, Policy
@@ -33,9 +33,12 @@ class LongestPrefixMatch(Policy):
                 ends.append(match[2])
         return [*overdue, *(others[i] for i in sequences.tree.depth_first(ends))]
 
-    def started(self, newcomers: Sequence[Request]) -> None:
-        """Counts for those who wait on that somebody later has started."""
+    def started(self, newcomers: Collection[Request], patient: Collection[Request]) -> None:
+        """Counts for those who wait on that somebody later has started.
+
+        Not for the patient: another one computes what they need, and to start would not give it to them sooner.
+        """
         latest = max(request.number for request in newcomers)
         for request in self._window:
-            if request.number < latest and request not in newcomers:
+            if request.number < latest and request not in newcomers and request not in patient:
                 request.num_passed_over += 1

@@ -1,0 +1,64 @@
+"""What clients may ask of the engine besides tokens: the utility calls, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.engine_core.validation import check_prefix
+from quire.protocol.messages import UtilityCall
+
+if TYPE_CHECKING:
+    from quire.engine_core.engine import EngineCore
+
+
+def perform(core: EngineCore, client_id: bytes, call: UtilityCall) -> object:
+    """The result of a utility call. ValueError if that cannot be had."""
+    utility = UTILITIES.get(call.method)
+    if utility is None:
+        raise ValueError(f"there is no utility call {call.method!r}; there are {', '.join(UTILITIES)}")
+    return utility(core, client_id, call)
+
+
+def _stats(core: EngineCore, _client_id: bytes, _call: UtilityCall) -> object:
+    return msgspec.structs.asdict(core.stats) | core.server_stats()
+
+
+def _reset_cache(core: EngineCore, _client_id: bytes, _call: UtilityCall) -> int:
+    """The number of pages dropped. Those that requests use stay."""
+    core.scheduler.pins.unpin_all()
+    return core.sequences.tree.evict(core.sequences.cached_pages)
+
+
+def _pin_prefix(core: EngineCore, _client_id: bytes, call: UtilityCall) -> int:
+    check_prefix(call.token_ids, call.cache_salt, core.limits)
+    return core.scheduler.pins.pin(call.token_ids, call.cache_salt)
+
+
+def _unpin_prefix(core: EngineCore, _client_id: bytes, call: UtilityCall) -> bool:
+    return core.scheduler.pins.unpin(call.cache_salt, call.token_ids)
+
+
+def _trace_start(core: EngineCore, client_id: bytes, _call: UtilityCall) -> None:
+    core.tracer.start(client_id, core.scheduler.waiting, core.clock())
+
+
+def _trace_stop(core: EngineCore, client_id: bytes, _call: UtilityCall) -> None:
+    core.tracer.stop(client_id, core.clock())
+
+
+def _shutdown(core: EngineCore, _client_id: bytes, _call: UtilityCall) -> None:
+    core.draining = True
+
+
+UTILITIES: dict[str, Callable[[EngineCore, bytes, UtilityCall], object]] = {
+    "stats": _stats,
+    "reset_cache": _reset_cache,
+    "pin_prefix": _pin_prefix,
+    "unpin_prefix": _unpin_prefix,
+    "trace_start": _trace_start,
+    "trace_stop": _trace_stop,
+    "shutdown": _shutdown,
+}
