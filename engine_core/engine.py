@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import msgspec
 
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.inbound import Inbound
