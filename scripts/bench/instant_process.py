@@ -46,6 +46,10 @@ class InstantExecutor:
         self.step_seconds = step_seconds
         self.sequences = Sequences(num_pages, PAGE_SIZE, VOCAB_SIZE)
 
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        """There is nothing to copy."""
+        return self.sequences.fork(slot, source, num_computed, num_tokens)
+
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
         """Keeps the sequences' tokens and the prefix cache as a model's runner does, and computes nothing."""
         sequences = self.sequences

@@ -69,6 +69,10 @@ class SimulatedExecutor:
         self._clock = clock
         self._num_drawn = 0
 
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        """There is nothing to copy."""
+        return self.sequences.fork(slot, source, num_computed, num_tokens)
+
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> SimulatedResult:
         """Shares what is computed, and draws a token for each sequence that has caught up."""
         self._clock.now += self._step_time.seconds(counts)

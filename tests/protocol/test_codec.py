@@ -133,10 +133,13 @@ def test_unknown_sampling_fields_are_refused() -> None:
 @pytest.mark.parametrize(
     ("frames", "expected"),
     [
-        (frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, "json"), "EngineCoreRequest: 1 unknown field follows timeout"),
+        (
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, "json"),
+            "EngineCoreRequest: 1 unknown field follows sibling",
+        ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
-        (frame(5, 1, "stats", {}), "UtilityCall: 1 unknown field follows method"),
+        (frame(5, 1, "stats", [], "", {}), "UtilityCall: 1 unknown field follows cache_salt"),
         (frame(6, "bye", None), "Goodbye: 1 unknown field follows reason"),
     ],
 )
