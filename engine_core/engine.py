@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.inbound import Inbound
 from quire.engine_core.limits import EngineLimits

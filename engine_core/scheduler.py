@@ -101,7 +101,7 @@ def share_tokens(
             reserved = 0.0
         cost = pace.cost_of_token(request.num_computed_tokens)
         left = request.num_new_tokens
-        count = min(left, tokens, limits.long_prefill_threshold or left, int((budget - reserved) / cost))
+        count = min(left, tokens, limits.long_prefill_threshold or left, round((budget - reserved) / cost))
         if request is oldest and not shares:
             count = max(count, min(1, tokens))
         if limits.tile < count < left:
