@@ -56,6 +56,8 @@ def test_traces_go_to_who_asked_for_them_until_the_last() -> None:
     with FakeEngine() as engine:
         client = engine.attach()
         engine.send(StepTrace(0.0))  # nobody asked
+        engine.send(EngineCoreOutputs([]))
+        engine.delivered()
         seen: queue.SimpleQueue[StepTrace] = queue.SimpleQueue()
         client.start_trace(seen.put)
         assert engine.receive(UtilityCall).method == "trace_start"
