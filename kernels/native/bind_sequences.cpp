@@ -102,6 +102,8 @@ void bind_sequences(nb::module_& m) {
       .def(
           "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
           nb::arg("slot"), nb::arg("token_id"))
+      .def("shared", &Sequences::shared, nb::arg("slot"),
+           "Tokens in pages that others may find, and the last of these pages or -1.")
       .def("private_pages", &Sequences::private_pages, nb::arg("slot"), "How many pages no other sequence has.")
       .def("release_pages", &Sequences::release_pages, nb::arg("slot"))
       .def("close", &Sequences::close, nb::arg("slot"))
