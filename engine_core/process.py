@@ -70,7 +70,7 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
     try:
         server.start()
         print("READY", server.address, flush=True)
-        _tune_interpreter()
+        tune_interpreter()
         loop.run()
     finally:
         server.stop()
@@ -120,7 +120,7 @@ def _make_ready(parsed: argparse.Namespace, runner: ModelRunner) -> Ready:
     )
 
 
-def _tune_interpreter() -> None:
+def tune_interpreter() -> None:
     """No garbage collection pauses a step (the loop collects when it is idle), and the IO thread has its turn soon."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
