@@ -48,6 +48,7 @@ class Admission:
 
     def projected_pages(self, request: Request) -> int:
         """Pages that a request is likely to have in the end. Who is past the estimate may well go on for half of it."""
-        output = max(self.output_tokens, request.num_output_tokens + self.output_tokens / 2)
-        tokens = min(request.num_prompt_tokens + int(output), request.token_limit)
+        prompt = request.num_prompt_tokens
+        output = max(self.output_tokens, request.num_tokens - prompt + self.output_tokens / 2)
+        tokens = min(prompt + int(output), request.token_limit)
         return self._limits.pages_for(max(tokens, request.num_tokens, request.num_reserved_tokens))

@@ -143,8 +143,9 @@ class Request:
 
     @property
     def in_prefill(self) -> bool:
-        """Whether it has more than its last token to compute, or has sampled none yet."""
-        return self.num_new_tokens > 1 or self.num_computed_tokens < self.num_prompt_tokens
+        """Whether it has more than its last token to compute, or has sampled none yet. Asked of all in each step."""
+        computed = self.num_computed_tokens
+        return self.num_tokens - computed > 1 or computed < len(self.prompt_token_ids)
 
     @property
     def num_shared_tokens(self) -> int:

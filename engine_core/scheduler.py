@@ -30,6 +30,7 @@ from quire.protocol.messages import EventType
 
 _OLDEST_SHARE = 4  # the oldest prompt gets one part of so many at least
 _LEAST_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
+_STARTING_SECONDS = 5e-4  # of a step, to look at those who wait, so that a crowd of them delays nobody who runs
 
 NextPage = tuple[str, int, tuple[int, ...]]
 """A page that is still to be computed: salt, the page before it or -1, and its tokens."""
@@ -202,8 +203,9 @@ class Scheduler:
             self.admission.stepped()
             return False
         now = self._clock()
+        victims = iter(sorted(self.running, key=self._cost_of_preemption))
         while lacking > self._available_pages():
-            victim = min(self.running, key=self._cost_of_preemption)
+            victim = next(victims)
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
             batch.preempted.append(victim)
@@ -238,7 +240,7 @@ class Scheduler:
     # Who may start
 
     def _start_newcomers(self, batch: Batch) -> None:
-        """Starts those who wait, in the policy's order, until one of them finds no room."""
+        """Starts those who wait, in the policy's order, until one of them finds no room, or the time for that is up."""
         room = min(self.limits.max_num_seqs, self.admission.max_running, self.limits.max_num_batched_tokens)
         prefills = [request for request in self.running if request.in_prefill]
         budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
@@ -249,7 +251,8 @@ class Scheduler:
         matches: dict[Request, Match] = {}
 
         def match_of(request: Request) -> Match | None:
-            if request not in matches and self._open(request, batch):
+            late = matches and self._clock() > deadline  # the first one is looked at in any case
+            if request not in matches and not late and self._open(request, batch):
                 matches[request] = self._sequences.match(request.slot)
             return matches.get(request)
 
@@ -257,8 +260,9 @@ class Scheduler:
         to_grow = self.admission.pages_to_grow(self.running)
         newcomers: list[Request] = []
         patient: set[Request] = set()  # another one computes their next page
-        for request in self.policy.arrange(self.waiting, match_of, self._sequences):
-            if len(self.running) >= room or budget <= 0:
+        deadline = self._clock() + _STARTING_SECONDS
+        for count, request in enumerate(self.policy.arrange(self.waiting, match_of, self._sequences)):
+            if len(self.running) >= room or budget <= 0 or (count and self._clock() > deadline):
                 break
             if not self._open(request, batch):
                 continue
@@ -312,8 +316,7 @@ class Scheduler:
         return request.cache_salt, end, tuple(tokens)
 
     def _page_in_work(self, request: Request) -> NextPage | None:
-        found, _, end = self._sequences.match(request.slot)
-        return self._next_page(request, found, end)
+        return self._next_page(request, *self._sequences.shared(request.slot))
 
     def _start(self, request: Request, batch: Batch, source: Request | None) -> bool:
         found: int | None

@@ -11,7 +11,7 @@ Match = tuple[int, int, int]
 """What the prefix cache holds of a request: tokens, how many of their pages nobody has, and the last page or -1."""
 
 MatchOf = Callable[[Request], Match | None]
-"""None for a request that cannot be served at all; it is ended in this step."""
+"""None for a request that is to be left out of this step's order: it cannot be served at all, or there is no time."""
 
 
 class Policy:

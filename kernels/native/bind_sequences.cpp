@@ -108,6 +108,8 @@ void bind_sequences(nb::module_& m) {
       .def("fork", &Sequences::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot the first pages of another; the page in which they part is still to be copied: see "
            "Runner.fork.")
+      .def("shared", &Sequences::shared, nb::arg("slot"),
+           "Tokens in pages that others may find, and the last of these pages or -1.")
       .def("private_pages", &Sequences::private_pages, nb::arg("slot"), "How many pages no other sequence has.")
       .def("release_pages", &Sequences::release_pages, nb::arg("slot"))
       .def("close", &Sequences::close, nb::arg("slot"))

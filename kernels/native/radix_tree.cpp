@@ -1,18 +1,25 @@
 #include "radix_tree.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <stdexcept>
 #include <unordered_map>
 
 namespace quire {
+namespace {
+
+constexpr std::size_t kAtOnce = 32;  // pages whose places are fetched together
+constexpr std::int32_t kLine = 16;   // tokens of a cache line
+
+}  // namespace
 
 RadixTree::RadixTree(PagePool& pool, std::int32_t page_size)
     : pool_(pool),
       page_size_(page_size),
       nodes_(static_cast<std::size_t>(pool.total())),
       tokens_(nodes_.size() * static_cast<std::size_t>(page_size)),
-      buckets_(std::bit_ceil(nodes_.size()), kNone) {}
+      buckets_(std::bit_ceil(2 * nodes_.size()), kNone) {}
 
 std::int32_t RadixTree::enter(const std::string& salt) {
   const auto [found, is_new] = root_of_.try_emplace(salt, 0);
@@ -40,10 +47,23 @@ void RadixTree::leave(std::int32_t root) {
 void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
                       std::vector<std::int32_t>& pages) const {
   const auto size = static_cast<std::size_t>(page_size_);
-  for (; tokens.size() >= size; tokens = tokens.subspan(size)) {
-    parent = find(parent, tokens.data(), hash_of(parent, tokens.data()));
-    if (parent == kNone) return;
-    pages.push_back(parent);
+  std::uint32_t hash = hash_of(parent);
+  while (tokens.size() >= size) {
+    // What a page's hash depends on is no page but tokens, so the places of several are fetched at a time. In a tree
+    // that no cache holds, that takes as long as to fetch one.
+    std::array<std::uint32_t, kAtOnce> hashes;
+    const std::size_t count = std::min(tokens.size() / size, hashes.size());
+    for (std::size_t i = 0; i < count; ++i) {
+      hashes[i] = hash = extend(hash, &tokens[i * size]);
+      __builtin_prefetch(&buckets_[hash & (buckets_.size() - 1)]);
+    }
+    for (std::size_t i = 0; i < count; ++i) prefetch(buckets_[hashes[i] & (buckets_.size() - 1)]);
+    for (std::size_t i = 0; i < count; ++i) {
+      parent = find(parent, &tokens[i * size], hashes[i]);
+      if (parent == kNone) return;
+      pages.push_back(parent);
+    }
+    tokens = tokens.subspan(count * size);
   }
 }
 
@@ -51,7 +71,7 @@ std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t
   if (tokens.size() != static_cast<std::size_t>(page_size_))
     throw std::invalid_argument("a page of " + std::to_string(page_size_) + " tokens can't hold " +
                                 std::to_string(tokens.size()));
-  const std::uint32_t hash = hash_of(parent, tokens.data());
+  const std::uint32_t hash = extend(hash_of(parent), tokens.data());
   const std::int32_t known = find(parent, tokens.data(), hash);
   if (known != kNone) return known;
   if (contains(page)) throw std::logic_error("page " + std::to_string(page) + " is in the tree already");
@@ -77,16 +97,38 @@ void RadixTree::release(std::int32_t page) {
 
 std::int32_t RadixTree::evict(std::int32_t count) {
   std::int32_t evicted = 0;
-  for (; evicted < count && first_ != kNone; ++evicted) remove(first_);
+  while (evicted < count && first_ != kNone) {
+    const std::int32_t end = std::min(count, evicted + static_cast<std::int32_t>(kAtOnce));
+    std::int32_t page = first_;  // what lies far apart of the next ones is fetched together
+    for (std::int32_t i = evicted; i < end && page != kNone; ++i, page = nodes_[page].next) {
+      __builtin_prefetch(bucket(nodes_[page].hash));
+      pool_.prefetch(page);
+    }
+    for (; evicted < end && first_ != kNone; ++evicted) remove(first_);
+  }
   num_evicted_ += evicted;
   return evicted;
 }
 
-std::uint32_t RadixTree::hash_of(std::int32_t parent, const std::int32_t* tokens) const {
-  std::uint64_t hash = static_cast<std::uint32_t>(parent);
+/// The hash of a prefix by its last page, or its root.
+std::uint32_t RadixTree::hash_of(std::int32_t parent) const {
+  return parent < 0 ? static_cast<std::uint32_t>(parent) : nodes_[parent].hash;
+}
+
+/// The hash of a prefix that a page of `tokens` is added to.
+std::uint32_t RadixTree::extend(std::uint32_t prefix, const std::int32_t* tokens) const {
+  std::uint64_t hash = prefix;
   for (std::int32_t i = 0; i < page_size_; ++i)
     hash = (hash ^ static_cast<std::uint32_t>(tokens[i])) * 0x9E3779B97F4A7C15ull ^ hash >> 29;
   return static_cast<std::uint32_t>(hash >> 32);
+}
+
+/// Fetches what `find` looks at of a page.
+void RadixTree::prefetch(std::int32_t page) const {
+  if (page == kNone) return;
+  __builtin_prefetch(&nodes_[page]);
+  const std::int32_t* tokens = &tokens_[static_cast<std::size_t>(page) * static_cast<std::size_t>(page_size_)];
+  for (std::int32_t i = 0; i < page_size_; i += kLine) __builtin_prefetch(tokens + i);
 }
 
 std::int32_t RadixTree::find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const {

@@ -59,9 +59,9 @@ class RadixTree {
   struct Node {
     std::int32_t parent = kNone;  ///< a page, or a root; kNone: not in the tree
     std::int32_t depth = 0;       ///< pages from the root, itself included
-    std::uint32_t hash = 0;
-    std::int32_t chain = kNone;  ///< the next page in its bucket
-    std::int32_t next = kNone;   ///< in the list of cached pages
+    std::uint32_t hash = 0;       ///< of all tokens up to its end, and the salt
+    std::int32_t chain = kNone;   ///< the next page in its bucket
+    std::int32_t next = kNone;    ///< in the list of cached pages
     std::int32_t previous = kNone;
   };
   struct Root {
@@ -72,7 +72,9 @@ class RadixTree {
   static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
   std::int32_t* bucket(std::uint32_t hash) { return &buckets_[hash & (buckets_.size() - 1)]; }
   std::int32_t find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const;
-  std::uint32_t hash_of(std::int32_t parent, const std::int32_t* tokens) const;
+  std::uint32_t hash_of(std::int32_t parent) const;
+  std::uint32_t extend(std::uint32_t prefix, const std::int32_t* tokens) const;
+  void prefetch(std::int32_t page) const;
   void link(std::int32_t page);
   void unlink(std::int32_t page);
   void remove(std::int32_t page);

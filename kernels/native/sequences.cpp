@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <ranges>
 #include <stdexcept>
-#include <utility>
 
 namespace quire {
 
@@ -123,6 +122,12 @@ void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
     sequence.pages[i] = kept;
     tree_.release(own);
   }
+}
+
+std::pair<std::int64_t, std::int32_t> Sequences::shared(std::int32_t slot) {
+  const Sequence& sequence = at(slot);
+  if (sequence.shared == 0) return {0, RadixTree::kNone};
+  return {sequence.shared * page_size_, sequence.pages[static_cast<std::size_t>(sequence.shared - 1)]};
 }
 
 std::int32_t Sequences::private_pages(std::int32_t slot) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "page_pool.h"
@@ -75,6 +76,9 @@ class Sequences {
 
   /// The first `num_computed` tokens are in the slot's pages: from now on others may find those that they fill.
   void share(std::int32_t slot, std::int64_t num_computed);
+
+  /// How many tokens of the slot are in pages that others may find, and the last of these pages or kNone.
+  std::pair<std::int64_t, std::int32_t> shared(std::int32_t slot);
 
   /// How many of the slot's pages no other sequence has.
   std::int32_t private_pages(std::int32_t slot);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from paged_executor import Engine, expected_tokens
 
@@ -31,6 +33,17 @@ def test_every_policy_serves_everybody(policy: str) -> None:
     engine.finish()
     for index, prompt in enumerate(prompts):
         assert engine.tokens(str(index)) == answer(prompt, 6)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_crowd_that_takes_long_to_look_at_starts_bit_by_bit(policy: str) -> None:
+    engine = Engine(policy=policy)
+    seconds = itertools.count()
+    engine.core.scheduler._clock = lambda: float(next(seconds))  # whatever is done takes too long
+    for index in range(5):
+        engine.add(str(index), [index], max_tokens=9)
+    assert [len(engine.step()) for _ in range(5)] == [1, 2, 3, 4, 5]
+    engine.finish()
 
 
 def test_the_least_priority_comes_first_until_another_has_waited_long_enough() -> None:

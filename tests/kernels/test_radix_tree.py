@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-
 import pytest
+from bench.cache_model import SALTS, CheckedCache, check_random_operations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,86 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from quire.kernels._native import PagePool, RadixTree
 
 PAGE = 2
-SALTS = ["", "a", "b"]
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
-
-Key = tuple[str, tuple[int, ...]]
-"""A page: its salt, and all tokens up to its end."""
-
-
-class Cache:
-    """A tree, the sequences that use it, and what the tree should hold: in order of last use, least recent first."""
-
-    def __init__(self, num_pages: int, page_size: int = PAGE) -> None:
-        self.page_size = page_size
-        self.pool = PagePool(num_pages)
-        self.tree = RadixTree(self.pool, page_size)
-        self.pages: dict[Key, int] = {}
-        self.unused: dict[Key, None] = {}
-        self.sequences: list[tuple[str, int, list[int], list[int]]] = []  # salt, root, tokens, pages
-
-    def keys(self, salt: str, tokens: list[int]) -> Iterator[Key]:
-        """Of the full pages of `tokens`."""
-        for end in range(self.page_size, len(tokens) + 1, self.page_size):
-            yield salt, tuple(tokens[:end])
-
-    def add(self, salt: str, tokens: list[int]) -> bool:
-        """A sequence that takes what it finds, computes the rest and shares it."""
-        root = self.tree.enter(salt)
-        found = self.tree.match(root, tokens)
-        keys = list(self.keys(salt, tokens))
-        known = [self.pages[key] for key in keys if key in self.pages]
-        assert found == known == [self.pages[key] for key in keys[: len(found)]]
-        for page in found:
-            self.tree.retain(page)
-        for key in keys[: len(found)]:
-            self.unused.pop(key, None)
-        missing = len(keys) - len(found)
-        self.evict(max(0, missing - self.pool.free_pages))
-        own = self.pool.allocate(missing, found)
-        if own is None:
-            self.leave(salt, root, tokens, found)
-            return False
-        pages = [*found, *own]
-        for i in range(len(found), len(keys)):
-            parent = pages[i - 1] if i else root
-            assert self.tree.insert(parent, keys[i][1][-self.page_size :], pages[i]) == pages[i]
-            self.pages[keys[i]] = pages[i]
-        self.sequences.append((salt, root, tokens, pages))
-        return True
-
-    def remove(self, index: int) -> None:
-        self.leave(*self.sequences.pop(index))
-
-    def leave(self, salt: str, root: int, tokens: list[int], pages: list[int]) -> None:
-        used = {key for other, _, their, _ in self.sequences for key in self.keys(other, their)}
-        keys = list(self.keys(salt, tokens))[: len(pages)]
-        for key, page in reversed([*zip(keys, pages, strict=True)]):
-            self.tree.release(page)
-            if key not in used:
-                self.unused[key] = None
-        self.tree.leave(root)
-
-    def evict(self, count: int) -> None:
-        expected = list(self.unused)[:count]
-        assert self.tree.evict(count) == len(expected)
-        for key in expected:
-            assert not any(
-                other != key and other[0] == key[0] and other[1][: len(key[1])] == key[1] for other in self.pages
-            )
-            del self.unused[key], self.pages[key]
-
-    def check(self) -> None:
-        assert self.tree.size == len(self.pages)
-        assert self.tree.cached_pages == len(self.unused)
-        assert self.pool.held_pages == len(self.pages)
-        assert self.pool.free_pages == self.pool.total - len(self.pages)
 
 
 class CacheStates(RuleBasedStateMachine):
     @initialize(num_pages=st.integers(1, 20))
     def start(self, num_pages: int) -> None:
-        self.cache = Cache(num_pages)
+        self.cache = CheckedCache(num_pages, PAGE)
 
     @rule(salt=st.sampled_from(SALTS), tokens=TOKENS)
     def add(self, salt: str, tokens: list[int]) -> None:
@@ -135,7 +60,7 @@ def test_the_first_of_two_equal_pages_is_kept() -> None:
 
 
 def test_an_old_path_that_is_used_again_outlives_a_newer_one() -> None:
-    cache = Cache(8)
+    cache = CheckedCache(8, PAGE)
     cache.add("", [1, 1, 2, 2])
     cache.remove(0)
     cache.add("", [3, 3])
@@ -144,6 +69,19 @@ def test_an_old_path_that_is_used_again_outlives_a_newer_one() -> None:
     cache.remove(0)
     cache.evict(2)
     assert set(cache.pages) == {("", (1, 1))}
+
+
+@pytest.mark.parametrize("pages", [1, 31, 32, 33, 50])
+def test_a_long_path_is_found_as_far_as_it_goes(pages: int) -> None:
+    cache = CheckedCache(60, PAGE)
+    tokens = list(range(2 * pages))
+    cache.add("", tokens)
+    path = cache.sequences[0][3]
+    root = cache.tree.enter("")
+    for found in range(pages + 1):
+        assert cache.tree.match(root, [*tokens[: 2 * found], 7, 7, *tokens[2 * found :]]) == path[:found]
+        below = path[found - 1] if found else root
+        assert cache.tree.match(below, tokens[2 * found :]) == path[found:]
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2, 3]])
@@ -155,7 +93,7 @@ def test_a_page_that_is_not_full_is_refused(tokens: list[int]) -> None:
 
 
 def test_depth_first_order() -> None:
-    cache = Cache(32, page_size=1)
+    cache = CheckedCache(32, page_size=1)
     paths = [[1], [2, 1, 1], [1, 1, 1, 1], [], [2, 1], [1, 2, 1], [1, 1], [3, 1]]
     for path in paths:
         cache.add("", path)
@@ -165,13 +103,5 @@ def test_depth_first_order() -> None:
 
 
 def test_random_operations_against_the_dictionary() -> None:
-    choose = random.Random(5)
-    cache = Cache(300, page_size=4)
-    for _ in range(3000):
-        if cache.sequences and choose.random() < 0.5:
-            cache.remove(choose.randrange(len(cache.sequences)))
-        else:
-            base = choose.choice(cache.sequences)[2] if cache.sequences and choose.random() < 0.7 else []
-            tokens = base[: choose.randrange(len(base) + 1)] + choose.choices(range(5), k=choose.randrange(30))
-            cache.add(choose.choice(SALTS), tokens)
-        cache.check()
+    """`scripts/bench_cache.py --check` runs millions."""
+    check_random_operations(5000, seed=5)

@@ -1,0 +1,101 @@
+"""Sequences as they come to a prefix cache: each begins like an earlier one, and adds some pages."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+VOCAB_SIZE = 32_000
+
+
+class Shape(ABC):
+    """A tree that grows at its branches. A page is known by its number, from which its tokens follow."""
+
+    def __init__(self, page_size: int, seed: int) -> None:
+        self.parents: list[int] = []  # of each page that ever was, -1 for a first one
+        self.ends: list[int] = []  # the last page of each sequence
+        self._page_size = page_size
+        self._first = seed % 1024 << 22  # so that up to 1024 shapes share no page
+        self._choose = random.Random(seed)
+
+    @abstractmethod
+    def extend(self) -> int:
+        """One more sequence: returns its last page."""
+
+    def pages(self, end: int) -> list[int]:
+        """The path to a page, itself included."""
+        path = []
+        while end >= 0:
+            path.append(end)
+            end = self.parents[end]
+        return path[::-1]
+
+    def tokens(self, end: int) -> list[int]:
+        """What the path to a page holds."""
+        first = np.array(self.pages(end)) * self._page_size + self._first
+        positions = first[:, None] + np.arange(self._page_size)
+        tokens: list[int] = (positions * 2_654_435_761 % 2**32 // 256 % VOCAB_SIZE).ravel().tolist()
+        return tokens
+
+    def _grow(self, parent: int, count: int) -> int:
+        for _ in range(count):
+            self.parents.append(parent)
+            parent = len(self.parents) - 1
+        return parent
+
+
+class TreeSearch(Shape):
+    """One search after another: a problem, then thoughts, of which each is followed by 3 to 8, the newest first."""
+
+    PROBLEM_PAGES = 16
+    SEARCH_PAGES = 500
+    NEWEST = 8  # thoughts, one of which the next one follows
+
+    def __init__(self, page_size: int, seed: int) -> None:
+        super().__init__(page_size, seed)
+        self._open: list[list[int]] = []  # last page of a thought, and how many more follow it
+        self._search_end = 0
+
+    def extend(self) -> int:
+        """One more thought."""
+        if len(self.parents) >= self._search_end:
+            self._search_end = len(self.parents) + self.SEARCH_PAGES
+            self._open = [[self._grow(-1, self.PROBLEM_PAGES), self._choose.randint(3, 8)]]
+        thought = self._choose.choice(self._open[-self.NEWEST :])
+        thought[1] -= 1
+        if thought[1] == 0:
+            self._open.remove(thought)
+        end = self._grow(thought[0], self._choose.randint(4, 8))
+        self._open.append([end, self._choose.randint(3, 8)])
+        self.ends.append(end)
+        return end
+
+
+class Chat(Shape):
+    """Conversations of several turns, a number of them at a time, each below one of a few system prompts."""
+
+    SYSTEM_PROMPTS = 4
+    SYSTEM_PAGES = 32
+    CONVERSATIONS = 16
+
+    def __init__(self, page_size: int, seed: int) -> None:
+        super().__init__(page_size, seed)
+        self._systems = [self._grow(-1, self.SYSTEM_PAGES) for _ in range(self.SYSTEM_PROMPTS)]
+        self._open = [self._begin() for _ in range(self.CONVERSATIONS)]
+
+    def _begin(self) -> list[int]:
+        return [self._choose.choice(self._systems), self._choose.randint(3, 8)]
+
+    def extend(self) -> int:
+        """One more turn: a question and its answer."""
+        index = self._choose.randrange(self.CONVERSATIONS)
+        end, turns = self._open[index]
+        end = self._grow(end, self._choose.randint(4, 12))
+        self._open[index] = [end, turns - 1] if turns > 1 else self._begin()
+        self.ends.append(end)
+        return end
+
+
+SHAPES: dict[str, type[Shape]] = {"tree search": TreeSearch, "chat": Chat}

@@ -1,0 +1,121 @@
+"""An engine whose model answers at once, and clients that keep it busy: what is left is the control plane's time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bench.cache_shapes import VOCAB_SIZE, Shape
+
+from quire.engine_core.engine import EngineCore
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
+from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, EngineMessage, SamplingParams
+
+CLIENT = b"client"
+
+
+@dataclass
+class Result:
+    """Nobody asks for logprobs, and nothing fails."""
+
+    token_ids: list[int]
+    logprobs: None = None
+    prompt_logprobs: dict[int, list[tuple[list[int], list[float], int]]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class InstantExecutor:
+    """Real sequences, pages and prefix cache; each request's answer is known beforehand."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self.sequences = sequences
+        self.texts: dict[str, list[int]] = {}  # prompts and answers, by request
+        self.running: Callable[[], Iterable[Request]] = list
+        self.seconds = self.cpu_seconds = 0.0  # of the last step
+
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+        """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        requests = {request.slot: request for request in self.running()}
+        result = Result([])
+        for slot, start, count in zip(slots, starts, counts, strict=True):
+            request, end, token = requests[slot], start + count, -1
+            if end == request.num_tokens:
+                token = self.texts[request.request_id][end]
+                self.sequences.append(slot, token)
+            result.token_ids.append(token)
+            self.sequences.share(slot, end)
+        self.seconds, self.cpu_seconds = time.perf_counter() - began, time.thread_time() - cpu_began
+        return result
+
+
+@dataclass
+class Pause:
+    """What one step kept the model waiting for, in seconds, without what the model itself took."""
+
+    wall: float
+    cpu: float  # as far as this thread had the CPU
+    tokens: int  # computed, or found computed
+
+
+class InstantEngine:
+    """An EngineCore, and clients of which each sends its next request when the last one has ended."""
+
+    def __init__(self, sequences: Sequences, page_size: int, num_pages: int, *, policy: str, max_num_seqs: int) -> None:
+        self.executor = InstantExecutor(sequences)
+        limits = EngineLimits(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=1 << 17,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=2048,
+            page_size=page_size,
+            num_pages=num_pages,
+            policy=policy,
+        )
+        self.core = EngineCore(self.executor, limits, self._send)
+        self.executor.running = lambda: self.core.scheduler.running
+        self.num_ended = 0
+        self._clients: dict[str, tuple[Shape, int]] = {}  # by the request that is under way: and its answer's length
+        self._ended: list[str] = []
+
+    def add_clients(self, shapes: Sequence[Shape], answer_tokens: int) -> None:
+        """One client a shape: its sequences, the last `answer_tokens` of which the model says."""
+        for number, shape in enumerate(shapes):
+            self._ask(f"{number}-0", shape, answer_tokens)
+
+    def step(self) -> Pause:
+        """One step, and the next requests of those whose last one it has ended."""
+        stats = self.core.scheduler.counters
+        cached = stats.cached_tokens
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        self.core.step()
+        wall = time.perf_counter() - began - self.executor.seconds
+        cpu = time.thread_time() - cpu_began - self.executor.cpu_seconds
+        last = self.core.stats
+        tokens = last.prefill_tokens + last.decode_tokens + stats.cached_tokens - cached
+        ended, self._ended = self._ended, []
+        for request_id in ended:
+            shape, answer_tokens = self._clients.pop(request_id)
+            del self.executor.texts[request_id]
+            client, number = request_id.split("-")
+            self._ask(f"{client}-{int(number) + 1}", shape, answer_tokens)
+        self.num_ended += len(ended)
+        return Pause(wall, cpu, tokens)
+
+    def _ask(self, request_id: str, shape: Shape, answer_tokens: int) -> None:
+        text = shape.tokens(shape.extend())
+        self._clients[request_id] = shape, answer_tokens
+        self.executor.texts[request_id] = text
+        params = SamplingParams(max_tokens=answer_tokens, ignore_eos=True)
+        self.core.receive(CLIENT, EngineCoreRequest(request_id, text[:-answer_tokens], params))
+
+    def _send(self, client_id: bytes, message: EngineMessage) -> None:
+        assert client_id == CLIENT
+        assert isinstance(message, EngineCoreOutputs)
+        for output in message.outputs:
+            assert output.error is None, output.error
+            if output.finish_reason is not None:
+                self._ended.append(output.request_id)
