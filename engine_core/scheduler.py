@@ -26,6 +26,7 @@ from quire.engine_core.waiting import WaitingQueue
 from quire.protocol.messages import EventType
 
 _OLDEST_SHARE = 4  # the oldest prompt gets one part of so many at least
+_LEAST_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
 
 NextPage = tuple[str, int, tuple[int, ...]]
 """A page that is still to be computed: salt, the page before it or -1, and its tokens."""
@@ -67,20 +68,20 @@ class Counters:
     wasted_tokens: int = 0  # computed again after a preemption
 
 
-def share_tokens(prefills: Sequence[Request], tokens: int, limits: EngineLimits) -> list[tuple[Request, int]]:
-    """How many of `tokens` each prompt gets: those with the fewest left first, but the oldest not less than its share.
+def share_tokens(
+    prefills: Sequence[Request], oldest: Request, reserved: int, tokens: int, limits: EngineLimits
+) -> list[tuple[Request, int]]:
+    """How many of `tokens` each prompt gets: those with the fewest left first, but the oldest `reserved` at least.
 
     Chunks end with whole tiles where that is possible.
     """
-    if not prefills:
-        return []
-    oldest = min(prefills, key=lambda request: request.number)
-    reserved = min(oldest.num_new_tokens, max(limits.tile, tokens // _OLDEST_SHARE), tokens)
+    most = limits.long_prefill_threshold or tokens
+    reserved = min(oldest.num_new_tokens, reserved, tokens, most)
     shares: list[tuple[Request, int]] = []
     for request in sorted(prefills, key=lambda request: (request.num_new_tokens, request.number)):
         if request is oldest:
             reserved = 0
-        count = min(request.num_new_tokens, tokens - reserved, limits.long_prefill_threshold or tokens)
+        count = min(request.num_new_tokens, tokens - reserved, most)
         if limits.tile < count < request.num_new_tokens:
             count -= (request.num_computed_tokens + count) % limits.tile
         if count > 0:
@@ -100,6 +101,7 @@ class Scheduler:
         self.admission = Admission(limits)
         self.pace = Pace(limits.tile)
         self.counters = Counters()
+        self._owed = 0.0  # tokens that the oldest prompt is behind its share
         self._sequences = executor.sequences
         self._clock = clock
         self._num_added = 0
@@ -142,9 +144,10 @@ class Scheduler:
                 batch.counts.append(1)
         batch.num_decodes = len(batch.requests)
         tokens = min(tokens - batch.num_decodes, self._prefill_budget(prefills, batch.num_decodes))
-        for request, count in share_tokens(prefills, tokens, self.limits):
-            batch.requests.append(request)
-            batch.counts.append(count)
+        if prefills:
+            for request, count in self._share(prefills, tokens):
+                batch.requests.append(request)
+                batch.counts.append(count)
         return batch
 
     # Who must give way
@@ -195,6 +198,7 @@ class Scheduler:
         room = min(self.limits.max_num_seqs, self.admission.max_running, self.limits.max_num_batched_tokens)
         prefills = [request for request in self.running if request.in_prefill]
         tokens = self._prefill_budget(prefills, len(self.running) - len(prefills))
+        tokens = max(tokens, _LEAST_PREFILLS * self.limits.tile)
         tokens -= sum(min(request.num_new_tokens, self.limits.tile) for request in prefills)
         if len(self.running) >= room or tokens <= 0:
             return
@@ -278,12 +282,25 @@ class Scheduler:
     # How many tokens
 
     def _prefill_budget(self, prefills: Sequence[Request], num_decodes: int) -> int:
-        """Tokens of prompts that the next step computes at most."""
+        """Tokens of prompts that the next step computes at most.
+
+        The longest of those in prefill keeps nobody waiting whom its share would not let by: only the others press.
+        """
         most = self.limits.max_num_batched_tokens
         if self.limits.long_prefill_threshold is not None:
             return most
-        backlog = sum(request.num_new_tokens for request in prefills) + self.waiting.num_tokens
+        left = [request.num_new_tokens for request in prefills]
+        backlog = sum(left) - max(left, default=0) + self.waiting.num_tokens
         return self.pace.prefill_tokens(most, num_decodes, backlog)
+
+    def _share(self, prefills: Sequence[Request], tokens: int) -> list[tuple[Request, int]]:
+        """Shares a step among prompts. Of steps too small to be divided, the oldest gets a whole one in its turn."""
+        oldest = min(prefills, key=lambda request: request.number)
+        tile = self.limits.tile
+        self._owed += tokens / _OLDEST_SHARE
+        shares = share_tokens(prefills, oldest, int(self._owed) // tile * tile, tokens, self.limits)
+        self._owed = min(max(0.0, self._owed - dict(shares).get(oldest, 0)), float(tile))
+        return shares
 
     def _reserve(self, request: Request) -> None:
         if request.num_tokens <= request.num_reserved_tokens:

@@ -388,3 +388,17 @@ def test_requests_leave_no_garbage_for_the_collector() -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_steps_of_a_single_tile_serve_the_shorter_prompt_first_and_the_oldest_in_its_turn() -> None:
+    engine = Engine(max_num_batched_tokens=4)
+    engine.add("long", [1] * 40, max_tokens=1)
+    assert engine.step() == {"long": (0, 4)}
+    for index in range(6):
+        engine.add(str(index), [2 + index] * 8, max_tokens=1)
+    engine.finish()
+    names = [next(iter(step)) for step in engine.executor.steps]
+    assert names.index("0") <= 2
+    assert names[:9].count("long") >= 2
+    assert names[-1] == "long"
+    assert engine.tokens("long") == answer([1] * 40, 1)
