@@ -1,0 +1,73 @@
+"""What a long prompt costs those who decode, and the short one that comes right after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bench.simulated import StepTime
+from bench.simulation import Record, Simulation, percentiles
+from bench.trace import TraceRequest, blocks_for
+
+from quire.engine_core.limits import EngineLimits
+
+_CHAT_TOKENS = 100  # of a chat's prompt
+_SHORT_OUTPUT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLoad:
+    """So many chats decode; then a prompt of `long_tokens` comes, and in the next step one of `short_tokens`."""
+
+    chats: int = 16
+    long_tokens: int = 8000
+    short_tokens: int = 32
+
+    def run(self, limits: EngineLimits, step_time: StepTime) -> dict[str, Any]:
+        """Inter-token latency of the chats without and with the long prompt, and when the short one is answered."""
+        alone = step_time.seconds([1] * self.chats)
+        arrival = 200 * alone
+        requests = [self._request(number, 0.0, _CHAT_TOKENS, self.chat_output) for number in range(self.chats)]
+        requests.append(self._request(self.chats, arrival, self.long_tokens, _SHORT_OUTPUT))
+        requests.append(self._request(self.chats + 1, arrival + alone, self.short_tokens, _SHORT_OUTPUT))
+        simulation = Simulation(limits, step_time)
+        simulation.run(requests)
+        *chats, long, short = simulation.records
+        before = _gaps(chats, arrival / 2, arrival)
+        beside = _gaps(chats, arrival, long.token_times[0])
+        steps = chats[0].token_times
+        return {
+            "itl_alone_seconds": percentiles(before),
+            "itl_beside_seconds": percentiles(beside),
+            "itl_growth_p99": float(np.percentile(beside, 99) / np.percentile(before, 99)),
+            "long_ttft_seconds": long.first_token_seconds,
+            "short_ttft_seconds": short.first_token_seconds,
+            "short_ttft_steps": sum(short.arrival < time <= short.token_times[0] for time in steps),
+            "short_ttft_chunk_times": short.first_token_seconds / float(np.mean(beside)),
+        }
+
+    @property
+    def chat_output(self) -> int:
+        """Tokens of a chat's answer: more than it gets until the long prompt is done, by tiles of 32 at least."""
+        return 400 + self.long_tokens // 16
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max(self.long_tokens + _SHORT_OUTPUT, _CHAT_TOKENS + self.chat_output)
+
+    def _request(self, number: int, arrival: float, prompt: int, output: int) -> TraceRequest:
+        first = number * blocks_for(self.long_tokens + _CHAT_TOKENS)
+        return TraceRequest(arrival, prompt, output, tuple(range(first, first + blocks_for(prompt))))
+
+
+def _gaps(records: Iterable[Record], since: float, until: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Seconds between the tokens that came in this time and those before them."""
+    gaps = []
+    for record in records:
+        times = np.array(record.token_times)
+        ends = times[1:]
+        gaps.append(np.diff(times)[(ends > since) & (ends <= until)])
+    return np.concatenate(gaps)

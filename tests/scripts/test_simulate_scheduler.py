@@ -1,0 +1,197 @@
+"""Traces are served by the real scheduler in virtual time, and the figures are exact."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulate_scheduler
+from bench.mixed import MixedLoad
+from bench.simulated import StepTime
+from bench.simulation import Simulation
+from bench.trace import BLOCK, Prompts, TraceError, TraceRequest, infinite_cache_hits, read_trace
+
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.policies.lpm import MOST_PASSES
+from quire.protocol.messages import FinishReason
+
+STEP_TIME = StepTime(0.01, 1e-5, 1e-4)
+
+
+def make_requests(count: int, seed: int = 0) -> list[TraceRequest]:
+    """Chats that go on: each prompt has the blocks of an earlier one, or of none, and some more."""
+    random_ = random.Random(seed)
+    requests: list[TraceRequest] = []
+    blocks = 0
+    for number in range(count):
+        before = random_.choice(requests).blocks if requests and random_.random() < 0.7 else ()
+        more = random_.randint(1, 3)
+        names = (*before, *range(blocks, blocks + more))
+        blocks += more
+        prompt = len(names) * BLOCK - random_.choice([0, 1, 100, 511])
+        requests.append(TraceRequest(0.02 * number, prompt, random_.randint(1, 40), names))
+    return requests
+
+
+def write_mooncake(path: Path, requests: list[TraceRequest]) -> Path:
+    rows = [
+        {
+            "timestamp": round(request.arrival * 1000),
+            "input_length": request.prompt_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": request.blocks,
+        }
+        for request in requests
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def limits(requests: list[TraceRequest], **changes: Any) -> EngineLimits:
+    sizes: dict[str, Any] = {
+        "vocab_size": 1 << 14,
+        "max_model_len": 1 + max(request.prompt_tokens + request.output_tokens for request in requests),
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 4096,
+        "page_size": 32,
+        "num_pages": 20_000,
+    }
+    return EngineLimits(**(sizes | changes))
+
+
+def serve(requests: list[TraceRequest], **changes: Any) -> Simulation:
+    """Serves them, and checks that each had its answer and nothing is held in the end."""
+    simulation = Simulation(limits(requests, **changes), STEP_TIME)
+    simulation.run(requests)
+    sequences = simulation.executor.sequences
+    assert sequences.held_pages == 0
+    assert sequences.free_pages + sequences.cached_pages == simulation.limits.num_pages
+    for request, record in zip(requests, simulation.records, strict=True):
+        assert record.finish_reason is FinishReason.LENGTH
+        assert len(record.token_times) == request.output_tokens
+        assert record.first_token_seconds > 0
+    return simulation
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_with_enough_pages_all_that_is_shared_is_found(policy: str) -> None:
+    requests = make_requests(60)
+    report = serve(requests, policy=policy).report()
+    assert report["cached_tokens"] == infinite_cache_hits(requests, 32) > 0
+    assert report["prompt_tokens"] == sum(request.prompt_tokens for request in requests)
+    assert (report["preemptions"], report["evictions"], report["wasted_tokens"]) == (0, 0, 0)
+
+
+def test_the_infinite_cache_counts_full_pages_and_leaves_a_token() -> None:
+    first = TraceRequest(0, 700, 1, (0, 1))
+    assert infinite_cache_hits([first, first], 32) == 672
+    assert infinite_cache_hits([first, TraceRequest(1, 512, 1, (0,))], 32) == 480
+    assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (0, 1))], 32) == 672
+    assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (2, 1))], 32) == 0
+
+
+def test_prompts_are_equal_where_their_blocks_are() -> None:
+    prompts = Prompts(1 << 14)
+    one, two = (prompts.tokens(TraceRequest(0, 1000, 1, blocks)) for blocks in ((5, 6), (5, 7)))
+    assert len(one) == len(two) == 1000
+    assert one[:BLOCK] == two[:BLOCK]
+    assert all(one[page : page + 16] != two[page : page + 16] for page in range(BLOCK, 1000, 16))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_overload_of_a_small_pool_neither_thrashes_nor_passes_over_for_ever(policy: str) -> None:
+    requests = make_requests(300)
+    report = serve(requests, policy=policy, num_pages=600).report()
+    assert report["waiting_most"] > 50
+    assert report["evictions"] > 0
+    assert report["held_mean"] > 0.5
+    assert report["preemptions"] <= 0.01 * len(requests)
+    assert report["most_passed_over"] <= MOST_PASSES
+
+
+def test_who_is_passed_over_is_counted_from_the_events() -> None:
+    """A prompt that shares nothing, behind a stream of those that share much: lpm keeps its bound exactly."""
+    shared = tuple(range(4))
+    requests = [TraceRequest(0, 4 * BLOCK, 20, shared), TraceRequest(0.001, 100, 1, (100,))]
+    requests += [TraceRequest(0.002, 5 * BLOCK, 1, (*shared, 200 + number)) for number in range(2 * MOST_PASSES)]
+    simulation = serve(requests, policy="lpm", max_num_seqs=1)
+    passes = simulation.times_overtaken()
+    assert passes[1] == max(passes) == MOST_PASSES
+    assert max(serve(requests, policy="fcfs", max_num_seqs=1).times_overtaken()) == 0
+
+
+@pytest.mark.parametrize("seconds", [(0.03, 7e-4, 1e-3), (0.02, 3e-4, 1e-3), (0.1, 4e-3, 2e-3)])
+def test_a_long_prompt_among_chats_slows_them_twofold_at_most_and_lets_a_short_one_by(
+    seconds: tuple[float, float, float],
+) -> None:
+    """With the last, a tile of prompt takes as long as all decodes: each step has room for one only."""
+    load = MixedLoad()
+    request = TraceRequest(0, load.longest, 1, ())
+    found = load.run(limits([request]), StepTime(*seconds))
+    assert found["itl_growth_p99"] <= 2
+    assert found["short_ttft_chunk_times"] <= 3
+    assert found["short_ttft_seconds"] < found["long_ttft_seconds"]
+
+
+def test_the_script_tells_hit_rates_of_all_policies_and_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_mooncake(tmp_path / "trace.jsonl", make_requests(40))
+    arguments = ["trace", str(trace), "--pages", "400", "20000", "--policy", "fcfs", "lpm", "--speed", "2"]
+    simulate_scheduler.main([*arguments, "--requests", "30", "--json", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [(run["pages"], run["policy"]) for run in found["runs"]] == [
+        (400, "fcfs"),
+        (400, "lpm"),
+        (20000, "fcfs"),
+        (20000, "lpm"),
+    ]
+    assert all(run["served"] == run["requests"] == 30 for run in found["runs"])
+    assert [run["hit_rate"] for run in found["runs"][2:]] == pytest.approx([found["infinite_hit_rate"]] * 2)
+    assert f"a cache without bounds finds {found['infinite_hit_rate']:.2%}" in capsys.readouterr().out
+
+
+def test_the_azure_table_shares_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,600,44\n2023-11-16 18:15:50.6805900,3,1\n"
+    )
+    requests = read_trace(path)
+    assert [(request.prompt_tokens, request.output_tokens, request.blocks) for request in requests] == [
+        (600, 44, (0, 1)),
+        (3, 1, (2,)),
+    ]
+    assert requests[1].arrival == pytest.approx(4.0)
+
+
+GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("trace.jsonl", GOOD + "{nonsense\n", "trace.jsonl:2: JSON is malformed"),
+        ("trace.jsonl", GOOD + '{"timestamp": 0}\n', "trace.jsonl:2: Object missing required field `input_length`"),
+        ("trace.jsonl", GOOD + GOOD.replace("600", "1600"), "trace.jsonl:2: 2 hash_ids for a prompt of 1600 tokens"),
+        ("trace.jsonl", GOOD.replace("5,", "0,"), "trace.jsonl:1: a request of 600 prompt and 0 output tokens"),
+        ("trace.jsonl", "", "has no requests"),
+        ("trace.csv", AZURE + "2023-11-16 18:15:46,3,4\nyesterday,3,4\n", "trace.csv:3: Invalid isoformat string"),
+        ("trace.csv", AZURE + "2023-11-16 18:15:46,3\n", "trace.csv:2: "),
+        ("trace.csv", "TIMESTAMP,In,Out\n2023-11-16 18:15:46,3,4\n", "trace.csv:1: there is no column 'ContextTokens'"),
+    ],
+)
+def test_a_malformed_trace_is_named_with_its_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError) as error:
+        read_trace(tmp_path / name)
+    assert expected in str(error.value)
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        simulate_scheduler.main(["trace", str(tmp_path / "none.jsonl")])
+    assert "none.jsonl" in str(error.value)
