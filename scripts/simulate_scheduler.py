@@ -6,8 +6,8 @@
     simulate_scheduler.py mixed                                      a long prompt among short chats
 
 All is what an engine runs, but the executor: KV pages, prefix cache, policies, admission, pace. A step takes
-BASE + PREFILL * prompt tokens + DECODE * sequences that decode. Answers have the trace's lengths. The queue is not
-bounded, so that all runs serve the same requests.
+BASE + PREFILL * prompt tokens + DECODE * sequences that decode. Answers have the trace's lengths, which the scheduler
+is not told. The queue is not bounded, so that all runs serve the same requests.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def serve(requests: list[TraceRequest], **changes: Any) -> Simulation:
     assert sequences.held_pages == 0
     assert sequences.free_pages + sequences.cached_pages == simulation.limits.num_pages
     for request, record in zip(requests, simulation.records, strict=True):
-        assert record.finish_reason is FinishReason.LENGTH
+        assert record.finish_reason is FinishReason.STOP
         assert len(record.token_times) == request.output_tokens
         assert record.first_token_seconds > 0
     return simulation
