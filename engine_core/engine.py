@@ -233,7 +233,6 @@ class EngineCore:
         """Makes `output`, which carries the request's last token, its terminal output."""
         end = explain_end(request, token_id, self.limits)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
-        self.scheduler.admission.learn(request.num_output_tokens)
         self._release(request, end.status)
 
     def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
@@ -246,6 +245,8 @@ class EngineCore:
     def _release(self, request: Request, status: RequestStatus) -> None:
         """Gives back all that a request holds, whatever ended it."""
         self.scheduler.remove(request)
+        if request.num_output_tokens:
+            self.scheduler.admission.ended()
         request.status = status
         own = self._requests[request.client_id]
         del own[request.request_id]

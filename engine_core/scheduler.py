@@ -143,6 +143,7 @@ class Scheduler:
                 batch.requests.append(request)
                 batch.counts.append(1)
         batch.num_decodes = len(batch.requests)
+        self.admission.decoded(batch.num_decodes)
         tokens = min(tokens - batch.num_decodes, self._prefill_budget(prefills, batch.num_decodes))
         if prefills:
             for request, count in self._share(prefills, tokens):
@@ -158,12 +159,12 @@ class Scheduler:
         if lacking <= self._available_pages():
             self.admission.stepped()
             return False
-        now = self._clock()
+        now, before = self._clock(), len(self.running)
         while lacking > self._available_pages():
             victim = min(self.running, key=self._cost_of_preemption)
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
-        self.admission.preempted(len(self.running))
+        self.admission.preempted(before - len(self.running), len(self.running))
         return True
 
     def _available_pages(self) -> int:
@@ -224,12 +225,14 @@ class Scheduler:
                 patient.add(request)
                 continue
             projected = self.admission.projected_pages(request)
-            needed = projected - found // self.limits.page_size + cached
-            if self.running and needed > self._available_pages() - to_grow - self.admission.watermark:
+            now = self.limits.pages_for(request.num_tokens)
+            needed = now - found // self.limits.page_size + cached
+            reserved = int(self.admission.reserved_share * (to_grow + projected - now)) + self.admission.watermark
+            if self.running and needed > self._available_pages() - reserved:
                 break
             if not self._start(request, batch):
                 break
-            to_grow += projected - self.limits.pages_for(request.num_tokens)
+            to_grow += projected - now
             tokens -= min(request.num_new_tokens, self.limits.tile)
             newcomers.append(request)
             computing.add(page)
