@@ -12,7 +12,7 @@ import simulate_scheduler
 from bench.mixed import MixedLoad
 from bench.simulated import StepTime
 from bench.simulation import Simulation
-from bench.trace import BLOCK, Prompts, TraceError, TraceRequest, infinite_cache_hits, read_trace
+from bench.trace import BLOCK, Prompts, TraceError, TraceRequest, infinite_cache_hits, read_trace, shared_blocks
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies.lpm import MOST_PASSES
@@ -91,6 +91,11 @@ def test_the_infinite_cache_counts_full_pages_and_leaves_a_token() -> None:
     assert infinite_cache_hits([first, TraceRequest(1, 512, 1, (0,))], 32) == 480
     assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (0, 1))], 32) == 672
     assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (2, 1))], 32) == 0
+
+
+def test_a_block_is_shared_if_it_came_before_behind_the_same_blocks() -> None:
+    requests = [TraceRequest(0, len(blocks) * BLOCK, 1, blocks) for blocks in ((0, 1), (0, 1, 2), (3, 1))]
+    assert shared_blocks(requests) == pytest.approx(2 / 7)
 
 
 def test_prompts_are_equal_where_their_blocks_are() -> None:
