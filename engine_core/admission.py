@@ -7,33 +7,52 @@ from collections.abc import Iterable
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 
-_BLEND = 0.02  # weight of one more answer, after some: the estimate is of the last fifty or so
-_FIRST_ESTIMATE = 128.0  # output tokens, before any answer has ended
+_BLEND = 0.02  # weight of one more answer: the estimate is of the last fifty or so
+_FIRST_ESTIMATE = 512.0  # output tokens, before any answer has ended
+_FIRST_WEIGHT = 4.0  # of that estimate, in answers
 _WATERMARK = 0.01  # of all pages, kept for answers that turn out longer
 _STEPS_TO_GROW = 32  # without a preemption, for one more request to run
+_PREEMPTIONS = 0.004  # for each answer that ends: what is aimed at
+_LEARN_SHARE = 0.1  # of the growth that is reserved, for each preemption more than that
 
 
 class Admission:
-    """Estimates of output lengths, and a limit on those that run which memory pressure lowers."""
+    """Estimates of output lengths, and a limit on those that run which memory pressure lowers.
+
+    Requests don't all end at once, so they never need all of their pages together. How much less depends on the load;
+    `reserved_share` finds it out: it falls as answers end and rises with preemptions, so that these stay rare.
+    """
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
-        self.output_tokens = _FIRST_ESTIMATE  # of an answer, a mean that forgets
-        self._num_answers = 0
+        self.output_tokens = _FIRST_ESTIMATE  # of an answer
+        self.reserved_share = 1.0  # of what those that run are likely to need still
+        self._answers = _FIRST_WEIGHT  # that have ended, the earlier the less they count
+        self._tokens = _FIRST_WEIGHT * _FIRST_ESTIMATE  # sampled in that time
         self._calm_steps = 0
         self.max_running = limits.max_num_seqs
         self.watermark = int(limits.num_pages * _WATERMARK)
 
-    def learn(self, num_output_tokens: int) -> None:
-        """An answer has ended by itself."""
-        self._num_answers += 1
-        weight = max(_BLEND, 1 / (self._num_answers + 1))
-        self.output_tokens += weight * (num_output_tokens - self.output_tokens)
+    def ended(self) -> None:
+        """An answer has ended, whatever ended it."""
+        self._answers = (1 - _BLEND) * (self._answers + 1)
+        self._tokens *= 1 - _BLEND
+        self.reserved_share = max(0.0, self.reserved_share - _LEARN_SHARE * _PREEMPTIONS)
 
-    def preempted(self, num_running: int) -> None:
-        """Pages ran out: `num_running` are left."""
+    def decoded(self, num_tokens: int) -> None:
+        """A step makes answers longer by so many tokens.
+
+        All tokens over all ends is the mean length, also while the long answers still run; the mean of those that have
+        ended would be too short then.
+        """
+        self._tokens += num_tokens
+        self.output_tokens = self._tokens / self._answers
+
+    def preempted(self, num_victims: int, num_running: int) -> None:
+        """Pages ran out: `num_victims` had to give way, `num_running` are left."""
         self.max_running = max(1, num_running)
         self._calm_steps = 0
+        self.reserved_share = min(1.0, self.reserved_share + _LEARN_SHARE * num_victims)
 
     def stepped(self) -> None:
         """A step without a preemption."""

@@ -267,7 +267,6 @@ class EngineCore:
         end = explain_end(request, token_id, self.limits)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
         output.events.append(EngineCoreEvent(EventType.FINISHED, now))
-        self.scheduler.admission.learn(request.num_output_tokens)
         self._release(request, end.status, now)
 
     def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
@@ -284,6 +283,8 @@ class EngineCore:
         if self.tracer.subscribers:
             self.tracer.finished(request, status, now)
         self.scheduler.remove(request)
+        if request.num_output_tokens:
+            self.scheduler.admission.ended()
         request.status = status
         own = self._requests[request.client_id]
         del own[request.request_id]

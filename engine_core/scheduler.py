@@ -173,6 +173,8 @@ class Scheduler:
         """Decides the next step and gets its pages. Empty only if there are no requests, or none could start."""
         batch = Batch()
         gave_way = self._make_room(batch)
+        for request in self.running:
+            self._reserve(request)
         if self.waiting and not gave_way:
             self._start_newcomers(batch)
         prefills = []
@@ -180,10 +182,10 @@ class Scheduler:
             if request.in_prefill:
                 prefills.append(request)
             else:
-                self._reserve(request)
                 batch.requests.append(request)
                 batch.counts.append(1)
         batch.num_decodes = len(batch.requests)
+        self.admission.decoded(batch.num_decodes)
         tokens = self.limits.max_num_batched_tokens - batch.num_decodes
         budget = self._prefill_budget(prefills, batch.num_decodes)
         for request, count in share_tokens(prefills, tokens, budget, self.limits, self.pace):
@@ -202,14 +204,14 @@ class Scheduler:
         if lacking <= self._available_pages() or (self.pins.unpin_all() and lacking <= self._available_pages()):
             self.admission.stepped()
             return False
-        now = self._clock()
+        now, before = self._clock(), len(self.running)
         victims = iter(sorted(self.running, key=self._cost_of_preemption))
         while lacking > self._available_pages():
             victim = next(victims)
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
             batch.preempted.append(victim)
-        self.admission.preempted(len(self.running))
+        self.admission.preempted(before - len(self.running), len(self.running))
         return True
 
     def _available_pages(self) -> int:
@@ -270,12 +272,14 @@ class Scheduler:
                 patient.add(request)
                 continue
             projected = self.admission.projected_pages(request)
-            needed = projected - beginning.found // self.limits.page_size + beginning.cached_pages
-            if self.running and needed > self._available_pages() - to_grow - self.admission.watermark:
+            now = self.limits.pages_for(request.num_tokens)
+            needed = now - beginning.found // self.limits.page_size + beginning.cached_pages
+            reserved = int(self.admission.reserved_share * (to_grow + projected - now)) + self.admission.watermark
+            if self.running and needed > self._available_pages() - reserved:
                 break
             if not self._start(request, batch, beginning.source):
                 break
-            to_grow += projected - self.limits.pages_for(request.num_tokens)
+            to_grow += projected - now
             budget -= self._least_chunk(request) if prefills or newcomers else 0
             newcomers.append(request)
             computing.add(beginning.next_page)

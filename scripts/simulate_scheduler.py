@@ -6,8 +6,8 @@
     simulate_scheduler.py mixed                                      a long prompt among short chats
 
 All is what an engine runs, but the executor: KV pages, prefix cache, policies, admission, pace. A step takes
-BASE + PREFILL * prompt tokens + DECODE * sequences that decode. Answers have the trace's lengths. The queue is not
-bounded, so that all runs serve the same requests.
+BASE + PREFILL * prompt tokens + DECODE * sequences that decode. Answers have the trace's lengths, which the scheduler
+is not told. The queue is not bounded, so that all runs serve the same requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from bench.mixed import MixedLoad
 from bench.simulated import StepTime
 from bench.simulation import Simulation
-from bench.trace import TraceError, TraceRequest, infinite_cache_hits, read_trace
+from bench.trace import TraceError, TraceRequest, infinite_cache_hits, read_trace, shared_blocks
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies import POLICIES
@@ -59,7 +59,7 @@ def simulate_trace(args: argparse.Namespace) -> dict[str, Any]:
     infinite = infinite_cache_hits(requests, args.page_size) / prompt_tokens
     print(
         f"{len(requests)} requests in {requests[-1].arrival:.0f} s, {prompt_tokens} prompt tokens; "
-        f"a cache without bounds finds {infinite:.2%}"
+        f"a cache without bounds finds {infinite:.2%} ({shared_blocks(requests):.2%} of the blocks)"
     )
     lengths = [request.prompt_tokens + request.output_tokens for request in requests]
     runs = []
@@ -69,7 +69,7 @@ def simulate_trace(args: argparse.Namespace) -> dict[str, Any]:
         simulation.run(requests)
         runs.append(simulation.report() | {"real_seconds": time.perf_counter() - began})
         print(describe(runs[-1]), flush=True)
-    return {"infinite_hit_rate": infinite, "runs": runs}
+    return {"infinite_hit_rate": infinite, "shared_blocks": shared_blocks(requests), "runs": runs}
 
 
 def simulate_mixed(args: argparse.Namespace) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class Engine:
         """Lets the scheduler start whoever has pages for the prompt, so that pages run out."""
         admission = self.core.scheduler.admission
         admission.output_tokens = admission.watermark = 0
-        admission.learn = lambda num_output_tokens: None  # type: ignore[method-assign]
+        admission.decoded = lambda num_tokens: None  # type: ignore[method-assign]
 
     def send(self, client_id: bytes, message: EngineMessage) -> None:
         self.sent.setdefault(client_id, []).append(message)

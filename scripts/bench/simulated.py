@@ -10,6 +10,9 @@ from quire.engine_core.executor import LogprobsEntry
 from quire.engine_core.limits import EngineLimits
 from quire.kernels.runner import Sequences
 
+EOS = 0
+"""The token that ends an answer."""
+
 
 class VirtualClock:
     """Seconds that pass only when somebody says so."""
@@ -47,20 +50,26 @@ class SimulatedResult:
 
 
 class _CountedSequences(Sequences):
-    """Tells how long a sequence is without a copy of its tokens."""
+    """Tells how long a sequence is, and is to be, without a copy of its tokens."""
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None:
         super().__init__(num_pages, page_size, vocab_size)
-        self.lengths: dict[int, int] = {}  # by slot
+        self.lengths: dict[int, int] = {}  # by slot, in tokens
+        self.least_lengths: dict[int, int] = {}  # that min_tokens asks for
 
-    def open(self, token_ids: Sequence[int], num_prompt_tokens: int, **sampling: Any) -> int:
-        slot = super().open(token_ids, num_prompt_tokens, **sampling)
+    def open(self, token_ids: Sequence[int], num_prompt_tokens: int, *, min_tokens: int = 0, **sampling: Any) -> int:
+        slot = super().open(token_ids, num_prompt_tokens, min_tokens=min_tokens, **sampling)
         self.lengths[slot] = len(token_ids)
+        self.least_lengths[slot] = num_prompt_tokens + min_tokens
         return slot
 
 
 class SimulatedExecutor:
-    """An `Executor` whose steps move `clock` instead of computing. Sampled tokens differ from answer to answer."""
+    """An `Executor` whose steps move `clock` instead of computing.
+
+    Its model says EOS as soon as `min_tokens` lets it, and not before; so nobody else knows how long an answer will be.
+    The tokens before differ from answer to answer.
+    """
 
     def __init__(self, limits: EngineLimits, step_time: StepTime, clock: VirtualClock) -> None:
         self.sequences = _CountedSequences(limits.num_pages, limits.page_size, limits.vocab_size)
@@ -81,10 +90,11 @@ class SimulatedExecutor:
         for slot, start, count in zip(slots, starts, counts, strict=True):
             token = -1
             if start + count == lengths[slot]:
-                self._num_drawn += 1
-                token = self._num_drawn % self._vocab_size
-                sequences.append(slot, token)
                 lengths[slot] += 1
+                self._num_drawn += 1
+                is_last = lengths[slot] >= sequences.least_lengths[slot]
+                token = EOS if is_last else 1 + self._num_drawn % (self._vocab_size - 1)
+                sequences.append(slot, token)
             token_ids.append(token)
             sequences.share(slot, start + count)
         return SimulatedResult(token_ids)

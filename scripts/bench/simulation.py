@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from bench.simulated import SimulatedExecutor, StepTime, VirtualClock
+from bench.simulated import EOS, SimulatedExecutor, StepTime, VirtualClock
 from bench.trace import Prompts, TraceRequest
 
 from quire.engine_core.engine import EngineCore
@@ -79,10 +79,10 @@ class Simulation:
         self.core.flush()
 
     def _add(self, request: TraceRequest) -> None:
-        params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True, seed=0)
+        params = SamplingParams(max_tokens=None, min_tokens=request.output_tokens, seed=0)
         name = str(len(self.records))
         self.records.append(Record(request.arrival, request.output_tokens))
-        self.core.receive(_CLIENT, EngineCoreRequest(name, self._prompts.tokens(request), params))
+        self.core.receive(_CLIENT, EngineCoreRequest(name, self._prompts.tokens(request), params, [EOS]))
 
     def _step(self) -> None:
         began = self.clock.now
@@ -130,7 +130,7 @@ class Simulation:
     def report(self) -> dict[str, Any]:
         """All figures of the run, over the time from the first step to the last; seconds are virtual."""
         stats, counters = self.core.stats, self.core.scheduler.counters
-        served = [record for record in self.records if record.finish_reason is FinishReason.LENGTH]
+        served = [record for record in self.records if record.finish_reason is FinishReason.STOP]
         gaps = np.concatenate([np.diff(record.token_times) for record in served] or [np.zeros(0)])
         seconds, running, waiting, held = (np.array(column) for column in self._steps)
         busy = seconds.sum()

@@ -139,3 +139,13 @@ def infinite_cache_hits(requests: list[TraceRequest], page_size: int) -> int:
             left -= BLOCK
         hits += min(found, (request.prompt_tokens - 1) // page_size * page_size)
     return hits
+
+
+def shared_blocks(requests: list[TraceRequest]) -> float:
+    """The share of blocks that came before with the same blocks in front: the figure that papers tell of a trace."""
+    nodes: dict[tuple[int, int], int] = {}  # (node of the prefix, block): node
+    for request in requests:
+        node = 0
+        for block in request.blocks:
+            node = nodes.setdefault((node, block), len(nodes) + 1)
+    return 1 - len(nodes) / sum(len(request.blocks) for request in requests)

@@ -12,7 +12,7 @@ import simulate_scheduler
 from bench.mixed import MixedLoad
 from bench.simulated import StepTime
 from bench.simulation import Simulation
-from bench.trace import BLOCK, Prompts, TraceError, TraceRequest, infinite_cache_hits, read_trace
+from bench.trace import BLOCK, Prompts, TraceError, TraceRequest, infinite_cache_hits, read_trace, shared_blocks
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies.lpm import MOST_PASSES
@@ -70,7 +70,7 @@ def serve(requests: list[TraceRequest], **changes: Any) -> Simulation:
     assert sequences.held_pages == 0
     assert sequences.free_pages + sequences.cached_pages == simulation.limits.num_pages
     for request, record in zip(requests, simulation.records, strict=True):
-        assert record.finish_reason is FinishReason.LENGTH
+        assert record.finish_reason is FinishReason.STOP
         assert len(record.token_times) == request.output_tokens
         assert record.first_token_seconds > 0
     return simulation
@@ -91,6 +91,11 @@ def test_the_infinite_cache_counts_full_pages_and_leaves_a_token() -> None:
     assert infinite_cache_hits([first, TraceRequest(1, 512, 1, (0,))], 32) == 480
     assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (0, 1))], 32) == 672
     assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (2, 1))], 32) == 0
+
+
+def test_a_block_is_shared_if_it_came_before_behind_the_same_blocks() -> None:
+    requests = [TraceRequest(0, len(blocks) * BLOCK, 1, blocks) for blocks in ((0, 1), (0, 1, 2), (3, 1))]
+    assert shared_blocks(requests) == pytest.approx(2 / 7)
 
 
 def test_prompts_are_equal_where_their_blocks_are() -> None:
