@@ -36,6 +36,10 @@ class InstantExecutor:
         self.running: Callable[[], Iterable[Request]] = list
         self.seconds = self.cpu_seconds = 0.0  # of the last step
 
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        """There is nothing to copy."""
+        return self.sequences.fork(slot, source, num_computed, num_tokens)
+
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
         """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
         began, cpu_began = time.perf_counter(), time.thread_time()
