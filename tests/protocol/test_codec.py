@@ -13,6 +13,7 @@ from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, EngineDecoder, 
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.messages import (
     Abort,
+    BeamSequence,
     ClientMessage,
     EngineCoreEvent,
     EngineCoreOutput,
@@ -45,6 +46,7 @@ OUTPUT = EngineCoreOutput(
     None,
     [EngineCoreEvent(EventType.SCHEDULED, 1.5)],
     32,
+    [BeamSequence([5], [TokenLogprobs([5, 6], [-0.5, -1.5], 1)], -0.5, FinishReason.LENGTH)],
 )
 CLIENT_MESSAGES: list[ClientMessage] = [
     EngineCoreRequest(
@@ -122,7 +124,10 @@ def test_unknown_sampling_fields_are_refused() -> None:
 @pytest.mark.parametrize(
     ("frames", "expected"),
     [
-        (frame(1, "r", [1], [], [2], 0.0, 0, "guided_json"), "EngineCoreRequest: 1 unknown field follows priority"),
+        (
+            frame(1, "r", [1], [], [2], 0.0, 0, "", None, None, "guided_json"),
+            "EngineCoreRequest: 1 unknown field follows sibling",
+        ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
         (frame(5, 1, "stats", {}), "UtilityCall: 1 unknown field follows method"),
