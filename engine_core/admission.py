@@ -62,12 +62,21 @@ class Admission:
 
     def pages_to_grow(self, running: Iterable[Request]) -> int:
         """Pages that these are likely to take still."""
-        return sum(self.projected_pages(request) - request.num_reserved_tokens // self._limits.page_size
-                   for request in running)  # fmt: skip
+        return sum(self.projected_pages(request) - self._held_pages(request) for request in running)
 
     def projected_pages(self, request: Request) -> int:
         """Pages that a request is likely to have in the end. Who is past the estimate may well go on for half of it."""
         prompt = request.num_prompt_tokens
         output = max(self.output_tokens, request.num_tokens - prompt + self.output_tokens / 2)
-        tokens = min(prompt + int(output), request.token_limit)
-        return self._limits.pages_for(max(tokens, request.num_tokens, request.num_reserved_tokens))
+        tokens = max(min(prompt + int(output), request.token_limit), request.num_tokens, request.num_reserved_tokens)
+        return beam_pages(prompt, tokens, request.width, self._limits)
+
+    def _held_pages(self, request: Request) -> int:
+        num_sequences = len(request.slots)
+        return beam_pages(request.num_prompt_tokens, request.num_reserved_tokens, num_sequences, self._limits)
+
+
+def beam_pages(num_prompt_tokens: int, num_tokens: int, num_sequences: int, limits: EngineLimits) -> int:
+    """Pages of so many sequences of `num_tokens` each that share what fills pages of their prompt, and no more."""
+    shared = num_prompt_tokens // limits.page_size if num_sequences > 1 else 0
+    return shared + num_sequences * (limits.pages_for(num_tokens) - shared)

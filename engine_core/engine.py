@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from quire.engine_core.beams import BeamSearch
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.inbound import Inbound
 from quire.engine_core.limits import EngineLimits
@@ -31,6 +32,7 @@ from quire.protocol.messages import (
     EngineMessage,
     ErrorMessage,
     EventType,
+    FinishReason,
     Goodbye,
     SchedulerStats,
     TokenLogprobs,
@@ -191,7 +193,7 @@ class EngineCore:
         for request, text in batch.failed:
             self._finish(request, RequestStatus.FINISHED_ERROR, text)
         self.flush()  # refusals and aborts need not wait for the step
-        if not batch.requests:
+        if not batch.counts:
             self.tracer.flush(begun)
             return
         scheduled = self.clock()
@@ -228,22 +230,25 @@ class EngineCore:
             return self._executor.step(batch.slots, batch.starts, batch.counts)
         except Exception as error:
             logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
-            for request in batch.requests:
+            for request in (*batch.requests, *batch.searches):
                 self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
             return None
 
     def _update(self, batch: Batch, result: StepResult, now: float) -> None:
         """Moves each request of the batch on by what was computed. This is the per-token path: keep it short."""
         increments, logprobs, errors = self._increments, result.logprobs, result.errors
-        for index, text in errors.items():
-            self._finish(batch.requests[index], RequestStatus.FINISHED_ERROR, text)
+        for request, text in {batch.owner(index): text for index, text in errors.items()}.items():
+            self._finish(request, RequestStatus.FINISHED_ERROR, text)
         for index, entries in result.prompt_logprobs.items():
             self._collect_prompt_logprobs(batch.requests[index], entries)
         for index, (request, count, token_id) in enumerate(
-            zip(batch.requests, batch.counts, result.token_ids, strict=True)
+            zip(batch.requests, batch.counts, result.token_ids, strict=False)  # the beams' rows come after these
         ):
             request.num_computed_tokens += count
             if token_id < 0 or index in errors:  # which have ended above
+                continue
+            if request.search is not None:
+                self._search_on(request, request.search, result, range(index, index + 1))
                 continue
             request.num_tokens += 1
             output = EngineCoreOutput(request.request_id, [token_id])
@@ -256,6 +261,37 @@ class EngineCore:
             if is_last(request, token_id):
                 self._end(request, token_id, output, now)
             increments[request.client_id].append(output)
+
+        for request, rows in batch.searches.items():
+            if request.search is not None and not request.status.is_finished:
+                request.num_computed_tokens += 1
+                self._search_on(request, request.search, result, rows, now)
+
+    def _search_on(self, request: Request, search: BeamSearch, result: StepResult, rows: range, now: float) -> None:
+        """Takes a step of a beam search, of whose beams these are the rows."""
+        assert result.logprobs is not None
+        entries = [result.logprobs[row] for row in rows]
+        search.advance([entry for entry in entries if entry is not None], self.sequences)
+        request.num_tokens += 1
+        if request.num_output_tokens == 1:
+            request.record(EventType.FIRST_TOKEN, now)
+        if not search.done:
+            request.slot = search.live[0].source
+            return
+        beams = search.best(request.sampling.n)
+        for beam in beams:
+            if beam.finish_reason is FinishReason.STOP and beam.token_ids[-1] not in request.eos_token_ids:
+                beam.stop_reason = beam.token_ids[-1]
+        best = beams[0]
+        output = EngineCoreOutput(
+            request.request_id, finish_reason=best.finish_reason, stop_reason=best.stop_reason, beams=beams
+        )
+        request.record(EventType.FINISHED, now)
+        _attach(request, output)
+        self._increments[request.client_id].append(output)
+        stopped = best.finish_reason is FinishReason.STOP
+        status = RequestStatus.FINISHED_STOPPED if stopped else RequestStatus.FINISHED_LENGTH_CAPPED
+        self._release(request, status, now)
 
     @staticmethod
     def _collect_prompt_logprobs(request: Request, entries: Sequence[LogprobsEntry]) -> None:

@@ -155,6 +155,8 @@ def weigh(output: EngineCoreOutput) -> int:
     for logprobs in (output.new_logprobs, output.new_prompt_logprobs):
         if logprobs is not None:
             values += sum(8 + 2 * len(entry.token_ids) for entry in logprobs if entry is not None)
+    for beam in output.beams or ():
+        values += _OUTPUT_VALUES + sum(9 + 2 * len(entry.token_ids) for entry in beam.logprobs)
     return values
 
 
@@ -170,6 +172,7 @@ def _copy(output: EngineCoreOutput) -> EngineCoreOutput:
         output.error,
         list(output.events),
         output.num_cached_tokens,
+        output.beams,
     )
 
 
@@ -186,4 +189,5 @@ def _merge(waiting: EngineCoreOutput, more: EngineCoreOutput) -> None:
     waiting.finish_reason = more.finish_reason
     waiting.stop_reason = more.stop_reason
     waiting.error = more.error
+    waiting.beams = more.beams
     waiting.num_cached_tokens = max(waiting.num_cached_tokens, more.num_cached_tokens)

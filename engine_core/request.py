@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quire.engine_core.beams import BeamSearch
 from quire.engine_core.limits import EngineLimits
 from quire.protocol.messages import (
     EngineCoreEvent,
@@ -19,6 +20,7 @@ from quire.protocol.messages import (
 
 if TYPE_CHECKING:
     from quire.engine_core.siblings import Siblings
+
 
 NO_SLOT = -1
 
@@ -90,6 +92,7 @@ class Request:
     num_passed_over: int = 0  # steps in which the policy started one that had come later
     queue_key: float = 0.0  # its place among those that wait
     siblings: Siblings | None = field(default=None, repr=False)  # those of the same prompt
+    search: BeamSearch | None = field(default=None, repr=False)
     slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet told to the client
@@ -103,6 +106,7 @@ class Request:
         prompt = message.prompt_token_ids
         room = limits.max_model_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
         eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
+        stop = eos.union(sampling.stop_token_ids or ())
         return cls(
             client_id=client_id,
             request_id=message.request_id,
@@ -110,7 +114,7 @@ class Request:
             sampling=sampling,
             seed=seed if sampling.seed is None else sampling.seed,
             eos_token_ids=eos,
-            stop_token_ids=eos.union(sampling.stop_token_ids or ()),
+            stop_token_ids=stop,
             max_total_tokens=len(prompt) + room,
             # A last token is sampled at the pool's last position; it could not be computed in its turn.
             token_limit=min(len(prompt) + room, limits.pool_tokens + 1),
@@ -120,6 +124,7 @@ class Request:
             arrival=now,
             deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
+            search=BeamSearch(sampling, stop, room) if sampling.beam_width else None,
         )
 
     @property
@@ -148,6 +153,18 @@ class Request:
         return self.num_tokens - computed > 1 or computed < len(self.prompt_token_ids)
 
     @property
+    def width(self) -> int:
+        """How many sequences it may have at a time."""
+        return 1 if self.search is None else self.search.width
+
+    @property
+    def slots(self) -> list[int]:
+        """Of all its sequences."""
+        if self.search is not None and self.search.live:
+            return self.search.slots
+        return [] if self.slot == NO_SLOT else [self.slot]
+
+    @property
     def num_shared_tokens(self) -> int:
         """Positions of its prompt that it can take over from a sibling: at least one token is left to compute."""
         return min(self.num_prompt_tokens, self.num_tokens - 1)
@@ -159,8 +176,13 @@ class Request:
     def forget_computed(self) -> None:
         """Its KV pages are gone: what the prefix cache does not keep has to be computed again.
 
-        Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
+        Prompt logprobs stay: the executor gives each of them once, whatever is computed again. A beam search begins
+        again with its prompt.
         """
         self.num_lost_tokens = self.num_computed_tokens
         self.num_computed_tokens = 0
         self.num_reserved_tokens = 0
+        if self.search is not None:
+            self.num_lost_tokens += (len(self.search.live) - 1) * self.num_output_tokens
+            self.num_tokens = self.num_prompt_tokens
+            self.search.restart()

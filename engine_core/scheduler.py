@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.engine_core.admission import Admission
+from quire.engine_core.beams import BeamSearch
 from quire.engine_core.executor import Executor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.pace import Pace
@@ -38,10 +39,11 @@ NextPage = tuple[str, int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Batch:
-    """What one step computes: `counts[i]` tokens of `requests[i]`."""
+    """What one step computes: `counts[i]` tokens of `requests[i]`, and then one token of each beam of `searches`."""
 
     requests: list[Request] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # of all rows
+    searches: dict[Request, range] = field(default_factory=dict)  # and the rows of their beams
     num_decodes: int = 0
     prefill_cost: float = 0.0  # as Pace counts it
     num_cached_tokens: int = 0  # that those who start in this step need not compute
@@ -51,13 +53,26 @@ class Batch:
 
     @property
     def slots(self) -> list[int]:
-        """The executor's handle of each request."""
-        return [request.slot for request in self.requests]
+        """The executor's handle of each row."""
+        slots = [request.slot for request in self.requests]
+        return slots + [slot for request in self.searches for slot in request.slots]
 
     @property
     def starts(self) -> list[int]:
         """The first position of each chunk."""
-        return [request.num_computed_tokens for request in self.requests]
+        starts = [request.num_computed_tokens for request in self.requests]
+        return starts + [request.num_computed_tokens for request, rows in self.searches.items() for _ in rows]
+
+    def owner(self, row: int) -> Request:
+        """Whose row it is."""
+        if row < len(self.requests):
+            return self.requests[row]
+        return next(request for request, rows in self.searches.items() if row in rows)
+
+    def add_search(self, request: Request) -> None:
+        """Adds one token of each beam, when all `requests` are there."""
+        self.searches[request] = range(len(self.counts), len(self.counts) + len(request.slots))
+        self.counts.extend(1 for _ in request.slots)
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -129,6 +144,7 @@ class Scheduler:
         self._sequences = executor.sequences
         self.pins = Pins(executor.sequences)
         self._clock = clock
+        self._heirs: list[Request] = []  # who has started since the last step
         self._num_added = 0
 
     @property
@@ -150,9 +166,12 @@ class Scheduler:
                 self._inherit(heir, request)
         else:
             self._stop_waiting(request)
-        if request.slot != NO_SLOT:
-            self._sequences.close(request.slot)
-            request.slot = NO_SLOT
+        self._close(request)
+
+    def _close(self, request: Request) -> None:
+        for slot in request.slots:
+            self._sequences.close(slot)
+        request.slot = NO_SLOT
 
     def _wait(self, request: Request) -> None:
         self.waiting.add(request)
@@ -171,29 +190,34 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decides the next step and gets its pages. Empty only if there are no requests, or none could start."""
-        batch = Batch()
+        batch = Batch(started=[request for request in self._heirs if request in self.running])
+        self._heirs.clear()
         gave_way = self._make_room(batch)
         for request in self.running:
-            self._reserve(request)
+            if not request.in_prefill:
+                self._reserve(request)
         if self.waiting and not gave_way:
             self._start_newcomers(batch)
-        prefills = []
+        prefills, searches = [], []
         for request in self.running:
             if request.in_prefill:
                 prefills.append(request)
+            elif request.search is not None:
+                searches.append(request)
             else:
                 batch.requests.append(request)
                 batch.counts.append(1)
-        batch.num_decodes = len(batch.requests)
-        self.admission.decoded(batch.num_decodes)
+        num_requests = len(batch.requests)
+        batch.num_decodes = num_requests + sum(len(request.slots) for request in searches)
+        self.admission.decoded(num_requests + len(searches))
         tokens = self.limits.max_num_batched_tokens - batch.num_decodes
         budget = self._prefill_budget(prefills, batch.num_decodes)
         for request, count in share_tokens(prefills, tokens, budget, self.limits, self.pace):
             batch.requests.append(request)
             batch.counts.append(count)
-        batch.prefill_cost = self.pace.prefill_cost(
-            batch.requests[batch.num_decodes :], batch.counts[batch.num_decodes :]
-        )
+        batch.prefill_cost = self.pace.prefill_cost(batch.requests[num_requests:], batch.counts[num_requests:])
+        for request in searches:
+            batch.add_search(request)
         return batch
 
     # Who must give way
@@ -222,16 +246,24 @@ class Scheduler:
 
     def _pages_lacked(self, request: Request) -> int:
         missing = request.num_tokens - request.num_reserved_tokens
-        return self.limits.pages_for(missing) if missing > 0 else 0
+        pages = self.limits.pages_for(missing) if missing > 0 else 0
+        if request.search is None:
+            return pages
+        num_kept = len(request.slots)
+        to_fork = self.limits.pages_for(request.num_tokens) - request.num_computed_tokens // self.limits.page_size
+        return num_kept * pages + (len(request.search.live) - num_kept) * to_fork
 
     def _cost_of_preemption(self, request: Request) -> tuple[int, int, int, int]:
         """The least important first; of these who was never preempted; of these whose pages are the fewest."""
-        private = self._sequences.private_pages(request.slot)
+        private = sum(self._sequences.private_pages(slot) for slot in request.slots)
         return -request.priority, request.num_preemptions, private, -request.number
 
     def _preempt(self, request: Request, now: float) -> None:
         self._stop_running(request)
-        self._sequences.release_pages(request.slot)
+        if request.search is None:
+            self._sequences.release_pages(request.slot)
+        else:
+            self._close(request)
         request.forget_computed()
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
@@ -248,7 +280,8 @@ class Scheduler:
         budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
         budget = max(budget, _LEAST_PREFILLS * self.limits.tile)
         budget -= sum(sorted(self._least_chunk(request) for request in prefills)[:-1])  # the longest leaves room
-        if len(self.running) >= room or budget <= 0:
+        width = sum(request.width for request in self.running)
+        if width >= room or budget <= 0:
             return
         matches: dict[Request, Match] = {}
 
@@ -264,7 +297,8 @@ class Scheduler:
         patient: set[Request] = set()  # another one computes their next page
         deadline = self._clock() + _STARTING_SECONDS
         for count, request in enumerate(self.policy.arrange(self.waiting, match_of, self._sequences)):
-            if len(self.running) >= room or budget <= 0 or (count and self._clock() > deadline):
+            is_full = bool(self.running) and width + request.width > room
+            if is_full or budget <= 0 or (count and self._clock() > deadline):
                 break
             if not self._open(request, batch):
                 continue
@@ -279,6 +313,7 @@ class Scheduler:
                 break
             if not self._start(request, batch, beginning.source):
                 break
+            width += request.width
             to_grow += projected - now
             budget -= self._least_chunk(request) if prefills or newcomers else 0
             newcomers.append(request)
@@ -349,12 +384,15 @@ class Scheduler:
         if self._fork(request, source):
             self._stop_waiting(request)
             self._run(request, request.num_shared_tokens)
+            self._heirs.append(request)
 
     def _run(self, request: Request, found: int) -> None:
         """From now on it runs; it has pages for its tokens, of which `found` are computed."""
         self.running[request] = None
         if request.siblings is not None:
             request.siblings.running[request] = None
+        if request.search is not None:
+            request.search.begin(request.slot)
         if request.status is RequestStatus.PREEMPTED:
             self.counters.wasted_tokens += max(0, request.num_lost_tokens - found)
         else:
@@ -377,11 +415,26 @@ class Scheduler:
         return self.pace.budget(num_decodes, sum(left) - max(left, default=0) + self.waiting.num_tokens)
 
     def _reserve(self, request: Request) -> None:
-        if request.num_tokens <= request.num_reserved_tokens:
+        if request.search is not None:
+            self._reserve_beams(request, request.search)
+        elif request.num_tokens <= request.num_reserved_tokens:
             return
-        if not self._sequences.reserve(request.slot, request.num_tokens):
+        elif not self._sequences.reserve(request.slot, request.num_tokens):
             raise self._broken_promise(request)
         request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size
+
+    def _reserve_beams(self, request: Request, search: BeamSearch) -> None:
+        """Pages for the next token of each beam, and a sequence for those that have none yet."""
+        for beam in search.live:
+            if beam.slot is None:
+                source = beam.source
+                tokens = [*self._sequences.tokens(source)[:-1], beam.token_id]
+                beam.slot = beam.source = open_sequence(self._sequences, request, tokens)
+                done = self._executor.fork(beam.slot, source, request.num_computed_tokens, request.num_tokens)
+            else:
+                done = self._sequences.reserve(beam.slot, request.num_tokens)
+            if not done:
+                raise self._broken_promise(request)
 
     def _broken_promise(self, request: Request) -> RuntimeError:
         return RuntimeError(

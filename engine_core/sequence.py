@@ -10,10 +10,13 @@ from quire.kernels.runner import Sequences
 _INT32_MAX = 2**31 - 1
 
 
-def open_sequence(sequences: Sequences, request: Request) -> int:
-    """A slot with the prompt and the sampling state of `request`, without pages. ValueError if it cannot be had."""
+def open_sequence(sequences: Sequences, request: Request, token_ids: list[int] | None = None) -> int:
+    """A slot with the prompt, or these tokens, and the sampling state of `request`, without pages.
+
+    Raises ValueError if it cannot be had.
+    """
     return sequences.open(
-        request.prompt_token_ids,
+        request.prompt_token_ids if token_ids is None else token_ids,
         request.num_prompt_tokens,
         cache_salt=request.cache_salt,
         **sampling_arguments(request),
@@ -22,9 +25,10 @@ def open_sequence(sequences: Sequences, request: Request) -> int:
 
 def sampling_arguments(request: Request) -> dict[str, Any]:
     """The keyword arguments of `Sequences.open`: empty lists or -1 for None, eos tokens among those that stop."""
-    sampling = request.sampling
+    sampling, search = request.sampling, request.search
+    num_logprobs = -1 if sampling.logprobs is None else sampling.logprobs
     return {
-        "temperature": sampling.temperature,
+        "temperature": sampling.temperature if search is None else 0.0,  # what is drawn, the search replaces
         "top_k": min(sampling.top_k, _INT32_MAX),
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
@@ -37,6 +41,6 @@ def sampling_arguments(request: Request) -> dict[str, Any]:
         "stop_token_ids": sorted(request.stop_token_ids),
         "min_tokens": sampling.min_tokens,
         "seed": request.seed,
-        "logprobs": -1 if sampling.logprobs is None else sampling.logprobs,
+        "logprobs": num_logprobs if search is None else search.num_candidates,
         "prompt_logprobs": -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
     }

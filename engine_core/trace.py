@@ -59,7 +59,11 @@ class Tracer:
             self._events.append(event)
         self._sequences = [
             SequenceTrace(request.number, request.request_id, request.num_computed_tokens, count)
-            for request, count in zip(batch.requests, batch.counts, strict=True)
+            for request, count in zip(batch.requests, batch.counts, strict=False)  # then come the rows of searches
+        ]
+        self._sequences += [
+            SequenceTrace(request.number, request.request_id, request.num_computed_tokens, 1)
+            for request in batch.searches
         ]
 
     def finished(self, request: Request, status: RequestStatus, now: float) -> None:

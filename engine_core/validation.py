@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from quire.engine_core.admission import beam_pages
+from quire.engine_core.beams import num_candidates
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
@@ -29,6 +31,7 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "frequency_penalty": (lambda x: -2 <= x <= 2, "from -2 to 2 (0 turns it off)"),
     "seed": (lambda x: 0 <= x <= MAX_SEED, f"from 0 to {MAX_SEED}, or None"),
     "logprobs": (lambda x: 0 <= x <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or None for none"),
+    "length_penalty": (lambda x: -10 <= x <= 10, "from -10 to 10"),
     "prompt_logprobs": (lambda x: 0 <= x <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or None for none"),
 }
 
@@ -86,8 +89,15 @@ def _check_numbers(request: EngineCoreRequest, _limits: EngineLimits) -> None:
 
 def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
     sampling = request.sampling_params
-    if sampling.n != 1:
+    if sampling.beam_width and not 1 <= sampling.n <= sampling.beam_width:
+        raise RequestError(f"n={sampling.n} with beam_width={sampling.beam_width}; it must be from 1 to beam_width")
+    if sampling.n != 1 and not sampling.beam_width:
         raise RequestError(f"n={sampling.n}: the engine gives one answer a request; send a request for each of them")
+    if sampling.best_of is not None:
+        raise RequestError(
+            f"best_of={sampling.best_of}: the engine gives one answer a request; send a request for each of them, "
+            "with logprobs, and choose"
+        )
     if sampling.stop:
         raise RequestError(
             f"stop={sampling.stop!r}: the engine sees token ids and no text; look for stop strings in what it answers, "
@@ -97,6 +107,57 @@ def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
         raise RequestError(
             f"bad_words={sampling.bad_words!r}: the engine sees token ids and no text; send their token ids as "
             "bad_words_token_ids"
+        )
+
+
+# What a beam search has no use for: names, with the values that change nothing.
+_NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_k": (0, -1),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_tokens": (0,),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None,),
+    "bad_words_token_ids": (None, []),
+    "prompt_logprobs": (None,),
+}
+
+
+def _check_beams(request: EngineCoreRequest, limits: EngineLimits) -> None:
+    sampling = request.sampling_params
+    width = sampling.beam_width
+    if width == 0:
+        if sampling.length_penalty != 1.0 or sampling.early_stopping is not False:
+            raise RequestError(
+                "length_penalty and early_stopping belong to a beam search; set beam_width, or omit them"
+            )
+        return
+    for name, allowed in _NOT_WITH_BEAMS.items():
+        if (value := getattr(sampling, name)) not in allowed:
+            raise RequestError(f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0")
+    most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    if not 1 <= width <= most:
+        raise RequestError(
+            f"beam_width={width} is out of range; it must be 0, for no beam search, or from 1 to {most}, the sequences "
+            "that the engine runs at a time (--max-num-seqs, --max-num-batched-tokens)"
+        )
+    stop = set(sampling.stop_token_ids or ()).union(() if sampling.ignore_eos else request.eos_token_ids)
+    if (needed := num_candidates(width, len(stop))) > limits.vocab_size:
+        raise RequestError(
+            f"beam_width={width} with {len(stop)} tokens that stop needs {needed} continuations a step, and the "
+            f"vocabulary has {limits.vocab_size} tokens; lower beam_width, or give fewer stop_token_ids"
+        )
+    num_prompt = len(request.prompt_token_ids)
+    total = limits.max_model_len if sampling.max_tokens is None else num_prompt + sampling.max_tokens
+    if (pages := beam_pages(num_prompt, total - 1, width, limits)) > limits.num_pages:
+        raise RequestError(
+            f"beam_width={width} with a prompt of {num_prompt} tokens and max_tokens={total - num_prompt} may need "
+            f"{pages} KV pages, and the engine has {limits.num_pages}; lower beam_width or max_tokens, or start the "
+            "engine with more KV memory"
         )
 
 
@@ -203,4 +264,5 @@ _CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
     _check_length,
     _check_numbers,
     _check_tokens,
+    _check_beams,
 )

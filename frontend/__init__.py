@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from quire.frontend.engine_args import EngineArgs
     from quire.frontend.errors import EngineConnectionError, EngineDeadError, EngineStartError, RequestError
     from quire.frontend.llm import LLM
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "EngineConnectionError",
@@ -37,6 +41,7 @@ __all__ = [
 
 _NAMES_OF_MODULES = {
     "quire.frontend.async_llm": ("AsyncLLM",),
+    "quire.frontend.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
     "quire.frontend.engine_args": ("EngineArgs",),
     "quire.frontend.errors": ("EngineConnectionError", "EngineDeadError", "EngineStartError", "RequestError"),
     "quire.frontend.llm": ("LLM",),

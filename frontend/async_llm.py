@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import weakref
@@ -11,6 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
 
+from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError
@@ -18,7 +20,7 @@ from quire.frontend.outputs import RequestOutput
 from quire.frontend.prompts import Message, Prompt, PromptType
 from quire.frontend.request import Service
 from quire.frontend.request_table import RequestTable
-from quire.frontend.sampling import SamplingParams
+from quire.frontend.sampling import SamplingParams, ranks
 from quire.frontend.streams import Mailbox, Streams
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import StepTrace
@@ -57,7 +59,8 @@ class AsyncLLM:
         """Stream the outputs of one prompt; the last is `finished`.
 
         An output is all so far ("cumulative") or what is new ("delta"). A consumer that is slower than the engine
-        finds the increments merged in its next output. When it stops iterating, is cancelled or goes away, the
+        finds the increments merged in its next output. With `best_of` and in a beam search there is one output, at the
+        end. When it stops iterating, is cancelled or goes away, the
         request is aborted. While iterating, raises `RequestError` (a `ValueError`) for bad input or when the engine
         fails the request, and `EngineDeadError` when the engine dies.
 
@@ -70,6 +73,29 @@ class AsyncLLM:
         make = functools.partial(self._engine.prompt, prompt)
         service = Service(priority, cache_salt, timeout)
         return self._stream(make, is_long, sampling_params, request_id, output_kind, service)
+
+    async def beam_search(
+        self,
+        prompt: PromptType,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,  # noqa: ASYNC109 - it is the engine's
+    ) -> BeamSearchOutput:
+        """Search the `beam_width` likeliest continuations of one prompt; errors as of `generate`."""
+        stream = self.generate(
+            prompt,
+            params.sampling_params(),
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            timeout=timeout,
+        )
+        async with contextlib.aclosing(stream):
+            outputs = [output async for output in stream]
+        return beam_search_output(outputs[-1], params)
 
     def chat(
         self,
@@ -192,9 +218,12 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         if output_kind not in ("cumulative", "delta"):
             raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
+        checked = self._engine.params(params)
+        if output_kind == "delta" and ranks(checked):
+            raise ValueError("best_of and beam search choose at the end, so there are no deltas; use 'cumulative'")
         prompt = await asyncio.to_thread(make_prompt) if is_long else make_prompt()
         request_id = f"request-{next(self._request_ids)}" if request_id is None else request_id
-        request = self._engine.request(request_id, prompt, self._engine.params(params), service)
+        request = self._engine.request(request_id, prompt, checked, service)
         stream = self._streams.open(request)
         try:
             finished = False
@@ -202,6 +231,8 @@ class AsyncLLM:
                 await stream.growth()
                 if request.error is not None:
                     raise type(request.error)(*request.error.args)
+                if not request.has_news:
+                    continue
                 output = request.output(output_kind == "delta")
                 finished = output.finished
                 yield output

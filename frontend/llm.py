@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
+from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client import Delivery
 from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
@@ -63,6 +64,27 @@ class LLM:
         batch = split_batch(prompts)
         made = [_named(index, self._engine.prompt, prompt) for index, prompt in enumerate(batch)]
         return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search the `beam_width` likeliest continuations of one prompt or many; else as `generate`."""
+        outputs = self.generate(
+            prompts,
+            params.sampling_params(),
+            use_tqdm=use_tqdm,
+            priority=priority,
+            cache_salt=cache_salt,
+            timeout=timeout,
+        )
+        return [beam_search_output(output, params) for output in outputs]
 
     def chat(
         self,

@@ -39,7 +39,8 @@ class CompletionOutput(msgspec.Struct, gc=False):
     """One completion: all of it so far, or in a delta only what is new.
 
     `finish_reason` is None while it grows, then "stop", "length" or "abort"; `stop_reason` is the stop string or
-    stop token id that ended it. `cumulative_logprob` and `logprobs` are None unless they were asked for.
+    stop token id that ended it. `cumulative_logprob` and `logprobs` are None unless they were asked for; the former is
+    also there when completions were ranked by it, with `best_of` or as beams.
     """
 
     index: int
@@ -58,7 +59,8 @@ class CompletionOutput(msgspec.Struct, gc=False):
 class RequestOutput(msgspec.Struct, gc=False):
     """A request and what has been generated for it: one `CompletionOutput` for each of `n`.
 
-    `prompt` is None when the prompt came as token ids; `prompt_logprobs` has one entry a prompt token, the first None.
+    With `best_of` or a beam search the best come first, and there are none before all have ended. `prompt` is None when
+    the prompt came as token ids; `prompt_logprobs` has one entry a prompt token, the first None.
     """
 
     request_id: str

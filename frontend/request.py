@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from quire.frontend.detokenizer import IncrementalDetokenizer
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from quire.frontend.prompts import Prompt
+from quire.frontend.sampling import ranks
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import (
     EngineCoreOutput,
@@ -59,6 +63,11 @@ class Completion:
     def num_tokens(self) -> int:
         """Tokens so far."""
         return len(self._token_ids)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log probability per token; that of no tokens is the least."""
+        return self._cumulative_logprob / len(self._token_ids) if self._token_ids else -math.inf
 
     def append(self, output: EngineCoreOutput) -> bool:
         """Take an increment. Returns whether a stop string ended the completion, which the engine cannot know."""
@@ -125,8 +134,11 @@ class Request:
         self.metrics = RequestMetrics(arrival_time)
         self.error: Exception | None = None
         self._tokenizer = tokenizer
-        self._completions = [Completion(i, prompt, params, tokenizer) for i in range(len(engine_params))]
-        self._num_open = len(engine_params)
+        self._params = params
+        own = msgspec.structs.replace(params, logprobs=engine_params[0].logprobs)
+        count = params.n if params.beam_width else len(engine_params)
+        self._completions = [Completion(index, prompt, own, tokenizer) for index in range(count)]
+        self._num_open = count
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
         self._num_cached_tokens = 0
 
@@ -134,6 +146,11 @@ class Request:
     def finished(self) -> bool:
         """Whether all completions have ended, or an error has ended them."""
         return self._num_open == 0 or self.error is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to hand out: where completions are ranked, there is at the end alone."""
+        return self.finished or not ranks(self._params)
 
     @property
     def num_output_tokens(self) -> int:
@@ -147,21 +164,24 @@ class Request:
             self._note(output)
             if output.events[-1].type is EventType.FINISHED:
                 timestamp = output.events[-1].timestamp  # the frame may have waited for a consumer, and merged
-        if output.new_token_ids:
+        if output.new_token_ids or output.beams:
             metrics.last_token_time = max(timestamp, metrics.last_token_time or timestamp)
         if output.new_prompt_logprobs is not None:
             self._prompt_logprobs = [
                 None if entry is None else position_logprobs(entry, self._tokenizer)
                 for entry in output.new_prompt_logprobs
             ]
-        completion = self._completions[index]
-        stopped = completion.append(output)
+        if self._params.beam_width:
+            self._append_beams(output)
+            stopped = False
+        else:
+            completion = self._completions[index]
+            stopped = completion.append(output)
+            self._num_open -= completion.finish_reason is not None
         if output.finish_reason is FinishReason.ERROR and not stopped:
             self.error = RequestError(output.error or "the engine gave no reason")
-        if completion.finish_reason is not None:
-            self._num_open -= 1
-            if self._num_open == 0:
-                metrics.finished_time = max(timestamp, metrics.last_token_time or timestamp)
+        if self._num_open == 0:
+            metrics.finished_time = max(timestamp, metrics.last_token_time or timestamp)
         return stopped
 
     def output(self, delta: bool = False) -> RequestOutput:
@@ -171,11 +191,44 @@ class Request:
             self.prompt.text,
             self.prompt.token_ids,
             self._prompt_logprobs,
-            [completion.output(delta) for completion in self._completions],
+            self._outputs(delta),
             self.finished,
             self.metrics,
             self._num_cached_tokens,
         )
+
+    def _outputs(self, delta: bool) -> list[CompletionOutput]:
+        if not ranks(self._params):
+            return [completion.output(delta) for completion in self._completions]
+        if not self.finished:
+            return []
+        best = self._completions
+        if self._params.best_of is not None:
+            best = sorted(best, key=lambda completion: -completion.mean_logprob)[: self._params.n]
+        outputs = [completion.output(delta) for completion in best]
+        for index, output in enumerate(outputs):
+            output.index = index
+            if self._params.logprobs is None:
+                output.logprobs = None
+        return outputs
+
+    def _append_beams(self, output: EngineCoreOutput) -> None:
+        """Each of the beams is a completion; one that was ended before its time has none, and they stay empty."""
+        if output.finish_reason is None:
+            return
+        for index, completion in enumerate(self._completions):
+            beam = output.beams[index] if output.beams else None
+            own = EngineCoreOutput(output.request_id, finish_reason=output.finish_reason)
+            if beam is not None:
+                own = EngineCoreOutput(
+                    output.request_id,
+                    beam.token_ids,
+                    beam.logprobs,
+                    finish_reason=beam.finish_reason,
+                    stop_reason=beam.stop_reason,
+                )
+            completion.append(own)
+        self._num_open = 0
 
     def _note(self, output: EngineCoreOutput) -> None:
         metrics = self.metrics

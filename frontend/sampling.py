@@ -19,6 +19,7 @@ __all__ = [
     "SeedSource",
     "check_length",
     "engine_params",
+    "ranks",
     "validate",
 ]
 
@@ -41,6 +42,9 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "seed": (0, SEED_LIMIT - 1, True),
     "max_tokens": (1, math.inf, True),
     "min_tokens": (0, math.inf, True),
+    "best_of": (1, MAX_COMPLETIONS, True),
+    "beam_width": (0, MAX_COMPLETIONS, True),
+    "length_penalty": (-10.0, 10.0, True),
 }
 
 
@@ -61,6 +65,7 @@ def validate(params: SamplingParams, *, vocab_size: int | None = None) -> Sampli
         raise ValueError(
             f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}; lower it, or raise max_tokens"
         )
+    _check_several(params)
     _check_texts(params)
     _check_token_ids(params, vocab_size)
     return params
@@ -111,17 +116,20 @@ class SeedSource:
 
 
 def engine_params(params: SamplingParams, seed: int, tokenizer: Tokenizer | None) -> list[SamplingParams]:
-    """The parameters of the `n` engine requests that carry out `params`: completion `i` draws from `seed + i`.
+    """The parameters of the engine requests that carry out `params`: completion `i` draws from `seed + i`.
 
-    So completion `i` of a request with seed `s` has the tokens of a request of its own with seed `s + i`. What
-    concerns text stays behind; `bad_words` become token ids; only completion 0 asks for `prompt_logprobs`.
-    Raises `ValueError` for `stop` or `bad_words` without a tokenizer, and a bad word that has no tokens.
+    There are `best_of` of them, which all report log probabilities, or else `n`; a beam search is a single one. So
+    completion `i` of a request with seed `s` has the tokens of a request of its own with seed `s + i`. What concerns
+    text stays behind; `bad_words` become token ids; only completion 0 asks for `prompt_logprobs`. Raises `ValueError`
+    for `stop` or `bad_words` without a tokenizer, and a bad word that has no tokens.
     """
     if params.stop and tokenizer is None:
         raise ValueError(f"stop={params.stop!r} needs a tokenizer; use stop_token_ids")
     first = msgspec.structs.replace(
         params,
-        n=1,
+        n=params.n if params.beam_width else 1,
+        best_of=None,
+        logprobs=0 if params.logprobs is None and ranks(params) else params.logprobs,
         seed=seed,
         stop=None,
         bad_words=None,
@@ -131,10 +139,16 @@ def engine_params(params: SamplingParams, seed: int, tokenizer: Tokenizer | None
         spaces_between_special_tokens=True,
         include_stop_str_in_output=False,
     )
+    count = 1 if params.beam_width else params.best_of or params.n
     others = (
-        msgspec.structs.replace(first, seed=(seed + i) % SEED_LIMIT, prompt_logprobs=None) for i in range(1, params.n)
+        msgspec.structs.replace(first, seed=(seed + i) % SEED_LIMIT, prompt_logprobs=None) for i in range(1, count)
     )
     return [first, *others]
+
+
+def ranks(params: SamplingParams) -> bool:
+    """Whether the completions to return are known only when all have ended."""
+    return params.best_of is not None or params.beam_width > 0
 
 
 def _plain(params: SamplingParams) -> SamplingParams:
@@ -158,6 +172,18 @@ def _check_range(name: str, value: float | None, low: float, high: float, closed
     least = f"at least {low}" if closed else f"more than {low}"
     most = "finite" if math.isinf(high) else f"at most {high}"
     raise ValueError(f"{name}={value} is out of range; it must be {least} and {most}")
+
+
+def _check_several(params: SamplingParams) -> None:
+    if params.best_of is not None and params.best_of < params.n:
+        raise ValueError(f"best_of={params.best_of} is less than n={params.n}; raise it, or lower n")
+    if not params.beam_width:
+        return
+    if params.n > params.beam_width:
+        raise ValueError(f"n={params.n} is more than beam_width={params.beam_width}; lower it, or raise beam_width")
+    for name in ("stop", "bad_words", "best_of"):
+        if (value := getattr(params, name)) not in (None, []):
+            raise ValueError(f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0")
 
 
 def _check_texts(params: SamplingParams) -> None:

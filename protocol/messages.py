@@ -8,7 +8,7 @@ seconds of the engine's monotonic clock. Token ids are ints in `[0, vocab_size)`
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -42,8 +42,12 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     """How tokens of a request are drawn, and when it ends. Field names and meanings are vLLM's.
 
     `stop`, `bad_words`, `detokenize`, `skip_special_tokens`, `spaces_between_special_tokens`,
-    `include_stop_str_in_output` and `n` concern text and are carried out by the frontend; the engine reads the rest,
-    and refuses `stop`, `bad_words` and an `n` above 1.
+    `include_stop_str_in_output`, `n` and `best_of` concern text, or several requests, and are carried out by the
+    frontend; the engine reads the rest, and refuses `stop`, `bad_words`, `best_of` and an `n` above 1.
+
+    `best_of`: so many completions are made, of which the `n` with the highest log probability per token are returned.
+    `beam_width`: 0, or that of a beam search, which gives the `n` best sequences at its end; `length_penalty` and
+    `early_stopping` belong to it and mean what they do in `transformers`.
     """
 
     n: int = 1
@@ -70,6 +74,10 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
@@ -88,6 +96,16 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     token_ids: list[int]
     logprobs: list[float]
     rank: int
+
+
+class BeamSequence(msgspec.Struct, array_like=True, gc=False):
+    """One result of a beam search: its new tokens, their log probabilities, and the sum of these."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    cumulative_logprob: float
+    finish_reason: FinishReason
+    stop_reason: int | None = None
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid_unknown_fields=True):
@@ -154,7 +172,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 
     `stop_reason` is the token id of `stop_token_ids` that stopped it, None for an eos token; `error` says what was
     wrong when `finish_reason` is ERROR. `prompt_logprobs` come once, with the first output after the prompt was
-    computed (entry 0 is None). `events` keep their times however many outputs are merged into one.
+    computed (entry 0 is None). `events` keep their times however many outputs are merged into one. A beam search tells
+    nothing but its `beams`, the best first, with its end.
     """
 
     request_id: str
@@ -166,6 +185,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     error: str | None = None
     events: list[EngineCoreEvent] = []
     num_cached_tokens: int = 0
+    beams: list[BeamSequence] | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
@@ -195,7 +215,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class SequenceTrace(msgspec.Struct, array_like=True, gc=False):
-    """What one step computed of one request: tokens `[start, start + count)`.
+    """What one step computed of one request: tokens `[start, start + count)`. Its beams count as one.
 
     `number` is the request's in order of arrival, of all clients together; `request_id` is unique per client only.
     """

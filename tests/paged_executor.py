@@ -6,6 +6,7 @@ limit fails the test.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.request import NO_SLOT, Request, RequestStatus
+from quire.engine_core.request import Request, RequestStatus
 from quire.kernels.runner import Sequences
 from quire.protocol.messages import (
     EngineCoreOutput,
@@ -37,6 +38,21 @@ def expected_tokens(prompt: list[int], seed: int, vocab_size: int, count: int) -
     for _ in range(count):
         tokens.append(next_token(tokens, seed, vocab_size))
     return tokens[len(prompt) :]
+
+
+def distribution(tokens: list[int], vocab_size: int) -> list[float]:
+    """Log probabilities of each token after `tokens`, for beams."""
+    state = zlib.crc32(repr(tokens).encode())
+    logits = [zlib.crc32(token.to_bytes(4, "little"), state) / 2**30 for token in range(vocab_size)]
+    log_sum = math.log(sum(math.exp(logit) for logit in logits))
+    return [logit - log_sum for logit in logits]
+
+
+def likeliest(tokens: list[int], count: int, vocab_size: int) -> Entry:
+    """The likeliest token, and then the `count` likeliest."""
+    logprobs = distribution(tokens, vocab_size)
+    order = sorted(range(vocab_size), key=lambda token: -logprobs[token])[:count]
+    return [order[0], *order], [logprobs[token] for token in (order[0], *order)], 1
 
 
 def logprobs_entry(token_id: int) -> Entry:
@@ -85,17 +101,17 @@ class PagedExecutor:
             error, self.fail_step = self.fail_step, None
             raise error
         result = Result([])
-        requests = {request.slot: request for request in self.requests()}
+        requests = {slot: request for request in self.requests() for slot in request.slots}
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            self._compute(index, requests[slot], start, count, result)
+            self._compute(index, requests[slot], slot, start, count, result)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             if index not in result.errors:
                 self.sequences.share(slot, start + count)
         return result
 
-    def _compute(self, index: int, request: Request, start: int, count: int, result: Result) -> None:
-        tokens, end = self.sequences.tokens(request.slot), start + count
-        pages = self.sequences.pages(request.slot)
+    def _compute(self, index: int, request: Request, slot: int, start: int, count: int, result: Result) -> None:
+        tokens, end = self.sequences.tokens(slot), start + count
+        pages = self.sequences.pages(slot)
         assert 0 < count <= min(len(tokens), len(pages) * self.limits.page_size) - start
         checksum = 0
         for position, token in enumerate(tokens[:end]):
@@ -117,14 +133,17 @@ class PagedExecutor:
             result.token_ids.append(-1)
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
-        self.sequences.append(request.slot, token)
+        entry = None if request.sampling.logprobs is None else logprobs_entry(token)
+        if request.search is not None:
+            entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
+            token = entry[0][0]
+        self.sequences.append(slot, token)
         result.token_ids.append(token)
-        if request.sampling.logprobs is not None:
+        if entry is not None:
             result.logprobs = result.logprobs or [None] * index
         if result.logprobs is not None:
-            wanted = request.sampling.logprobs is not None
             result.logprobs.extend([None] * (index - len(result.logprobs)))
-            result.logprobs.append(logprobs_entry(token) if wanted else None)
+            result.logprobs.append(entry)
 
     def _tell_prompt(self, index: int, request: Request, end: int, result: Result) -> None:
         """Each position once a request, as the native runner does, whatever is computed again."""
@@ -215,13 +234,13 @@ class Engine:
     def check_accounts(self) -> None:
         """Every page is free, or cached, or held by those that run; the queue is in order of arrival."""
         sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.page_size
-        held = {page for request in scheduler.running for page in sequences.pages(request.slot)}
+        held = {page for request in scheduler.running for slot in request.slots for page in sequences.pages(slot)}
         assert len(held) == sequences.held_pages
         assert sequences.free_pages + sequences.cached_pages + sequences.held_pages == self.limits.num_pages
         assert sequences.tree.size >= sequences.cached_pages
         for request in [*scheduler.running, *scheduler.waiting]:
-            pages = sequences.pages(request.slot) if request.slot != NO_SLOT else []
-            assert request.num_reserved_tokens == len(pages) * page_size
+            pages = [page for slot in request.slots for page in sequences.pages(slot)]
+            assert request.num_reserved_tokens * len(request.slots) == len(pages) * page_size
             assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
             assert request.status is RequestStatus.RUNNING or not pages
             assert not request.status.is_finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from paged_executor import Engine, expected_tokens
 
-from quire.protocol.messages import Abort, EngineCoreOutput, ErrorMessage, FinishReason, Goodbye
+from quire.protocol.messages import Abort, BeamSequence, EngineCoreOutput, ErrorMessage, FinishReason, Goodbye
 
 CLIENTS = st.sampled_from([b"one", b"two", b"three"])
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -27,6 +28,20 @@ class Sent:
     max_tokens: int | None
     tokens: list[int]
     end: EngineCoreOutput | None = None
+    beam_width: int = 0
+
+
+def search_options(beam_width: int, max_tokens: int) -> dict[str, Any]:
+    return {"beam_width": beam_width, "n": beam_width, "max_tokens": max_tokens, "stop_token_ids": [STOP_TOKEN]}
+
+
+@functools.cache
+def beams_alone(length: int, max_tokens: int, beam_width: int) -> list[BeamSequence]:
+    """What a search finds in an engine of its own."""
+    engine = Engine(vocab_size=VOCAB_SIZE)
+    engine.add("alone", [2] * length, **search_options(beam_width, max_tokens))
+    engine.finish()
+    return engine.end("alone").beams or []
 
 
 class EngineStates(RuleBasedStateMachine):
@@ -85,6 +100,22 @@ class EngineStates(RuleBasedStateMachine):
         for name in "abcd":
             self._send(client, name, prompt, seed + ord(name), max_tokens, None if name == "a" else "a")
 
+    @rule(
+        client=CLIENTS,
+        name=NAMES,
+        length=st.integers(1, 10),
+        max_tokens=st.integers(1, 12),
+        beam_width=st.integers(1, 3),
+    )
+    def add_search(self, client: bytes, name: str, length: int, max_tokens: int, beam_width: int) -> None:
+        prompt = [2] * length
+        sent = self.requests.setdefault((client, name), [])
+        if sent and sent[-1].end is None:
+            self.num_duplicates += 1
+        else:
+            sent.append(Sent(prompt, 0, max_tokens, [], beam_width=beam_width))
+        self.engine.add(name, prompt, client, **search_options(beam_width, max_tokens))
+
     @rule(client=CLIENTS, names=st.lists(NAMES, max_size=3))
     def abort(self, client: bytes, names: list[str]) -> None:
         self.engine.core.receive(client, Abort(names))
@@ -133,6 +164,8 @@ class EngineStates(RuleBasedStateMachine):
             return
         self.engine.finish()
         event(f"forked: {self.engine.executor.num_forks > 0}")
+        answers = [request.end for sent in self.requests.values() for request in sent]
+        event(f"searched: {any(end is not None and end.beams is not None for end in answers)}")
         event(f"preempted: {self.engine.core.stats.preemptions > 0}")
         self.outputs_are_those_of_the_requests()
         for sent in self.requests.values():
@@ -143,10 +176,14 @@ class EngineStates(RuleBasedStateMachine):
 
     def _check_answer(self, request: Sent) -> None:
         assert request.end is not None
+        if request.end.beams is not None:
+            assert request.end.beams == beams_alone(len(request.prompt), request.max_tokens or 0, request.beam_width)
+            return
         expected = expected_tokens(request.prompt, request.seed, VOCAB_SIZE, len(request.tokens))
         assert request.tokens == expected
         assert STOP_TOKEN not in expected[:-1]
         reason = request.end.finish_reason
+        assert not request.beam_width or reason in (FinishReason.ERROR, FinishReason.ABORT)
         assert (reason is FinishReason.ERROR) == (request.end.error is not None)
         assert reason is not FinishReason.STOP or expected[-1] == request.end.stop_reason == STOP_TOKEN
         if reason is FinishReason.LENGTH:

@@ -103,6 +103,21 @@ def test_a_stop_token_ends_the_request_and_has_no_text(llm: LLM) -> None:
     assert len(output.text) < len(whole.text)
 
 
+def test_best_of_returns_the_likeliest_per_token(llm: LLM) -> None:
+    def sampled(**fields: Any) -> RequestOutput:
+        return one(llm, PROMPTS[0], greedy(seed=5, temperature=1.0, **fields))
+
+    each = sampled(n=6, logprobs=0, stop=["."], ignore_eos=False).outputs
+    each.sort(key=lambda found: -(found.cumulative_logprob or 0.0) / len(found.token_ids))
+    ranked = [found.token_ids for found in each]
+    best = sampled(n=2, best_of=6, stop=["."], ignore_eos=False).outputs
+    assert [found.token_ids for found in best] == ranked[:2]
+    assert [(found.index, found.logprobs) for found in best] == [(0, None), (1, None)]
+    [alone] = sampled(best_of=6, logprobs=1, stop=["."], ignore_eos=False).outputs
+    assert alone.token_ids == ranked[0]
+    assert len(alone.logprobs or []) == len(alone.token_ids)
+
+
 def test_completion_i_of_n_is_that_of_the_seed_plus_i(llm: LLM) -> None:
     output = one(llm, PROMPTS[0], greedy(n=3, seed=5, temperature=1.0))
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
@@ -215,8 +230,8 @@ def test_bad_input_is_refused_by_name_before_anything_runs(
 
 
 def test_unknown_sampling_fields_and_wrong_counts_are_refused(llm: LLM) -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="use_beam_search"):
+        SamplingParams(use_beam_search=True)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="3 sampling_params for 2 prompts"):
         llm.generate(["a", "b"], [greedy()] * 3)
     with pytest.raises(TypeError, match="dict"):

@@ -13,6 +13,7 @@ from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, EngineDecoder, 
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.messages import (
     Abort,
+    BeamSequence,
     ClientMessage,
     EngineCoreEvent,
     EngineCoreOutput,
@@ -48,6 +49,7 @@ OUTPUT = EngineCoreOutput(
     None,
     [EngineCoreEvent(EventType.SCHEDULED, 1.5)],
     32,
+    [BeamSequence([5], [TokenLogprobs([5, 6], [-0.5, -1.5], 1)], -0.5, FinishReason.LENGTH)],
 )
 CLIENT_MESSAGES: list[ClientMessage] = [
     EngineCoreRequest(
