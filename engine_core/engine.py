@@ -10,12 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from quire.engine_core.batch import Batch
 from quire.engine_core.beams import BeamSearch
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.inbound import Inbound
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
-from quire.engine_core.scheduler import Batch, Scheduler
+from quire.engine_core.scheduler import Scheduler
 from quire.engine_core.siblings import Siblings
 from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last

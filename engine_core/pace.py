@@ -6,9 +6,12 @@ as its attention takes as many operations as all else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 
+_OLDEST_SHARE = 4  # the oldest prompt gets one part of so many at least
 _BLEND = 0.1  # weight of a new measurement
 _STRETCH = 1.7  # times a step without prompts: what a step with prompts may take
 _MOST_STRETCH = 4.0
@@ -53,6 +56,33 @@ class Pace:
             count * self.cost_of_token(request.num_computed_tokens + count / 2)
             for request, count in zip(requests, counts, strict=True)
         )
+
+    def share(self, prefills: Sequence[Request], tokens: int, budget: float) -> list[tuple[Request, int]]:
+        """How many of `tokens`, of a cost of at most `budget`, each prompt gets.
+
+        Those with the fewest left come first, but the oldest never gets less than its share. Chunks end with whole
+        tiles where that is possible. Somebody gets a token, whatever the budget.
+        """
+        if not prefills:
+            return []
+        oldest = min(prefills, key=lambda request: request.number)
+        shares: list[tuple[Request, int]] = []
+        reserved = budget / _OLDEST_SHARE
+        for request in sorted(prefills, key=lambda request: (request.num_new_tokens, request.number)):
+            if request is oldest:
+                reserved = 0.0
+            cost = self.cost_of_token(request.num_computed_tokens)
+            left = request.num_new_tokens
+            count = min(left, tokens, self._limits.long_prefill_threshold or left, round((budget - reserved) / cost))
+            if request is oldest and not shares:
+                count = max(count, min(1, tokens))
+            if self._limits.tile < count < left:
+                count -= (request.num_computed_tokens + count) % self._limits.tile
+            if count > 0:
+                shares.append((request, count))
+                tokens -= count
+                budget -= count * cost
+        return shares
 
 
 def _blend(old: float, new: float) -> float:

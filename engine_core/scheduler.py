@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from quire.engine_core.admission import Admission
+from quire.engine_core.batch import Batch
 from quire.engine_core.beams import BeamSearch
 from quire.engine_core.executor import Executor
 from quire.engine_core.limits import EngineLimits
@@ -29,55 +30,11 @@ from quire.engine_core.sequence import open_sequence
 from quire.engine_core.waiting import WaitingQueue
 from quire.protocol.messages import EventType
 
-_OLDEST_SHARE = 4  # the oldest prompt gets one part of so many at least
 _LEAST_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
-_STARTING_SECONDS = 5e-4  # of a step, to look at those who wait, so that a crowd of them delays nobody who runs
+_STARTING_SECONDS = 5e-4  # of a step, to arrange those who wait, and to start them: a crowd delays nobody who runs
 
 NextPage = tuple[str, int, tuple[int, ...]]
 """A page that is still to be computed: salt, the page before it or -1, and its tokens."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """What one step computes: `counts[i]` tokens of `requests[i]`, and then one token of each beam of `searches`."""
-
-    requests: list[Request] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)  # of all rows
-    searches: dict[Request, range] = field(default_factory=dict)  # and the rows of their beams
-    num_decodes: int = 0
-    prefill_cost: float = 0.0  # as Pace counts it
-    num_cached_tokens: int = 0  # that those who start in this step need not compute
-    started: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    failed: list[tuple[Request, str]] = field(default_factory=list)  # could not be opened; still to be released
-
-    @property
-    def slots(self) -> list[int]:
-        """The executor's handle of each row."""
-        slots = [request.slot for request in self.requests]
-        return slots + [slot for request in self.searches for slot in request.slots]
-
-    @property
-    def starts(self) -> list[int]:
-        """The first position of each chunk."""
-        starts = [request.num_computed_tokens for request in self.requests]
-        return starts + [request.num_computed_tokens for request, rows in self.searches.items() for _ in rows]
-
-    def owner(self, row: int) -> Request:
-        """Whose row it is."""
-        if row < len(self.requests):
-            return self.requests[row]
-        return next(request for request, rows in self.searches.items() if row in rows)
-
-    def add_search(self, request: Request) -> None:
-        """Adds one token of each beam, when all `requests` are there."""
-        self.searches[request] = range(len(self.counts), len(self.counts) + len(request.slots))
-        self.counts.extend(1 for _ in request.slots)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Tokens of prompts, and those computed again after a preemption."""
-        return sum(self.counts) - self.num_decodes
 
 
 class Beginning(NamedTuple):
@@ -97,36 +54,6 @@ class Counters:
     cached_tokens: int = 0
     prompt_tokens: int = 0  # of requests that have started
     wasted_tokens: int = 0  # computed again after a preemption
-
-
-def share_tokens(
-    prefills: Sequence[Request], tokens: int, budget: float, limits: EngineLimits, pace: Pace
-) -> list[tuple[Request, int]]:
-    """How many of `tokens`, of a cost of at most `budget`, each prompt gets.
-
-    Those with the fewest left come first, but the oldest never gets less than its share. Chunks end with whole tiles
-    where that is possible. Somebody gets a token, whatever the budget.
-    """
-    if not prefills:
-        return []
-    oldest = min(prefills, key=lambda request: request.number)
-    shares: list[tuple[Request, int]] = []
-    reserved = budget / _OLDEST_SHARE
-    for request in sorted(prefills, key=lambda request: (request.num_new_tokens, request.number)):
-        if request is oldest:
-            reserved = 0.0
-        cost = pace.cost_of_token(request.num_computed_tokens)
-        left = request.num_new_tokens
-        count = min(left, tokens, limits.long_prefill_threshold or left, round((budget - reserved) / cost))
-        if request is oldest and not shares:
-            count = max(count, min(1, tokens))
-        if limits.tile < count < left:
-            count -= (request.num_computed_tokens + count) % limits.tile
-        if count > 0:
-            shares.append((request, count))
-            tokens -= count
-            budget -= count * cost
-    return shares
 
 
 class Scheduler:
@@ -212,7 +139,7 @@ class Scheduler:
         self.admission.decoded(num_requests + len(searches))
         tokens = self.limits.max_num_batched_tokens - batch.num_decodes
         budget = self._prefill_budget(prefills, batch.num_decodes)
-        for request, count in share_tokens(prefills, tokens, budget, self.limits, self.pace):
+        for request, count in self.pace.share(prefills, tokens, budget):
             batch.requests.append(request)
             batch.counts.append(count)
         batch.prefill_cost = self.pace.prefill_cost(batch.requests[num_requests:], batch.counts[num_requests:])
@@ -296,7 +223,9 @@ class Scheduler:
         newcomers: list[Request] = []
         patient: set[Request] = set()  # another one computes their next page
         deadline = self._clock() + _STARTING_SECONDS
-        for count, request in enumerate(self.policy.arrange(self.waiting, match_of, self._sequences)):
+        arranged = self.policy.arrange(self.waiting, match_of, self._sequences)
+        deadline = self._clock() + _STARTING_SECONDS
+        for count, request in enumerate(arranged):
             is_full = bool(self.running) and width + request.width > room
             if is_full or budget <= 0 or (count and self._clock() > deadline):
                 break
