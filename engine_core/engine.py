@@ -249,7 +249,7 @@ class EngineCore:
             if token_id < 0 or index in errors:  # which have ended above
                 continue
             if request.search is not None:
-                self._search_on(request, request.search, result, range(index, index + 1))
+                self._search_on(request, request.search, result, range(index, index + 1), now)
                 continue
             request.num_tokens += 1
             output = EngineCoreOutput(request.request_id, [token_id])
