@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from memory_pressure import expect_short_answers
 from tiny_model import weights, write
 
 if TYPE_CHECKING:
@@ -93,16 +94,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_small_random_model(tiny: Path, engine: EngineFactory) -> None:
-    from quire.frontend import SamplingParams
-
     cases = tiny_cases()
     expected = answers_of_transformers(tiny, cases)
     options: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "max_num_seqs": 16}
     together = ask(engine(tiny, **options, max_num_batched_tokens=50), cases)
     check(together, cases, expected)
     few = engine(tiny, **options, num_pages=22, enable_prefix_caching=False)
-    short = SamplingParams(max_tokens=1)  # so that the engine expects short answers, and starts too many
-    few.generate([[1, 2, 3]] * 40, short, use_tqdm=False)
+    expect_short_answers(few)
     again = ask(few, cases)
     assert few.stats()["preemptions"] > 0
     assert [output.outputs for output in again] == [output.outputs for output in together]
