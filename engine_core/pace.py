@@ -86,4 +86,5 @@ class Pace:
 
 
 def _blend(old: float, new: float) -> float:
-    return old + _BLEND * (new - old) if old else new
+    """Now and then a step takes many times as long as it should, for no reason of its own: that must not count much."""
+    return old + _BLEND * (min(new, 2 * old) - old) if old else new

@@ -95,7 +95,8 @@ class Load:
 async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
     """Chats, a long prompt, and a short one after it."""
     load = Load(llm, arguments.seed)
-    await load.run(200, 8)  # so that the engine knows how fast it is
+    for _ in range(3):  # so that the engine knows how fast it is, and memory has been touched
+        await asyncio.gather(*(load.run(arguments.long_tokens // 4, 8) for _ in range(12)))
     growths, waits, longs = [], [], []
     for repetition in range(arguments.repetitions):
         chats = [asyncio.create_task(load.run(30, arguments.chat_tokens)) for _ in range(arguments.chats)]
@@ -104,6 +105,7 @@ async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
         begin = time.perf_counter()
         long = asyncio.create_task(load.run(arguments.long_tokens, 1))
         await asyncio.sleep(0.01)
+        at_short = await llm.stats()
         short = asyncio.create_task(load.run(30, 4))
         await short
         between = await llm.stats()
@@ -124,7 +126,7 @@ async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
             f"{repetition + 1}: between tokens, calm {milliseconds(calm)}; with the long prompt {milliseconds(busy)}: "
             f"p99 {growths[-1]:.2f} times; long prompt {longs[-1]:.2f} s in {steps} steps; first token of the short "
             f"one after {1e3 * short.result().first:.1f} ms, {waits[-1]:.1f} chunk times, "
-            f"{between['step'] - before['step']} steps"
+            f"{between['step'] - at_short['step']} steps until it had 4 tokens"
         )
     print(
         f"medians: p99 between tokens grows {statistics.median(growths):.2f} times, the short prompt's first token "
@@ -189,7 +191,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     group = parser.add_argument_group("mixed")
     group.add_argument("--chats", type=int, default=16, metavar="N")
-    group.add_argument("--chat-tokens", type=int, default=1500, metavar="N", help="of each answer")
+    group.add_argument("--chat-tokens", type=int, default=2500, metavar="N", help="of each answer")
     group.add_argument("--long-tokens", type=int, default=8000, metavar="N", help="of the long prompt")
     group.add_argument("--calm-seconds", type=float, default=1.0, metavar="S", help="before the long prompt")
     group.add_argument("--repetitions", type=int, default=5, metavar="N")
@@ -202,7 +204,7 @@ def main() -> None:
         model = arguments.model or str(long_demo(Path(folder)))
         bounds = (arguments.max_num_seqs, arguments.max_waiting) if arguments.load == "overload" else (256, 4096)
         llm = AsyncLLM(
-            model, threads=arguments.threads, kv_cache_memory_bytes="1GiB", max_num_seqs=bounds[0],
+            model, threads=arguments.threads, kv_cache_memory_bytes="256MiB", max_num_seqs=bounds[0],
             max_waiting_requests=bounds[1],
         )  # fmt: skip
         try:
