@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
-import math
 import random
 import time
 from collections import defaultdict
@@ -12,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from quire.engine_core.batch import Batch
 from quire.engine_core.beams import BeamSearch
+from quire.engine_core.deadlines import Deadlines
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.inbound import Inbound
 from quire.engine_core.limits import EngineLimits
@@ -71,7 +70,7 @@ class EngineCore:
         self.sequences = executor.sequences
         self._executor = executor
         self._inbound = Inbound()
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
+        self._deadlines = Deadlines()
         self._send = send
         self.tracer = Tracer(send)
         self.server_stats = server_stats
@@ -141,8 +140,7 @@ class EngineCore:
         self.scheduler.add(request)
         if self.tracer.subscribers:
             self.tracer.queued(request, now)
-        if request.deadline < math.inf:
-            heapq.heappush(self._deadlines, (request.deadline, request.number, request))
+        self._deadlines.add(request)
 
     def _check_room(self, message: EngineCoreRequest, requests: int = 0, tokens: int = 0) -> None:
         """`requests` with so many prompt `tokens` are on their way to the queue."""
@@ -153,10 +151,8 @@ class EngineCore:
 
     def _end_late(self, now: float) -> None:
         """Ends the requests whose time is up, wherever they stand."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heapq.heappop(self._deadlines)[2]
-            if not request.status.is_finished:
-                self._finish(request, RequestStatus.FINISHED_TIMEOUT, explain_timeout(request))
+        for request in self._deadlines.late(now):
+            self._finish(request, RequestStatus.FINISHED_TIMEOUT, explain_timeout(request))
 
     def _end_client(self, client_id: bytes, status: RequestStatus, error: str | None = None) -> None:
         for request in reversed(list(self._requests.get(client_id, {}).values())):

@@ -17,6 +17,11 @@ class Pins:
         self._sequences = sequences
         self._slots: dict[Prefix, int] = {}
 
+    @property
+    def slots(self) -> list[int]:
+        """Of the pinned prefixes."""
+        return list(self._slots.values())
+
     def pin(self, token_ids: Sequence[int], cache_salt: str) -> int:
         """Keeps the pages that the cache holds of a prefix; returns how many of its tokens these hold.
 

@@ -22,7 +22,7 @@ import uvloop
 
 from quire.frontend import AsyncLLM, SamplingParams
 
-ENGINE = Path(__file__).parent / "bench" / "instant_process.py"
+SCRIPTS = Path(__file__).parent
 SAMPLES = 5
 
 
@@ -89,8 +89,9 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=20_000, metavar="N", help="KV pages of 32 tokens")
     parser.add_argument("--step-seconds", type=float, default=0.0, metavar="S", help="that the model takes for a step")
     arguments = parser.parse_args()
-    command = [sys.executable, str(ENGINE), str(arguments.pages), str(arguments.step_seconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+    numbers = [str(arguments.pages), str(arguments.step_seconds)]
+    command = [sys.executable, "-m", "bench.instant_process", *numbers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=SCRIPTS) as engine:
         assert engine.stdout is not None
         address = engine.stdout.readline().split()[1]
         llm = AsyncLLM(engine_address=address, skip_tokenizer_init=True)

@@ -211,6 +211,7 @@ class Engine:
         for count in range(max_steps):
             if not self.core.has_requests:
                 self.core.flush()
+                self.core.scheduler.pins.unpin_all()
                 self.check_accounts()
                 assert self.executor.sequences.held_pages == 0
                 return count
@@ -232,9 +233,10 @@ class Engine:
         return outputs[-1]
 
     def check_accounts(self) -> None:
-        """Every page is free, or cached, or held by those that run; the queue is in order of arrival."""
+        """Every page is free, or cached, or held by those that run or by a pin; the queue is in order of arrival."""
         sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.page_size
-        held = {page for request in scheduler.running for slot in request.slots for page in sequences.pages(slot)}
+        slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
+        held = {page for slot in slots for page in sequences.pages(slot)}
         assert len(held) == sequences.held_pages
         assert sequences.free_pages + sequences.cached_pages + sequences.held_pages == self.limits.num_pages
         assert sequences.tree.size >= sequences.cached_pages

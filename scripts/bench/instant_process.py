@@ -1,7 +1,7 @@
 """An engine process whose model answers at once, or after a while: the rest of its time is the control plane's.
 
-`python instant_process.py NUM_PAGES STEP_SECONDS` prints `READY <address>`, and on SIGTERM, as JSON, what its parts
-took in seconds.
+`python -m bench.instant_process NUM_PAGES STEP_SECONDS` prints `READY <address>`, and on SIGTERM, as JSON, what its
+parts took in seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+
+from bench.instant_engine import Result
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
@@ -27,16 +28,6 @@ from quire.protocol.messages import PROTOCOL_VERSION, Ready
 
 PAGE_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
 TOKEN = 7
-
-
-@dataclass
-class Result:
-    """A step's tokens; nobody asks for more, and nothing fails."""
-
-    token_ids: list[int]
-    logprobs: None = None
-    prompt_logprobs: dict[int, list[tuple[list[int], list[float], int]]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
 
 
 class InstantExecutor:

@@ -152,6 +152,14 @@ def test_a_deadline_ends_a_request_where_it_stands() -> None:
     assert engine.tokens("patient") == answer([3], 2)
 
 
+def test_requests_that_end_in_time_are_forgotten() -> None:
+    engine = Engine()
+    for index in range(500):
+        engine.add(str(index), [1], max_tokens=1, timeout=3600.0)
+        engine.finish()
+    assert len(engine.core._deadlines) < 100
+
+
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
     engine = Engine()

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from paged_executor import Engine, expected_tokens
 
-from quire.protocol.messages import Abort, BeamSequence, EngineCoreOutput, ErrorMessage, FinishReason, Goodbye
+from quire.engine_core.policies import POLICIES
+from quire.protocol.messages import (
+    Abort,
+    BeamSequence,
+    EngineCoreOutput,
+    ErrorMessage,
+    FinishReason,
+    Goodbye,
+    UtilityCall,
+)
 
 CLIENTS = st.sampled_from([b"one", b"two", b"three"])
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -51,6 +60,8 @@ class EngineStates(RuleBasedStateMachine):
         max_num_seqs=st.integers(2, 8),
         max_num_batched_tokens=st.integers(1, 20),
         enable_prefix_caching=st.booleans(),
+        policy=st.sampled_from(list(POLICIES)),
+        max_waiting_requests=st.sampled_from([2, 100]),
         cautious=st.booleans(),
     )
     def start(self, cautious: bool, **limits: Any) -> None:
@@ -68,15 +79,15 @@ class EngineStates(RuleBasedStateMachine):
         prompt: list[int],
         seed: int,
         max_tokens: int | None,
-        sibling: str | None = None,
+        **options: Any,
     ) -> None:
         sent = self.requests.setdefault((client, name), [])
         if sent and sent[-1].end is None:
             self.num_duplicates += 1
         else:
             sent.append(Sent(prompt, seed, max_tokens, []))
-        options = {"seed": seed, "max_tokens": max_tokens, "stop_token_ids": [STOP_TOKEN], "sibling": sibling}
-        self.engine.add(name, prompt, client, **options)
+        own = {"seed": seed, "max_tokens": max_tokens, "stop_token_ids": [STOP_TOKEN]}
+        self.engine.add(name, prompt, client, **own, **options)
 
     @rule(
         client=CLIENTS,
@@ -93,12 +104,40 @@ class EngineStates(RuleBasedStateMachine):
     def add_small(self, client: bytes, name: str, length: int, seed: int, max_tokens: int) -> None:
         self._send(client, name, [1] * length, seed, max_tokens)
 
+    @rule(
+        client=CLIENTS,
+        name=NAMES,
+        length=st.integers(1, 16),
+        timeout=st.none() | st.floats(0.1, 3),
+        cache_salt=st.sampled_from(["", "tenant"]),
+        urgency=st.integers(-2, 2),
+    )
+    def add_served(
+        self, client: bytes, name: str, length: int, timeout: float | None, cache_salt: str, urgency: int
+    ) -> None:
+        """With a time limit, a salt, and a priority where that means something."""
+        priority = urgency if self.engine.limits.policy == "priority" else 0
+        options = {"timeout": timeout, "cache_salt": cache_salt, "priority": priority}
+        self._send(client, name, [1] * length, 0, 20, **options)
+
+    @rule(seconds=st.floats(0.01, 1))
+    def wait(self, seconds: float) -> None:
+        self.engine.now += seconds
+
+    @rule()
+    def reset(self) -> None:
+        self.engine.core.receive(b"watcher", UtilityCall(1, "reset_cache"))
+
+    @rule(length=st.integers(1, 20), method=st.sampled_from(["pin_prefix", "unpin_prefix"]))
+    def pin(self, length: int, method: str) -> None:
+        self.engine.core.receive(b"watcher", UtilityCall(1, method, [1] * length))
+
     @rule(client=CLIENTS, length=st.integers(1, 20), seed=st.integers(0, 5), max_tokens=st.integers(1, 20))
     def add_siblings(self, client: bytes, length: int, seed: int, max_tokens: int) -> None:
         first = self.requests.get((client, "a"))
         prompt = first[-1].prompt if first and first[-1].end is None else [1] * length
         for name in "abcd":
-            self._send(client, name, prompt, seed + ord(name), max_tokens, None if name == "a" else "a")
+            self._send(client, name, prompt, seed + ord(name), max_tokens, sibling=None if name == "a" else "a")
 
     @rule(
         client=CLIENTS,
@@ -184,7 +223,7 @@ class EngineStates(RuleBasedStateMachine):
         assert STOP_TOKEN not in expected[:-1]
         reason = request.end.finish_reason
         assert not request.beam_width or reason in (FinishReason.ERROR, FinishReason.ABORT)
-        assert (reason is FinishReason.ERROR) == (request.end.error is not None)
+        assert (reason in (FinishReason.ERROR, FinishReason.TIMEOUT)) == (request.end.error is not None)
         assert reason is not FinishReason.STOP or expected[-1] == request.end.stop_reason == STOP_TOKEN
         if reason is FinishReason.LENGTH:
             most = 60 - len(request.prompt) if request.max_tokens is None else request.max_tokens
