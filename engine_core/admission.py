@@ -61,8 +61,19 @@ class Admission:
             self.max_running = min(self.max_running + 1, self._limits.max_num_seqs)
 
     def pages_to_grow(self, running: Iterable[Request]) -> int:
-        """Pages that these are likely to take still."""
-        return sum(self.projected_pages(request) - self._held_pages(request) for request in running)
+        """Pages that these are likely to take still. Asked of all in each step in which others wait: keep it short."""
+        page_size, estimate, pages = self._limits.page_size, self.output_tokens, 0
+        for request in running:
+            if request.search is not None:
+                pages += self.projected_pages(request) - self._held_pages(request)
+                continue
+            prompt = len(request.prompt_token_ids)
+            output = request.num_tokens - prompt + estimate / 2
+            tokens = prompt + int(max(estimate, output))  # as projected_pages has it
+            missing = (min(request.token_limit, tokens)) - request.num_reserved_tokens
+            if missing > 0:
+                pages -= -missing // page_size
+        return pages
 
     def projected_pages(self, request: Request) -> int:
         """Pages that a request is likely to have in the end. Who is past the estimate may well go on for half of it."""

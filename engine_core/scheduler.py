@@ -121,7 +121,9 @@ class Scheduler:
         self._heirs.clear()
         gave_way = self._make_room(batch)
         for request in self.running:
-            if not request.in_prefill:
+            if (
+                request.num_tokens > request.num_reserved_tokens or request.search is not None
+            ) and not request.in_prefill:
                 self._reserve(request)
         if self.waiting and not gave_way:
             self._start_newcomers(batch)
@@ -169,7 +171,11 @@ class Scheduler:
         return self._sequences.free_pages + self._sequences.cached_pages
 
     def _pages_to_grow(self) -> int:
-        return sum(self._pages_lacked(request) for request in self.running)
+        return sum(
+            self._pages_lacked(request)
+            for request in self.running
+            if request.num_tokens > request.num_reserved_tokens or request.search is not None
+        )
 
     def _pages_lacked(self, request: Request) -> int:
         missing = request.num_tokens - request.num_reserved_tokens
@@ -207,7 +213,7 @@ class Scheduler:
         budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
         budget = max(budget, _LEAST_PREFILLS * self.limits.tile)
         budget -= sum(sorted(self._least_chunk(request) for request in prefills)[:-1])  # the longest leaves room
-        width = sum(request.width for request in self.running)
+        width = sum(1 if request.search is None else request.width for request in self.running)
         if width >= room or budget <= 0:
             return
         matches: dict[Request, Match] = {}

@@ -9,6 +9,14 @@
 namespace quire {
 namespace {
 
+template <class T>
+std::span<T> array(Arena& arena, std::size_t count) {
+  return {static_cast<T*>(arena.allocate(count * sizeof(T))), count};
+}
+
+}  // namespace
+namespace {
+
 constexpr std::size_t kAtOnce = 32;  // pages whose places are fetched together
 constexpr std::int32_t kLine = 16;   // tokens of a cache line
 
@@ -17,9 +25,12 @@ constexpr std::int32_t kLine = 16;   // tokens of a cache line
 RadixTree::RadixTree(PagePool& pool, std::int32_t page_size)
     : pool_(pool),
       page_size_(page_size),
-      nodes_(static_cast<std::size_t>(pool.total())),
-      tokens_(nodes_.size() * static_cast<std::size_t>(page_size)),
-      buckets_(std::bit_ceil(2 * nodes_.size()), kNone) {}
+      nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
+      tokens_(array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(page_size))),
+      buckets_(array<std::int32_t>(arena_, std::bit_ceil(2 * nodes_.size()))) {
+  std::ranges::fill(nodes_, Node{});
+  std::ranges::fill(buckets_, kNone);
+}
 
 std::int32_t RadixTree::enter(const std::string& salt) {
   const auto [found, is_new] = root_of_.try_emplace(salt, 0);

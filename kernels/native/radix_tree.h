@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "arena.h"
 #include "page_pool.h"
 
 namespace quire {
@@ -26,6 +27,8 @@ class RadixTree {
   static constexpr std::int32_t kNone = -1;
 
   RadixTree(PagePool& pool, std::int32_t page_size);
+  RadixTree(const RadixTree&) = delete;
+  RadixTree& operator=(const RadixTree&) = delete;
 
   /// The root of the prefixes under `salt`, below zero; those of other salts are never found from it. Each call is to
   /// be matched by one of `leave`: a root lives while it is in use or has pages below it.
@@ -81,9 +84,10 @@ class RadixTree {
 
   PagePool& pool_;
   std::int32_t page_size_;
-  std::vector<Node> nodes_;            ///< by page
-  std::vector<std::int32_t> tokens_;   ///< [pages][page_size]
-  std::vector<std::int32_t> buckets_;  ///< first page of each; a power of two of them, so that chains are short
+  Arena arena_;                      ///< on huge pages, since every look goes to another place
+  std::span<Node> nodes_;            ///< by page
+  std::span<std::int32_t> tokens_;   ///< [pages][page_size]
+  std::span<std::int32_t> buckets_;  ///< first page of each; a power of two of them, so that chains are short
   std::vector<Root> roots_;
   std::vector<std::int32_t> free_roots_;
   std::map<std::string, std::int32_t> root_of_;
