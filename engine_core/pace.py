@@ -12,6 +12,7 @@ from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 
 _OLDEST_SHARE = 4  # the oldest prompt gets one part of so many at least
+_NO_BOUND = 1e15  # but the tokens of a step
 _BLEND = 0.1  # weight of a new measurement
 _STRETCH = 1.7  # times a step without prompts: what a step with prompts may take
 _MOST_STRETCH = 4.0
@@ -41,14 +42,13 @@ class Pace:
 
     def budget(self, num_decodes: int, backlog: int) -> float:
         """The cost that the prompts of the next step may have, when `backlog` tokens are still to be computed."""
-        most = float(self._limits.max_num_batched_tokens)
         if self._token_seconds == 0.0 or self._limits.long_prefill_threshold is not None:
-            return most
+            return _NO_BOUND
         seconds = _ALONE_SECONDS
         if num_decodes and self._decode_seconds:
             stretch = min(_STRETCH + backlog * self._token_seconds / _BACKLOG_SECONDS, _MOST_STRETCH)
             seconds = (stretch - 1) * self._decode_seconds
-        return min(most, max(1.0, seconds / self._token_seconds))
+        return max(1.0, seconds / self._token_seconds)
 
     def prefill_cost(self, requests: list[Request], counts: list[int]) -> float:
         """What chunks of prompts cost: `counts[i]` tokens of `requests[i]`, from where it stands."""
@@ -67,13 +67,15 @@ class Pace:
             return []
         oldest = min(prefills, key=lambda request: request.number)
         shares: list[tuple[Request, int]] = []
-        reserved = budget / _OLDEST_SHARE
+        kept_tokens = min(oldest.num_new_tokens, -(-tokens // _OLDEST_SHARE))
+        kept_budget = budget / _OLDEST_SHARE
         for request in sorted(prefills, key=lambda request: (request.num_new_tokens, request.number)):
             if request is oldest:
-                reserved = 0.0
+                kept_tokens, kept_budget = 0, 0.0
             cost = self.cost_of_token(request.num_computed_tokens)
             left = request.num_new_tokens
-            count = min(left, tokens, self._limits.long_prefill_threshold or left, round((budget - reserved) / cost))
+            affordable = round((budget - kept_budget) / cost)
+            count = min(left, tokens - kept_tokens, self._limits.long_prefill_threshold or left, affordable)
             if request is oldest and not shares:
                 count = max(count, min(1, tokens))
             if self._limits.tile < count < left:

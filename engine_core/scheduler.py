@@ -211,7 +211,7 @@ class Scheduler:
         room = min(self.limits.max_num_seqs, self.admission.max_running, self.limits.max_num_batched_tokens)
         prefills = [request for request in self.running if request.in_prefill]
         budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
-        budget = max(budget, _LEAST_PREFILLS * self.limits.tile)
+        budget = min(max(budget, _LEAST_PREFILLS * self.limits.tile), self.limits.max_num_batched_tokens)
         budget -= sum(sorted(self._least_chunk(request) for request in prefills)[:-1])  # the longest leaves room
         width = sum(1 if request.search is None else request.width for request in self.running)
         if width >= room or budget <= 0:
