@@ -49,7 +49,7 @@ class Admission:
         self.output_tokens = self._tokens / self._answers
 
     def preempted(self, num_victims: int, num_running: int) -> None:
-        """Pages ran out: `num_victims` had to give way, `num_running` are left."""
+        """Pages ran out: `num_victims` requests had to give way, `num_running` sequences are left."""
         self.max_running = max(1, num_running)
         self._calm_steps = 0
         self.reserved_share = min(1.0, self.reserved_share + _LEARN_SHARE * num_victims)

@@ -172,6 +172,7 @@ class EngineCore:
         For the thread that reads the socket, so that a refusal does not wait for the step to end.
         """
         if message.request_id in self._requests.get(client_id, {}):
+            self._inbound.let_in(message)
             return None  # `receive` answers that
         try:
             self._check_room(message, self._inbound.requests, self._inbound.tokens)

@@ -61,7 +61,7 @@ class Pace:
         """How many of `tokens`, of a cost of at most `budget`, each prompt gets.
 
         Those with the fewest left come first, but the oldest never gets less than its share. Chunks end with whole
-        tiles where that is possible. Somebody gets a token, whatever the budget.
+        tiles where that is possible. The oldest gets a token of those that are left, whatever the budget.
         """
         if not prefills:
             return []
@@ -76,7 +76,7 @@ class Pace:
             left = request.num_new_tokens
             affordable = round((budget - kept_budget) / cost)
             count = min(left, tokens - kept_tokens, self._limits.long_prefill_threshold or left, affordable)
-            if request is oldest and not shares:
+            if request is oldest:
                 count = max(count, min(1, tokens))
             if self._limits.tile < count < left:
                 count -= (request.num_computed_tokens + count) % self._limits.tile

@@ -117,9 +117,10 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decides the next step and gets its pages. Empty only if there are no requests, or none could start."""
-        batch = Batch(started=[request for request in self._heirs if request in self.running])
-        self._heirs.clear()
+        batch = Batch()
         gave_way = self._make_room(batch)
+        batch.started = [request for request in self._heirs if request in self.running]
+        self._heirs.clear()
         for request in self.running:
             if (
                 request.num_tokens > request.num_reserved_tokens or request.search is not None
@@ -164,8 +165,12 @@ class Scheduler:
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
             batch.preempted.append(victim)
-        self.admission.preempted(before - len(self.running), len(self.running))
+        self.admission.preempted(before - len(self.running), self._width())
         return True
+
+    def _width(self) -> int:
+        """Sequences of those that run."""
+        return sum(1 if request.search is None else request.width for request in self.running)
 
     def _available_pages(self) -> int:
         return self._sequences.free_pages + self._sequences.cached_pages
@@ -213,7 +218,7 @@ class Scheduler:
         budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
         budget = min(max(budget, _LEAST_PREFILLS * self.limits.tile), self.limits.max_num_batched_tokens)
         budget -= sum(sorted(self._least_chunk(request) for request in prefills)[:-1])  # the longest leaves room
-        width = sum(1 if request.search is None else request.width for request in self.running)
+        width = self._width()
         if width >= room or budget <= 0:
             return
         matches: dict[Request, Match] = {}
@@ -314,7 +319,11 @@ class Scheduler:
 
     def _inherit(self, request: Request, source: Request) -> None:
         """Starts one that waits in the place of its sibling that ends, if it can; else the prompt is computed again."""
-        if not self._open(request, Batch()) or self._sequences.match(request.slot)[0] >= request.num_shared_tokens:
+        if (
+            request.width > source.width
+            or not self._open(request, Batch())
+            or self._sequences.match(request.slot)[0] >= request.num_shared_tokens
+        ):
             return
         if self._fork(request, source):
             self._stop_waiting(request)
