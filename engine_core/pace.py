@@ -12,6 +12,7 @@ from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 
 _OLDEST_SHARE = 4  # the oldest prompt gets one part of so many at least
+_LEAST_COST = 24.0  # of a step's prompts: what less takes can't be told from what a step takes anyway
 _NO_BOUND = 1e15  # but the tokens of a step
 _BLEND = 0.1  # weight of a new measurement
 _STRETCH = 1.7  # times a step without prompts: what a step with prompts may take
@@ -48,7 +49,7 @@ class Pace:
         if num_decodes and self._decode_seconds:
             stretch = min(_STRETCH + backlog * self._token_seconds / _BACKLOG_SECONDS, _MOST_STRETCH)
             seconds = (stretch - 1) * self._decode_seconds
-        return max(1.0, seconds / self._token_seconds)
+        return max(_LEAST_COST, seconds / self._token_seconds)
 
     def prefill_cost(self, requests: list[Request], counts: list[int]) -> float:
         """What chunks of prompts cost: `counts[i]` tokens of `requests[i]`, from where it stands."""

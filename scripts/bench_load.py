@@ -92,6 +92,12 @@ class Load:
         return stream
 
 
+async def chat(load: Load, arguments: argparse.Namespace, streams: list[Stream], is_over: asyncio.Event) -> None:
+    """One short answer after the other."""
+    while not is_over.is_set():
+        streams.append(await load.run(30, arguments.chat_tokens))
+
+
 async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
     """Chats, a long prompt, and a short one after it."""
     load = Load(llm, arguments.seed)
@@ -99,7 +105,9 @@ async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
         await asyncio.gather(*(load.run(arguments.long_tokens // 4, 8) for _ in range(12)))
     growths, waits, longs = [], [], []
     for repetition in range(arguments.repetitions):
-        chats = [asyncio.create_task(load.run(30, arguments.chat_tokens)) for _ in range(arguments.chats)]
+        streams: list[Stream] = []
+        is_over = asyncio.Event()
+        chats = [asyncio.create_task(chat(load, arguments, streams, is_over)) for _ in range(arguments.chats)]
         await asyncio.sleep(arguments.calm_seconds)
         before = await llm.stats()
         begin = time.perf_counter()
@@ -112,10 +120,9 @@ async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
         await long
         end = time.perf_counter()
         after = await llm.stats()
-        streams = await asyncio.gather(*chats)
-        if min(stream.times[-1] for stream in streams) < end:
-            print("the chats ended before the long prompt; give more --chat-tokens")
-        calm = [gap for stream in streams for gap in stream.gaps(begin - arguments.calm_seconds / 2, begin)]
+        is_over.set()
+        await asyncio.gather(*chats)
+        calm = [gap for stream in streams for gap in stream.gaps(begin - arguments.calm_seconds, begin)]
         busy = [gap for stream in streams for gap in stream.gaps(begin, end)]
         steps = after["step"] - before["step"]
         chunk = (end - begin) / steps
@@ -191,9 +198,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     group = parser.add_argument_group("mixed")
     group.add_argument("--chats", type=int, default=16, metavar="N")
-    group.add_argument("--chat-tokens", type=int, default=2500, metavar="N", help="of each answer")
+    group.add_argument("--chat-tokens", type=int, default=200, metavar="N", help="of each answer")
     group.add_argument("--long-tokens", type=int, default=8000, metavar="N", help="of the long prompt")
-    group.add_argument("--calm-seconds", type=float, default=1.0, metavar="S", help="before the long prompt")
+    group.add_argument("--calm-seconds", type=float, default=3.0, metavar="S", help="before the long prompt")
     group.add_argument("--repetitions", type=int, default=5, metavar="N")
     group = parser.add_argument_group("overload")
     group.add_argument("--seconds", type=float, default=60.0, metavar="S")
