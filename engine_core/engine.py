@@ -21,7 +21,13 @@ from quire.engine_core.stats import LastStep, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
 from quire.engine_core.trace import Tracer
 from quire.engine_core.utilities import perform
-from quire.engine_core.validation import RequestError, check_queue, check_request, check_sibling
+from quire.engine_core.validation import (
+    RequestError,
+    ShuttingDownError,
+    check_queue,
+    check_request,
+    check_sibling,
+)
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -30,6 +36,7 @@ from quire.protocol.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineMessage,
+    ErrorKind,
     ErrorMessage,
     EventType,
     FinishReason,
@@ -145,7 +152,7 @@ class EngineCore:
     def _check_room(self, message: EngineCoreRequest, requests: int = 0, tokens: int = 0) -> None:
         """`requests` with so many prompt `tokens` are on their way to the queue."""
         if self.draining:
-            raise RequestError("the engine is shutting down and takes no more requests; send it to another engine")
+            raise ShuttingDownError("the engine is shutting down and takes no more requests; send it to another engine")
         waiting = self.scheduler.waiting
         check_queue(message, len(waiting) + requests, waiting.num_tokens + tokens, self.limits)
 
@@ -189,7 +196,7 @@ class EngineCore:
         if self.tracer.subscribers:
             self.tracer.scheduled(batch)
         for request, text in batch.failed:
-            self._finish(request, RequestStatus.FINISHED_ERROR, text)
+            self._finish(request, RequestStatus.FINISHED_ERROR, text, ErrorKind.INVALID)
         self.flush()  # refusals and aborts need not wait for the step
         if not batch.counts:
             self.tracer.flush(begun)
@@ -300,13 +307,17 @@ class EngineCore:
         """Makes `output`, which carries the request's last token, its terminal output."""
         end = explain_end(request, token_id, self.limits)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
+        output.error_kind = None if end.error is None else ErrorKind.INVALID
         output.events.append(EngineCoreEvent(EventType.FINISHED, now))
         self._release(request, end.status, now)
 
-    def _finish(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
-        """Ends a request between tokens: its terminal output carries none."""
+    def _finish(
+        self, request: Request, status: RequestStatus, error: str | None = None, kind: ErrorKind = ErrorKind.FAILED
+    ) -> None:
+        """Ends a request between tokens: its terminal output carries none. `kind` is that of an ERROR."""
         now = self.clock()
         output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, error=error)
+        output.error_kind = kind if status is RequestStatus.FINISHED_ERROR else None
         request.record(EventType.FINISHED, now)
         _attach(request, output)
         self._increments[request.client_id].append(output)
@@ -328,7 +339,7 @@ class EngineCore:
 
 def _refusal(message: EngineCoreRequest, error: RequestError) -> EngineCoreOutput:
     reason = RequestStatus.FINISHED_IGNORED.finish_reason
-    return EngineCoreOutput(message.request_id, finish_reason=reason, error=str(error))
+    return EngineCoreOutput(message.request_id, finish_reason=reason, error=str(error), error_kind=error.kind)
 
 
 def _sibling_of(message: EngineCoreRequest, own: dict[str, Request]) -> Request | None:

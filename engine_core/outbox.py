@@ -162,17 +162,12 @@ def weigh(output: EngineCoreOutput) -> int:
 
 def _copy(output: EngineCoreOutput) -> EngineCoreOutput:
     """A copy with lists of its own; the engine may have kept the original's."""
-    return EngineCoreOutput(
-        output.request_id,
-        list(output.new_token_ids),
-        None if output.new_logprobs is None else list(output.new_logprobs),
-        None if output.new_prompt_logprobs is None else list(output.new_prompt_logprobs),
-        output.finish_reason,
-        output.stop_reason,
-        output.error,
-        list(output.events),
-        output.num_cached_tokens,
-        output.beams,
+    return msgspec.structs.replace(
+        output,
+        new_token_ids=list(output.new_token_ids),
+        new_logprobs=None if output.new_logprobs is None else list(output.new_logprobs),
+        new_prompt_logprobs=None if output.new_prompt_logprobs is None else list(output.new_prompt_logprobs),
+        events=list(output.events),
     )
 
 
@@ -188,6 +183,6 @@ def _merge(waiting: EngineCoreOutput, more: EngineCoreOutput) -> None:
     waiting.events.extend(more.events)
     waiting.finish_reason = more.finish_reason
     waiting.stop_reason = more.stop_reason
-    waiting.error = more.error
+    waiting.error, waiting.error_kind = more.error, more.error_kind
     waiting.beams = more.beams
     waiting.num_cached_tokens = max(waiting.num_cached_tokens, more.num_cached_tokens)

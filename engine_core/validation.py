@@ -12,7 +12,7 @@ from quire.engine_core.admission import beam_pages
 from quire.engine_core.beams import num_candidates
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
-from quire.protocol.messages import EngineCoreRequest, SamplingParams
+from quire.protocol.messages import EngineCoreRequest, ErrorKind, SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
@@ -38,6 +38,20 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
 
 class RequestError(ValueError):
     """A request that cannot be served; the text is for the user."""
+
+    kind = ErrorKind.INVALID
+
+
+class OverloadedError(RequestError):
+    """As many wait as may wait."""
+
+    kind = ErrorKind.OVERLOADED
+
+
+class ShuttingDownError(RequestError):
+    """The engine takes no more requests."""
+
+    kind = ErrorKind.SHUTTING_DOWN
 
 
 def check_request(request: EngineCoreRequest, limits: EngineLimits) -> None:
@@ -180,10 +194,10 @@ def _check_salt(cache_salt: str) -> None:
 
 
 def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineLimits) -> None:
-    """Raises RequestError when those that wait already are as many as may wait."""
+    """Raises OverloadedError when those that wait already are as many as may wait."""
     tokens = waiting_tokens + len(request.prompt_token_ids)
     if num_waiting >= limits.max_waiting_requests or tokens > limits.max_waiting_tokens:
-        raise RequestError(
+        raise OverloadedError(
             f"the engine is overloaded: {num_waiting} requests with {waiting_tokens} prompt tokens are waiting, and "
             f"{limits.max_waiting_requests} requests with {limits.max_waiting_tokens} tokens may; try again later"
         )

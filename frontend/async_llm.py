@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import itertools
 import weakref
@@ -230,7 +231,7 @@ class AsyncLLM:
             while not finished:
                 await stream.growth()
                 if request.error is not None:
-                    raise type(request.error)(*request.error.args)
+                    raise copy.copy(request.error)  # one of its own for each consumer, with its own traceback
                 if not request.has_news:
                     continue
                 output = request.output(output_kind == "delta")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from quire.protocol.messages import ErrorKind
+
 
 class RequestError(ValueError):
-    """A request that cannot be served: bad input, or refused by the engine. `index` is its place in the batch."""
+    """A request that cannot be served: bad input, or refused by the engine.
 
-    def __init__(self, message: str, index: int | None = None) -> None:
+    `index` is its place in the batch; `kind` tells whose fault it is.
+    """
+
+    def __init__(self, message: str, index: int | None = None, kind: ErrorKind = ErrorKind.INVALID) -> None:
         super().__init__(message if index is None else f"prompt {index}: {message}")
         self.index = index
+        self.kind = kind
 
 
 class EngineStartError(RuntimeError):

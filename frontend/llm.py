@@ -22,6 +22,7 @@ from quire.frontend.request import Request, Service
 from quire.frontend.request_table import RequestTable
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.tokenizer import Tokenizer
+from quire.protocol.messages import ErrorKind
 
 T = TypeVar("T")
 
@@ -207,7 +208,8 @@ class LLM:
                     raise EngineDeadError(*delivery.args)
                 for request in self._table.update(delivery):
                     if request.error is not None:
-                        raise RequestError(str(request.error), requests.index(request))
+                        kind = request.error.kind if isinstance(request.error, RequestError) else ErrorKind.FAILED
+                        raise RequestError(str(request.error), requests.index(request), kind)
                     if request.finished:
                         advance(len(request.prompt.token_ids), request.num_output_tokens)
 

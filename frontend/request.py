@@ -16,6 +16,7 @@ from quire.frontend.sampling import ranks
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import (
     EngineCoreOutput,
+    ErrorKind,
     EventType,
     FinishReason,
     SamplingParams,
@@ -179,7 +180,8 @@ class Request:
             stopped = completion.append(output)
             self._num_open -= completion.finish_reason is not None
         if output.finish_reason is FinishReason.ERROR and not stopped:
-            self.error = RequestError(output.error or "the engine gave no reason")
+            kind = output.error_kind or ErrorKind.FAILED
+            self.error = RequestError(output.error or "the engine gave no reason", kind=kind)
         if self._num_open == 0:
             metrics.finished_time = max(timestamp, metrics.last_token_time or timestamp)
         return stopped

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class FinishReason(enum.IntEnum):
@@ -26,6 +26,15 @@ class FinishReason(enum.IntEnum):
 
     def __str__(self) -> str:
         return self.name.lower()
+
+
+class ErrorKind(enum.IntEnum):
+    """Whose fault it is that a request ended with ERROR, and so what its client may do."""
+
+    INVALID = 1  # the request's: it can't be served as it is
+    OVERLOADED = 2  # too many wait: send it again later
+    SHUTTING_DOWN = 3  # send it to another engine
+    FAILED = 4  # the engine's
 
 
 class EventType(enum.IntEnum):
@@ -171,9 +180,9 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     """What one or more steps added to one request. The output with a `finish_reason` is the request's last.
 
     `stop_reason` is the token id of `stop_token_ids` that stopped it, None for an eos token; `error` says what was
-    wrong when `finish_reason` is ERROR. `prompt_logprobs` come once, with the first output after the prompt was
-    computed (entry 0 is None). `events` keep their times however many outputs are merged into one. A beam search tells
-    nothing but its `beams`, the best first, with its end.
+    wrong when `finish_reason` is ERROR, and `error_kind` whose fault it is. `prompt_logprobs` come once, with the first
+    output after the prompt was computed (entry 0 is None). `events` keep their times however many outputs are merged
+    into one. A beam search tells nothing but its `beams`, the best first, with its end.
     """
 
     request_id: str
@@ -186,6 +195,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     events: list[EngineCoreEvent] = []
     num_cached_tokens: int = 0
     beams: list[BeamSequence] | None = None
+    error_kind: ErrorKind | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
