@@ -102,6 +102,7 @@ class EngineCore:
             case EngineCoreRequest():
                 self._inbound.received(message)
                 self._add(client_id, message)
+                self._inbound.forget(client_id, message)
             case Abort():
                 own = self._requests.get(client_id, {})
                 # The last first: no sibling starts in the place of one that ends before it ends itself.
@@ -178,14 +179,15 @@ class EngineCore:
 
         For the thread that reads the socket, so that a refusal does not wait for the step to end.
         """
-        if message.request_id in self._requests.get(client_id, {}):
-            self._inbound.let_in(message)
-            return None  # `receive` answers that
-        try:
-            self._check_room(message, self._inbound.requests, self._inbound.tokens)
-        except RequestError as error:
-            return EngineCoreOutputs([_refusal(message, error)], None, self.clock())
-        self._inbound.let_in(message)
+        request_id = message.request_id
+        # The inbox first: what it forgets is among the requests by then, or has been answered.
+        in_use = self._inbound.holds(client_id, request_id) or request_id in self._requests.get(client_id, {})
+        if not in_use:  # else `receive` answers
+            try:
+                self._check_room(message, self._inbound.requests, self._inbound.tokens)
+            except RequestError as error:
+                return EngineCoreOutputs([_refusal(message, error)], None, self.clock())
+        self._inbound.let_in(client_id, message)
         return None
 
     def step(self) -> None:
