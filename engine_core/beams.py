@@ -79,11 +79,19 @@ def num_candidates(beam_width: int, num_stop_tokens: int) -> int:
 class BeamSearch:
     """One search: its live beams, each a sequence in a slot of its own, and the best that are finished."""
 
-    def __init__(self, sampling: SamplingParams, stop_token_ids: frozenset[int], max_tokens: int) -> None:
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        stop_token_ids: frozenset[int],
+        eos_token_ids: frozenset[int],
+        max_tokens: int,
+    ) -> None:
+        """Beams end with `stop_token_ids`; those of `eos_token_ids` are told as no `stop_reason`."""
         self.width = sampling.beam_width
         self.num_candidates = num_candidates(self.width, len(stop_token_ids))
         self._sampling = sampling
         self._stop_token_ids = stop_token_ids
+        self._eos_token_ids = eos_token_ids
         self._max_tokens = max_tokens
         self.restart()
 
@@ -168,5 +176,8 @@ class BeamSearch:
             entries.append(link.entry)
             link = link.before
         entries.reverse()
-        reason = FinishReason.STOP if finished.stopped else FinishReason.LENGTH
-        return BeamSequence([entry.token_ids[0] for entry in entries], entries, finished.logprob, reason)
+        token_ids = [entry.token_ids[0] for entry in entries]
+        if not finished.stopped:
+            return BeamSequence(token_ids, entries, finished.logprob, FinishReason.LENGTH)
+        stop_reason = None if token_ids[-1] in self._eos_token_ids else token_ids[-1]
+        return BeamSequence(token_ids, entries, finished.logprob, FinishReason.STOP, stop_reason)

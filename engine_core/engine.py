@@ -248,8 +248,9 @@ class EngineCore:
             self._finish(request, RequestStatus.FINISHED_ERROR, text)
         for index, entries in result.prompt_logprobs.items():
             self._collect_prompt_logprobs(batch.requests[index], entries)
+        size = len(batch.requests)  # the beams' rows come after these
         for index, (request, count, token_id) in enumerate(
-            zip(batch.requests, batch.counts, result.token_ids, strict=False)  # the beams' rows come after these
+            zip(batch.requests, batch.counts[:size], result.token_ids[:size], strict=True)
         ):
             request.num_computed_tokens += count
             if token_id < 0 or index in errors:  # which have ended above
@@ -285,11 +286,7 @@ class EngineCore:
         if not search.done:
             request.slot = search.live[0].source
             return
-        beams = search.best(request.sampling.n)
-        for beam in beams:
-            if beam.finish_reason is FinishReason.STOP and beam.token_ids[-1] not in request.eos_token_ids:
-                beam.stop_reason = beam.token_ids[-1]
-        best = beams[0]
+        best, *_ = beams = search.best(request.sampling.n)
         output = EngineCoreOutput(
             request.request_id, finish_reason=best.finish_reason, stop_reason=best.stop_reason, beams=beams
         )

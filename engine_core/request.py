@@ -124,7 +124,7 @@ class Request:
             arrival=now,
             deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
-            search=BeamSearch(sampling, stop, room) if sampling.beam_width else None,
+            search=BeamSearch(sampling, stop, eos, room) if sampling.beam_width else None,
         )
 
     @property

@@ -59,7 +59,7 @@ class Tracer:
             self._events.append(event)
         self._sequences = [
             SequenceTrace(request.number, request.request_id, request.num_computed_tokens, count)
-            for request, count in zip(batch.requests, batch.counts, strict=False)  # then come the rows of searches
+            for request, count in zip(batch.requests, batch.counts[: len(batch.requests)], strict=True)
         ]
         self._sequences += [
             SequenceTrace(request.number, request.request_id, request.num_computed_tokens, 1)

@@ -77,6 +77,18 @@ def test_as_the_reference(width: int, length_penalty: float, early_stopping: boo
         check(engine, "a", reference(width, 15, stop, **options), stop, length_penalty)
 
 
+def test_an_eos_token_is_no_stop_reason() -> None:
+    engine = Engine(vocab_size=VOCAB_SIZE)
+    eos = {token for _, tokens in reference(3, 15, {3, 17}) for token in tokens[-1:]} & {3, 17}
+    assert eos
+    search(engine, "a", 3, {3, 17} - eos, max_tokens=15, eos_token_ids=sorted(eos))
+    engine.finish()
+    found = beams(engine, "a")
+    assert [beam.token_ids for beam in found] == [tokens for _, tokens in reference(3, 15, {3, 17})]
+    assert {beam.stop_reason for beam in found} == {None}
+    assert engine.end("a").stop_reason is None
+
+
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("num_pages", [16, 20, 26])
 def test_beside_others_with_few_pages(cache: bool, num_pages: int) -> None:
