@@ -49,7 +49,7 @@ class Pace:
         if num_decodes and self._decode_seconds:
             stretch = min(_STRETCH + backlog * self._token_seconds / _BACKLOG_SECONDS, _MOST_STRETCH)
             seconds = (stretch - 1) * self._decode_seconds
-        return max(_LEAST_COST, seconds / self._token_seconds)
+        return max(_LEAST_COST, min(seconds / self._token_seconds, _NO_BOUND))  # infinite after steps of no time
 
     def prefill_cost(self, requests: list[Request], counts: list[int]) -> float:
         """What chunks of prompts cost: `counts[i]` tokens of `requests[i]`, from where it stands."""

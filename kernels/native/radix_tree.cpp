@@ -9,16 +9,13 @@
 namespace quire {
 namespace {
 
+constexpr std::size_t kAtOnce = 32;  // pages whose places are fetched together
+constexpr std::int32_t kLine = 16;   // tokens of a cache line
+
 template <class T>
 std::span<T> array(Arena& arena, std::size_t count) {
   return {static_cast<T*>(arena.allocate(count * sizeof(T))), count};
 }
-
-}  // namespace
-namespace {
-
-constexpr std::size_t kAtOnce = 32;  // pages whose places are fetched together
-constexpr std::int32_t kLine = 16;   // tokens of a cache line
 
 }  // namespace
 
