@@ -62,25 +62,23 @@ class Admission:
 
     def pages_to_grow(self, running: Iterable[Request]) -> int:
         """Pages that these are likely to take still. Asked of all in each step in which others wait: keep it short."""
-        page_size, estimate, pages = self._limits.page_size, self.output_tokens, 0
+        pages = 0
         for request in running:
             if request.search is not None:
                 pages += self.projected_pages(request) - self._held_pages(request)
-                continue
-            prompt = len(request.prompt_token_ids)
-            output = request.num_tokens - prompt + estimate / 2
-            tokens = prompt + int(max(estimate, output))  # as projected_pages has it
-            missing = (min(request.token_limit, tokens)) - request.num_reserved_tokens
-            if missing > 0:
-                pages -= -missing // page_size
+            elif (missing := self._likely_tokens(request) - request.num_reserved_tokens) > 0:
+                pages += self._limits.pages_for(missing)
         return pages
 
     def projected_pages(self, request: Request) -> int:
-        """Pages that a request is likely to have in the end. Who is past the estimate may well go on for half of it."""
-        prompt = request.num_prompt_tokens
-        output = max(self.output_tokens, request.num_tokens - prompt + self.output_tokens / 2)
-        tokens = max(min(prompt + int(output), request.token_limit), request.num_tokens, request.num_reserved_tokens)
-        return beam_pages(prompt, tokens, request.width, self._limits)
+        """Pages that a request is likely to have in the end."""
+        tokens = max(self._likely_tokens(request), request.num_tokens, request.num_reserved_tokens)
+        return beam_pages(request.num_prompt_tokens, tokens, request.width, self._limits)
+
+    def _likely_tokens(self, request: Request) -> int:
+        """Tokens in the end. Who is past the estimate may well go on for half of it."""
+        prompt, estimate = len(request.prompt_token_ids), self.output_tokens
+        return min(prompt + int(max(estimate, request.num_tokens - prompt + estimate / 2)), request.token_limit)
 
     def _held_pages(self, request: Request) -> int:
         num_sequences = len(request.slots)
