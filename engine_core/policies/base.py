@@ -13,6 +13,9 @@ Match = tuple[int, int, int]
 MatchOf = Callable[[Request], Match | None]
 """None for a request that is to be left out of this step's order: it cannot be served at all, or there is no time."""
 
+WINDOW = 64
+"""Requests, the first that wait, that a policy looks up in the prefix cache and arranges anew in each step."""
+
 
 class Policy:
     """The order in which those that wait are served. This one is that of arrival."""

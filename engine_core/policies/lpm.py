@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import islice
 
-from quire.engine_core.policies.base import MatchOf, Policy
+from quire.engine_core.policies.base import WINDOW, MatchOf, Policy
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
-
-WINDOW = 64
-"""Requests, the oldest that wait, that are arranged anew in each step."""
 
 MOST_PASSES = 32
 """Steps in which a later one may start before a request. Then it is served in order of arrival."""

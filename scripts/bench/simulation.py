@@ -14,7 +14,7 @@ from bench.trace import Prompts, TraceRequest
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.policies.lpm import WINDOW
+from quire.engine_core.policies.base import WINDOW
 from quire.protocol.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,

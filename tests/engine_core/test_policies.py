@@ -85,6 +85,17 @@ def test_the_shortest_prompt_comes_first_until_a_long_one_has_waited() -> None:
     assert order(engine) == ["running", "short", "long", "late"]
 
 
+def test_what_is_cached_counts_as_done() -> None:
+    engine = Engine(policy="sjf", max_num_seqs=1, max_num_batched_tokens=100)
+    base = list(range(40))
+    engine.add("running", base, max_tokens=2)
+    engine.step()
+    engine.add("short", [9] * 8, max_tokens=1)
+    engine.add("long", [8] * 30, max_tokens=1)
+    engine.add("cached", [*base, 1, 2], max_tokens=1)
+    assert order(engine) == ["running", "cached", "short", "long"]
+
+
 def test_the_longest_prefix_comes_first() -> None:
     engine = Engine(policy="lpm", max_num_seqs=1, max_num_batched_tokens=100)
     base = list(range(40))
