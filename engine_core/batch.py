@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.engine_core.request import Request
+from quire.protocol.messages import EventType
+
+
+class Move(NamedTuple):
+    """A request was started or preempted, and when; `num_cached_tokens` of it need not be computed."""
+
+    request: Request
+    event: EventType
+    timestamp: float
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -17,8 +28,7 @@ class Batch:
     num_decodes: int = 0
     prefill_cost: float = 0.0  # as Pace counts it
     num_cached_tokens: int = 0  # that those who start in this step need not compute
-    started: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)  # since the step before
     failed: list[tuple[Request, str]] = field(default_factory=list)  # could not be opened; still to be released
 
     @property

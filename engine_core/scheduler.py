@@ -14,10 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from quire.engine_core.admission import Admission
-from quire.engine_core.batch import Batch
+from quire.engine_core.batch import Batch, Move
 from quire.engine_core.beams import BeamSearch
 from quire.engine_core.executor import Executor
 from quire.engine_core.limits import EngineLimits
@@ -26,6 +27,7 @@ from quire.engine_core.pins import Pins
 from quire.engine_core.policies import POLICIES
 from quire.engine_core.policies.base import Match
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
+from quire.engine_core.roster import Roster
 from quire.engine_core.sequence import open_sequence
 from quire.engine_core.waiting import WaitingQueue
 from quire.protocol.messages import EventType
@@ -71,7 +73,7 @@ class Scheduler:
         self._sequences = executor.sequences
         self.pins = Pins(executor.sequences)
         self._clock = clock
-        self._heirs: list[Request] = []  # who has started since the last step
+        self._moves: list[Move] = []  # since the last step
         self._num_added = 0
 
     @property
@@ -117,44 +119,37 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decides the next step and gets its pages. Empty only if there are no requests, or none could start."""
-        batch = Batch()
-        gave_way = self._make_room(batch)
-        batch.started = [request for request in self._heirs if request in self.running]
-        self._heirs.clear()
-        for request in self.running:
-            if (
-                request.num_tokens > request.num_reserved_tokens or request.search is not None
-            ) and not request.in_prefill:
-                self._reserve(request)
+        batch, roster = Batch(), Roster.of(self.running)
+        if gave_way := self._make_room(roster.growing):
+            roster = Roster.of(self.running)
+        for request in roster.growing:
+            self._reserve(request)
+        budget = self._prefill_budget(roster)
         if self.waiting and not gave_way:
-            self._start_newcomers(batch)
-        prefills, searches = [], []
-        for request in self.running:
-            if request.in_prefill:
-                prefills.append(request)
-            elif request.search is not None:
-                searches.append(request)
-            else:
-                batch.requests.append(request)
-                batch.counts.append(1)
-        num_requests = len(batch.requests)
-        batch.num_decodes = num_requests + sum(len(request.slots) for request in searches)
-        self.admission.decoded(num_requests + len(searches))
-        tokens = self.limits.max_num_batched_tokens - batch.num_decodes
-        budget = self._prefill_budget(prefills, batch.num_decodes)
-        for request, count in self.pace.share(prefills, tokens, budget):
-            batch.requests.append(request)
-            batch.counts.append(count)
-        batch.prefill_cost = self.pace.prefill_cost(batch.requests[num_requests:], batch.counts[num_requests:])
-        for request in searches:
-            batch.add_search(request)
+            roster.add(self._start_newcomers(batch, roster.prefills, budget))
+        self._fill(batch, roster, budget)
+        # Who has ended since then is not told of again.
+        batch.moves = [move for move in self._moves if not move.request.status.is_finished]
+        self._moves.clear()
         return batch
+
+    def _fill(self, batch: Batch, roster: Roster, budget: float) -> None:
+        """A token for each that decodes; the prompts get what is left, at a cost of `budget` at most."""
+        batch.num_decodes = roster.num_decodes
+        self.admission.decoded(len(roster.decodes) + len(roster.searches))
+        shares = self.pace.share(roster.prefills, self.limits.max_num_batched_tokens - batch.num_decodes, budget)
+        prompts, counts = [request for request, _ in shares], [count for _, count in shares]
+        batch.prefill_cost = self.pace.prefill_cost(prompts, counts)
+        batch.requests = roster.decodes + prompts
+        batch.counts = [1] * len(roster.decodes) + counts
+        for request in roster.searches:
+            batch.add_search(request)
 
     # Who must give way
 
-    def _make_room(self, batch: Batch) -> bool:
-        """Preempts until those who decode have pages for their next tokens; tells whether it had to."""
-        lacking = self._pages_to_grow()
+    def _make_room(self, growing: Sequence[Request]) -> bool:
+        """Preempts until these have pages for their next tokens; tells whether it had to."""
+        lacking = sum(self._pages_lacked(request) for request in growing)
         if lacking <= self._available_pages() or (self.pins.unpin_all() and lacking <= self._available_pages()):
             self.admission.stepped()
             return False
@@ -164,7 +159,6 @@ class Scheduler:
             victim = next(victims)
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
-            batch.preempted.append(victim)
         self.admission.preempted(before - len(self.running), self._width())
         return True
 
@@ -174,13 +168,6 @@ class Scheduler:
 
     def _available_pages(self) -> int:
         return self._sequences.free_pages + self._sequences.cached_pages
-
-    def _pages_to_grow(self) -> int:
-        return sum(
-            self._pages_lacked(request)
-            for request in self.running
-            if request.num_tokens > request.num_reserved_tokens or request.search is not None
-        )
 
     def _pages_lacked(self, request: Request) -> int:
         missing = request.num_tokens - request.num_reserved_tokens
@@ -206,21 +193,20 @@ class Scheduler:
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         request.record(EventType.PREEMPTED, now)
+        self._moves.append(Move(request, EventType.PREEMPTED, now))
         self._wait(request)
         self.counters.preemptions += 1
 
     # Who may start
 
-    def _start_newcomers(self, batch: Batch) -> None:
+    def _start_newcomers(self, batch: Batch, prefills: Sequence[Request], budget: float) -> list[Request]:
         """Starts those who wait, in the policy's order, until one of them finds no room, or the time for that is up."""
         room = min(self.limits.max_num_seqs, self.admission.max_running, self.limits.max_num_batched_tokens)
-        prefills = [request for request in self.running if request.in_prefill]
-        budget = self._prefill_budget(prefills, len(self.running) - len(prefills))
         budget = min(max(budget, _LEAST_PREFILLS * self.limits.tile), self.limits.max_num_batched_tokens)
         budget -= sum(sorted(self._least_chunk(request) for request in prefills)[:-1])  # the longest leaves room
         width = self._width()
         if width >= room or budget <= 0:
-            return
+            return []
         matches: dict[Request, Match] = {}
 
         def match_of(request: Request) -> Match | None:
@@ -232,7 +218,6 @@ class Scheduler:
         computing = {self._page_in_work(request) for request in prefills}
         to_grow = self.admission.pages_to_grow(self.running)
         newcomers: list[Request] = []
-        patient: set[Request] = set()  # another one computes their next page
         deadline = self._clock() + _STARTING_SECONDS
         arranged = self.policy.arrange(self.waiting, match_of, self._sequences)
         deadline = self._clock() + _STARTING_SECONDS
@@ -243,7 +228,6 @@ class Scheduler:
             if not self._open(request, batch):
                 continue
             if (beginning := self._beginning(request, computing)) is None:
-                patient.add(request)
                 continue
             projected = self.admission.projected_pages(request)
             now = self.limits.pages_for(request.num_tokens)
@@ -261,7 +245,8 @@ class Scheduler:
         for request in newcomers:
             self._stop_waiting(request)
         if newcomers:
-            self.policy.started(newcomers, patient)
+            self.policy.started(newcomers)
+        return newcomers
 
     def _least_chunk(self, request: Request) -> int:
         return min(request.num_new_tokens, self.limits.tile)
@@ -278,14 +263,16 @@ class Scheduler:
 
     def _beginning(self, request: Request, computing: set[NextPage | None]) -> Beginning | None:
         """What `request` would start with now; None if it should wait for what another one is computing."""
+        may_wait = self.policy.may_wait(request)
         found, cached, end = self._sequences.match(request.slot)
         source = None if request.siblings is None else request.siblings.source_of(request)
         if source is not None and request.num_shared_tokens > found:
-            if not source.has_computed_for(request):
+            if source.has_computed_for(request):
+                return Beginning(request.num_shared_tokens, source=source)
+            if may_wait:
                 return None
-            return Beginning(request.num_shared_tokens, source=source)
         page = self._next_page(request, found, end)
-        return None if page is not None and page in computing else Beginning(found, cached, page)
+        return None if may_wait and page is not None and page in computing else Beginning(found, cached, page)
 
     def _next_page(self, request: Request, found: int, end: int) -> NextPage | None:
         """The first page of its prompt that is not computed yet; None if the prompt does not fill it."""
@@ -311,7 +298,6 @@ class Scheduler:
             return False
         self._run(request, found)
         batch.num_cached_tokens += found if request.num_preemptions == 0 else 0
-        batch.started.append(request)
         return True
 
     def _fork(self, request: Request, source: Request) -> bool:
@@ -328,7 +314,6 @@ class Scheduler:
         if self._fork(request, source):
             self._stop_waiting(request)
             self._run(request, request.num_shared_tokens)
-            self._heirs.append(request)
 
     def _run(self, request: Request, found: int) -> None:
         """From now on it runs; it has pages for its tokens, of which `found` are computed."""
@@ -346,23 +331,26 @@ class Scheduler:
         request.num_computed_tokens = found
         request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size
         request.status = RequestStatus.RUNNING
-        request.record(EventType.SCHEDULED, self._clock())
+        now = self._clock()
+        request.record(EventType.SCHEDULED, now)
+        self._moves.append(Move(request, EventType.SCHEDULED, now, found))
 
     # How many tokens
 
-    def _prefill_budget(self, prefills: Sequence[Request], num_decodes: int) -> float:
+    def _prefill_budget(self, roster: Roster) -> float:
         """What the prompts of the next step may cost.
 
-        The longest of those in prefill keeps nobody waiting whom its share would not let by: only the others press.
+        The longest of those in prefill, or the next one that starts, keeps nobody waiting whom its share would not let
+        by: only the others press.
         """
-        left = [request.num_new_tokens for request in prefills]
-        return self.pace.budget(num_decodes, sum(left) - max(left, default=0) + self.waiting.num_tokens)
+        left = [request.num_new_tokens for request in roster.prefills]
+        following = [request.num_prompt_tokens for request in islice(self.waiting, 1)]
+        backlog = sum(left) + self.waiting.num_tokens - max(left + following, default=0)
+        return self.pace.budget(roster.num_decodes, backlog)
 
     def _reserve(self, request: Request) -> None:
         if request.search is not None:
             self._reserve_beams(request, request.search)
-        elif request.num_tokens <= request.num_reserved_tokens:
-            return
         elif not self._sequences.reserve(request.slot, request.num_tokens):
             raise self._broken_promise(request)
         request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size

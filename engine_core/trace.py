@@ -51,11 +51,9 @@ class Tracer:
 
     def scheduled(self, batch: Batch) -> None:
         """A step is about to compute `batch`; from here on its requests move."""
-        for request in batch.preempted:
-            self._events.append(_event(request, EventType.PREEMPTED, request.events[-1].timestamp))
-        for request in batch.started:
-            event = _event(request, EventType.SCHEDULED, request.events[-1].timestamp)
-            event.num_cached_tokens = request.num_computed_tokens
+        for move in batch.moves:
+            event = _event(move.request, move.event, move.timestamp)
+            event.num_cached_tokens = move.num_cached_tokens
             self._events.append(event)
         self._sequences = [
             SequenceTrace(request.number, request.request_id, request.num_computed_tokens, count)

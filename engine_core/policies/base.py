@@ -30,5 +30,10 @@ class Policy:
         del match_of, sequences
         return waiting
 
-    def started(self, newcomers: Collection[Request], patient: Collection[Request]) -> None:
-        """Of the last arrangement, `newcomers` were taken; the `patient` wait for pages that others are computing."""
+    def may_wait(self, request: Request) -> bool:
+        """Whether a request whose next page another one computes waits for it, though it could start."""
+        del request
+        return True
+
+    def started(self, newcomers: Collection[Request]) -> None:
+        """Of the last arrangement, these were taken."""

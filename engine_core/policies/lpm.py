@@ -22,20 +22,21 @@ class LongestPrefixMatch(Policy):
     def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
         """Those that were passed over too often come first."""
         self._window = list(islice(waiting, WINDOW))
-        overdue = [request for request in self._window if request.num_passed_over >= MOST_PASSES]
+        overdue = [request for request in self._window if not self.may_wait(request)]
         others, ends = [], []
         for request in self._window:
-            if request.num_passed_over < MOST_PASSES and (match := match_of(request)) is not None:
+            if self.may_wait(request) and (match := match_of(request)) is not None:
                 others.append(request)
                 ends.append(match[2])
         return [*overdue, *(others[i] for i in sequences.tree.depth_first(ends))]
 
-    def started(self, newcomers: Collection[Request], patient: Collection[Request]) -> None:
-        """Counts for those who wait on that somebody later has started.
+    def may_wait(self, request: Request) -> bool:
+        """Not when it was passed over too often: what it waits for could take as long as a prompt."""
+        return request.num_passed_over < MOST_PASSES
 
-        Not for the patient: another one computes what they need, and to start would not give it to them sooner.
-        """
+    def started(self, newcomers: Collection[Request]) -> None:
+        """Counts for those who wait on that somebody later has started."""
         latest = max(request.number for request in newcomers)
         for request in self._window:
-            if request.number < latest and request not in newcomers and request not in patient:
+            if request.number < latest and request not in newcomers:
                 request.num_passed_over += 1

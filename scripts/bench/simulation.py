@@ -109,10 +109,7 @@ class Simulation:
                 record.finish_reason = output.finish_reason
 
     def times_overtaken(self) -> list[int]:
-        """For each request, the steps in which a later one started while it waited; from the events alone.
-
-        Unlike `most_passed_over` this counts steps in which it waited for pages that another one was computing.
-        """
+        """For each request, the steps in which a later one started while it waited; from the events alone."""
         latest: dict[float, int] = {}  # who of those that started at this time came last
         for number, record in enumerate(self.records):
             for _, started in record.waits:

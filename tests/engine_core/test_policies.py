@@ -121,6 +121,23 @@ def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
     assert names.index("alone") == 2 + MOST_PASSES
 
 
+def test_nobody_waits_for_the_pages_of_another_beyond_the_bound() -> None:
+    """The next page of `waits` is always the one that `slow` computes in this step."""
+    engine = Engine(policy="lpm", max_num_batched_tokens=8, num_pages=1000)
+    base = list(range(200))
+    engine.add("slow", base, max_tokens=1)
+    engine.step()
+    engine.add("waits", [*base, 7], max_tokens=1)
+    for index in range(MOST_PASSES):
+        engine.add(str(index), [900 - index] * 4, max_tokens=1)
+        engine.step()
+        assert [request.request_id for request in engine.core.scheduler.waiting] == ["waits"]
+    engine.step()
+    assert not engine.core.scheduler.waiting
+    engine.finish()
+    assert engine.tokens("waits") == answer([*base, 7], 1)
+
+
 def test_a_full_queue_refuses_and_says_how_full_it_is() -> None:
     engine = Engine(max_num_seqs=1, max_waiting_requests=2)
     engine.add("a", [1, 2, 3], max_tokens=2)

@@ -75,6 +75,29 @@ def test_events_tell_the_cached_tokens_and_the_reason_of_the_end() -> None:
     ]
 
 
+def test_one_that_starts_and_is_preempted_between_two_steps_is_told_of_both() -> None:
+    """It takes over from a sibling that ends, and then two others need a page each of which one is left."""
+    engine = Engine(num_pages=7, max_num_seqs=3)
+    engine.expect_no_output()
+    call(engine, "trace_start")
+    for index in range(2):
+        engine.add(f"other {index}", [index] * 8, max_tokens=4)
+    engine.add("first", PROMPT[:6], max_tokens=1)
+    engine.add("heir", PROMPT[:6], max_tokens=2, sibling="first")
+    engine.step()
+    assert engine.executor.num_forks == 1
+    engine.step()
+    assert engine.core.stats.preemptions == 1
+    engine.finish()
+    assert kinds(engine, 4) == [
+        EventType.QUEUED,
+        EventType.SCHEDULED,
+        EventType.PREEMPTED,
+        EventType.SCHEDULED,
+        EventType.FINISHED,
+    ]
+
+
 def test_only_subscribers_are_told_and_only_while_they_are() -> None:
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=9)
