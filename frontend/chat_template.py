@@ -10,16 +10,12 @@ from typing import Any
 from jinja2 import Template
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from quire.frontend.chat.messages import Message, check_messages
+from quire.frontend.errors import ChatTemplateError
 from quire.frontend.template_sandbox import TemplateSandbox
 from quire.frontend.tokenizer_files import read_json, special_tokens
 
-MESSAGE_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
-
-Message = Mapping[str, Any]
-
-
-class ChatTemplateError(ValueError):
-    """A conversation cannot be written as a prompt: no template, a broken one, or messages that it refuses."""
+__all__ = ["ChatTemplate", "ChatTemplateError", "load_chat_template", "template_sources"]
 
 
 class ChatTemplate:
@@ -47,13 +43,14 @@ class ChatTemplate:
 
         `add_generation_prompt` ends it where the assistant's answer begins; `continue_final_message` ends it within
         the last message, to be continued. `variables` are given to the template (such as `enable_thinking`).
+        What may be in a message, and what becomes of it, is told by `check_messages`.
         Raises ChatTemplateError if the messages are malformed or the template refuses them.
         """
         if add_generation_prompt and continue_final_message:
             raise ChatTemplateError(
                 "continue_final_message=True continues the last message; set add_generation_prompt=False with it"
             )
-        conversation = check_messages(messages)
+        conversation = check_messages(messages, self.source)
         values = {
             **self._variables,
             **variables,
@@ -82,56 +79,6 @@ def _compile(source: str) -> Template:
         raise ChatTemplateError(f"the chat template has an error in line {error.lineno}: {error.message}") from error
     except Exception as error:  # compiling folds constants, so it may fail as running may
         raise ChatTemplateError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from error
-
-
-def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages with their contents as strings (text parts are joined by line breaks).
-
-    Raises ChatTemplateError naming the message and what is wrong with it.
-    """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise ChatTemplateError(
-            f'messages is a {type(messages).__name__}; give a list such as [{{"role": "user", "content": "Hello"}}]'
-        )
-    if not messages:
-        raise ChatTemplateError('messages is empty; give at least one, such as {"role": "user", "content": "Hello"}')
-    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _check_message(message: Message, where: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise ChatTemplateError(f'{where} is a {type(message).__name__}; give {{"role": ..., "content": ...}}')
-    unknown = sorted(str(key) for key in set(message) - MESSAGE_KEYS)
-    if unknown:
-        raise ChatTemplateError(
-            f"{where} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(MESSAGE_KEYS))}"
-        )
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise ChatTemplateError(f"{where} has role={role!r}; give a role such as 'system', 'user' or 'assistant'")
-    return {**message, "content": _check_content(message, where)}
-
-
-def _check_content(message: Message, where: str) -> str | None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message.get("tool_calls"):
-        return None
-    if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return "\n".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
-    given = "is missing" if "content" not in message else f"is a {type(content).__name__}"
-    raise ChatTemplateError(f'{where}.content {given}; give a string or a list of {{"type": "text", "text": ...}}')
-
-
-def _check_part(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if kind != "text" or not isinstance(part, Mapping):
-        raise ChatTemplateError(f'{where} is of type {kind!r}; only {{"type": "text", "text": ...}} is understood')
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise ChatTemplateError(f"{where}.text is a {type(text).__name__}; give a string")
-    return text
 
 
 def _cut_after_final_message(text: str, conversation: list[dict[str, Any]]) -> str:

@@ -17,6 +17,10 @@ class RequestError(ValueError):
         self.kind = kind
 
 
+class ChatTemplateError(ValueError):
+    """A conversation cannot be written as a prompt: no template, a broken one, or messages that it refuses."""
+
+
 class EngineStartError(RuntimeError):
     """The engine process ended, or stayed silent, before it was ready; carries the engine's own message."""
 

@@ -1,0 +1,92 @@
+"""Chat templates in the shapes of well-known models, cut down to what concerns tools and thinking."""
+
+from __future__ import annotations
+
+QWEN = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" + (tool | tojson) }}
+    {%- endfor %}
+    {{- "\\n</tools>\\nAnswer:\\n<tool_call>\\n{\\"name\\": <name>, \\"arguments\\": <object>}\\n</tool_call>" }}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" and message.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content %}
+            {{- '\\n' + message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- set tool_call = tool_call.function %}
+            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- elif not (message.role == "system" and loop.first and tools) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+QWEN_THINKING = (
+    QWEN.replace("'\\n' + message.content }}", "'\\n' + message.content.split('</think>')[-1] }}")
+    + """\
+{%- if add_generation_prompt and enable_thinking is defined and not enable_thinking %}
+    {{- '<think>\\n\\n</think>\\n\\n' }}
+{%- endif %}
+"""
+)
+
+LLAMA = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'tool' or message.role == 'ipython' %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" + (message.content | tojson) + "<|eot_id|>" }}
+    {%- elif 'tool_calls' in message %}
+        {%- if message.tool_calls | length != 1 %}
+            {{- raise_exception("only one tool call at once") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + tool_call.name + '", ' }}
+        {{- '"parameters": ' + (tool_call.arguments | tojson) + '}<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if tools %}
+    {{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and value}.' }}
+    {{- tools | tojson }}
+{%- endif %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+BAR = "\N{FULLWIDTH VERTICAL LINE}"
+DEEPSEEK = (
+    """\
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {%- for call in message['tool_calls'] %}
+            {{- '<call>' + call['function']['name'] + '\\n' + call['function']['arguments'] + '\\n</call>' }}
+        {%- endfor %}
+    {%- else %}
+        {{- '<|' + message.role + '|>' + message.content.split('</think>')[-1] }}
+    {%- endif %}
+{%- endfor %}
+"""
+    "{%- if add_generation_prompt %}{{ '<" + BAR + "Assistant" + BAR + ">' }}{% endif %}"
+)
+
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
