@@ -28,7 +28,9 @@ from quire.protocol.messages import StepTrace
 
 OutputKind = Literal["cumulative", "delta"]
 
+_WATCH_SECONDS = 0.25
 _LONG_TEXT = 20_000  # characters, whose tokens take a while: not on the event loop
+_LONGEST_STEP = 30.0  # seconds; a step that has so many prompt tokens that it takes longer is not worth its budget
 
 
 class AsyncLLM:
@@ -125,7 +127,7 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         service = Service(priority, cache_salt, timeout)
-        return self._stream(make, False, sampling_params, request_id, output_kind, service)
+        return self._stream(make, _is_long(messages), sampling_params, request_id, output_kind, service)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
@@ -175,10 +177,40 @@ class AsyncLLM:
         token_ids = self._engine.prompt(prompt).token_ids
         return cast("bool", await asyncio.wrap_future(self._engine.client.call("unpin_prefix", token_ids, cache_salt)))
 
+    async def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt that `chat` would send for a conversation. Raises `ValueError`."""
+        make = functools.partial(
+            self._engine.chat_prompt,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return await asyncio.to_thread(make) if _is_long(messages) else make()
+
     async def check_health(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead."""
+        """Raise `EngineDeadError` if the engine is dead, or has neither stepped nor been idle for half a minute."""
         if (error := self.dead_error) is not None:
             raise EngineDeadError(*error.args)
+        if (age := self._engine.client.last_step_age) > _LONGEST_STEP:
+            raise EngineDeadError(f"the engine at {self.engine_address} has not stepped for {age:.0f} s")
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the engine is dead; returns how it died."""
+        while (error := self.dead_error) is None:  # noqa: ASYNC110 - it is told on another thread
+            await asyncio.sleep(_WATCH_SECONDS)
+        return error
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -186,9 +218,29 @@ class AsyncLLM:
         return self._engine.client.dead
 
     @property
+    def model(self) -> str:
+        """The folder of the model, on the engine's machine."""
+        return self._engine.model
+
+    @property
+    def max_model_len(self) -> int:
+        """The context length: most tokens of a prompt and its answer."""
+        return self._engine.client.ready.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go from 0 to one less."""
+        return self._engine.client.ready.vocab_size
+
+    @property
     def engine_address(self) -> str:
         """Where the engine listens; others can attach there."""
         return self._engine.client.address
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one."""
+        return self._engine.tokenizer
 
     async def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `ValueError` when there is none."""
@@ -239,3 +291,7 @@ class AsyncLLM:
                 yield output
         finally:
             self._streams.close(stream)
+
+
+def _is_long(messages: Sequence[Message]) -> bool:
+    return sum(len(str(message)) for message in messages) > _LONG_TEXT

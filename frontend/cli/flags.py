@@ -36,6 +36,7 @@ def _debug(value: bool) -> None:
 _engine = functools.partial(option, "Engine")
 _attach = functools.partial(option, "A running engine")
 _sampling = functools.partial(option, "Sampling")
+_http = functools.partial(option, "HTTP server")
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,53 @@ class AttachFlags:
     curve_keys: Annotated[Path | None, _attach("CURVE keys for tcp://, as `quire keys` makes them.", "FOLDER")] = None
     insecure_tcp: Annotated[bool, switch("A running engine", "--insecure-tcp", "Allow tcp:// without keys.")] = False
     tokenizer: Annotated[Path | None, _attach("Folder of the tokenizer. Default: the model's.", "FOLDER")] = None
+
+
+@dataclass(frozen=True)
+class HttpFlags:
+    """Where the HTTP server listens, for whom, and what a request may cost; what is None was not given."""
+
+    host: Annotated[str | None, _http("Address to listen at. Default: 127.0.0.1, this machine only.", "HOST")] = None
+    port: Annotated[
+        int | None, _http("Port; 0 takes a free one. Default: 8000, or the next one that is free.", "N", min=0)
+    ] = None
+    uds: Annotated[Path | None, _http("A UNIX socket instead of host and port.", "PATH")] = None
+    api_key: Annotated[
+        list[str] | None,
+        _http("Ask clients for this key; may be given several times. QUIRE_API_KEY holds keys as well.", "KEY"),
+    ] = None
+    api_key_file: Annotated[list[Path] | None, _http("Ask for one of the keys in a file, one a line.", "FILE")] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        _http("What clients call the model; may be given several times. Default: its folder's name.", "NAME"),
+    ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        _http("How the model writes tool calls: hermes, llama3_json, none. Default: as its template shows.", "NAME"),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        _http("How it writes thoughts: think, qwen3, deepseek_r1, none. Default: as its template shows.", "NAME"),
+    ] = None
+    root_path: Annotated[str | None, _http("Where a proxy shows the server, such as /quire.", "PATH")] = None
+    allowed_origins: Annotated[
+        list[str] | None, _http("Web pages of this origin may call it, * for all. Default: none (no CORS).", "ORIGIN")
+    ] = None
+    ssl_certfile: Annotated[Path | None, _http("TLS: certificate chain as PEM.", "FILE")] = None
+    ssl_keyfile: Annotated[Path | None, _http("TLS: private key as PEM.", "FILE")] = None
+    ssl_keyfile_password: Annotated[str | None, _http("Of the private key.", "TEXT")] = None
+    max_body_bytes: Annotated[int | None, _http("Largest body of a request. Default: 33554432.", "BYTES", min=1)] = None
+    body_timeout: Annotated[float | None, _http("Most seconds for a body to arrive. Default: 30.", "S")] = None
+    max_prompts: Annotated[
+        int | None, _http("Most completions of a request: its prompts times n. Default: 1024.", "N", min=1)
+    ] = None
+    request_timeout: Annotated[float | None, _http("Most seconds that a request may take. Default: no limit.", "S")] = (
+        None
+    )
+    drain_seconds: Annotated[
+        float | None, _http("Most seconds that SIGTERM gives open requests. Default: 30.", "S", min=0)
+    ] = None
+    keep_alive: Annotated[float | None, _http("Seconds that an idle connection is kept. Default: 60.", "S")] = None
 
 
 @dataclass(frozen=True)

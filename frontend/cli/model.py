@@ -43,9 +43,13 @@ class Model:
         """Sampling parameters: the flags that were given, else the model's own, else the library's."""
         from quire.frontend.sampling import SamplingParams
 
-        given = {name: value for name, value in asdict(flags).items() if value is not None}
+        return SamplingParams(**{"max_tokens": None, **self.defaults(flags)})
+
+    def defaults(self, flags: SamplingFlags) -> dict[str, Any]:
+        """What holds for a request that does not say otherwise, where that is not the library's value."""
+        given = {name: value for name, value in asdict(flags).items() if value is not None and value is not False}
         own = {} if self.folder is None else generation_defaults(self.folder)
-        return SamplingParams(**{"max_tokens": None, **own, **given})
+        return {**own, **given}
 
     @property
     def has_chat_template(self) -> bool:

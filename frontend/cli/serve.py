@@ -3,46 +3,62 @@
 from __future__ import annotations
 
 import sys
-import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, switch, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, HttpFlags, SamplingFlags, switch, takes
 from quire.frontend.cli.model import Model, open_model
-from quire.frontend.cli.output import Answer, is_interactive, say, tolerate_encoding, write
-
-WATCH_SECONDS = 0.25
+from quire.frontend.cli.output import Answer, say, tolerate_encoding
 
 
-@takes(engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
+@takes(http=HttpFlags, engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
 def serve(
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; the answer is streamed to stdout.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Folder of a model to serve, as --model; or a text to continue on stdout.", show_default=False
+        ),
     ] = None,
     as_message: Annotated[
         bool, switch(None, "--chat", "Take PROMPT as a message to answer, by the model's chat template.")
     ] = False,
     *,
+    http: HttpFlags,
     engine: EngineFlags,
     attach: AttachFlags,
     sampling: SamplingFlags,
     common: CommonFlags,
 ) -> None:
-    """Start an engine and a frontend.
+    """Start an engine and an HTTP server in front of it, for OpenAI's and Anthropic's clients and for browsers.
 
-    With PROMPT: stream the answer, and end. On a terminal: an interactive session (/help tells more). Otherwise: print
-    where the engine listens, so that others can attach with --address, and wait for SIGINT or SIGTERM.
+    It serves until SIGTERM, which lets open requests end, or Ctrl-C, which does not. Others can attach to its engine
+    with --address. With a text instead of a model: stream the answer to stdout, and end, without a server.
     """
     del common
     tolerate_encoding()
+    if prompt is not None and _is_model(prompt):
+        if engine.model is not None:
+            raise typer.BadParameter("the model is given twice; leave out --model, or the argument")
+        engine, prompt = EngineFlags(**{**asdict(engine), "model": Path(prompt)}), None
+    if prompt is None:
+        _serve(http, engine, attach, sampling)
+        return
     with open_model(engine, attach) as model:
-        if prompt is not None:
-            _answer(model, prompt, sampling, as_message)
-        elif is_interactive():
-            _converse(model, sampling)
-        else:
-            _wait(model)
+        _answer(model, prompt, sampling, as_message)
+
+
+def _is_model(argument: str) -> bool:
+    """A folder is a model. Raises `BadParameter` for what looks like one and is none."""
+    if Path(argument).is_dir():
+        return True
+    if "/" in argument and len(argument.split()) == 1:
+        raise typer.BadParameter(
+            f"there is no folder {argument}; give the folder of a checkpoint, or continue a text with `quire complete`"
+        )
+    return False
 
 
 def _answer(model: Model, prompt: str, sampling: SamplingFlags, as_message: bool) -> None:
@@ -60,18 +76,17 @@ def _answer(model: Model, prompt: str, sampling: SamplingFlags, as_message: bool
         say(f"[{answer.summary}]")
 
 
-def _converse(model: Model, sampling: SamplingFlags) -> None:
-    from quire.frontend.cli.session import Session
+def _serve(http: HttpFlags, engine: EngineFlags, attach: AttachFlags, sampling: SamplingFlags) -> None:
+    import signal
 
-    kind = "Say something" if model.has_chat_template else "Begin a text (this model continues texts)"
-    say(f"quire: engine listening at {model.llm.engine_address}")
-    say(f"{kind}; /help lists the commands, Ctrl-D leaves.")
-    Session(model, model.params(sampling)).run()
+    from quire.frontend.cli.http import listen, serving_of
 
-
-def _wait(model: Model) -> None:
-    """Wait for a signal, which ends the command, or for the end of the engine, which is an error."""
-    write(f"quire: engine listening at {model.llm.engine_address}\n")
-    while (error := model.llm.dead_error) is None:
-        time.sleep(WATCH_SECONDS)
-    raise RuntimeError(str(error))
+    args, listener = listen(http)  # before the model loads: a port that is taken is told at once
+    with listener, open_model(engine, attach) as model:
+        serving = serving_of(model, args, listener, http, sampling)
+        received = model.runner.get_loop().run_until_complete(serving.run())
+        if received is None:
+            raise RuntimeError(str(model.llm.dead_error))
+    if received is signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + received)

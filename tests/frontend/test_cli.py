@@ -324,6 +324,7 @@ def test_the_reader_may_leave(place: Workplace) -> None:
 def test_serve_without_a_terminal_listens_until_a_signal(place: Workplace, number: int, status: int) -> None:
     with place.start("serve") as process:
         address = address_of(line_of(process))
+        assert re.fullmatch(r"quire: serving quire-demo at http://127\.0\.0\.1:\d+\n", line_of(process))
         done = place.run("complete", "Once", "--address", address, "--max-tokens", "3")
         assert (done.returncode, done.stderr) == (0, "")
         assert place.run("serve", "Once", "--address", address, "--max-tokens", "3").returncode == 0
@@ -491,9 +492,8 @@ def test_info(place: Workplace) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("command", ["chat", "serve"])
-def test_a_conversation_at_a_terminal(place: Workplace, command: str) -> None:
-    terminal = Terminal(place, command, "--max-tokens", "6", "--temperature", "0")
+def test_a_conversation_at_a_terminal(place: Workplace) -> None:
+    terminal = Terminal(place, "chat", "--max-tokens", "6", "--temperature", "0")
     terminal.expect(r"Say something.*\n.*> ")
     terminal.type("Tell me a tale\n")
     first = terminal.expect(r"\[\d+ tokens, .*\]\r\n.*> ")
@@ -527,9 +527,18 @@ def test_ctrl_c_stops_the_answer_and_then_leaves(place: Workplace) -> None:
 
 @needs_kernels
 def test_ctrl_d_leaves(place: Workplace) -> None:
-    terminal = Terminal(place, "serve")
+    terminal = Terminal(place, "chat")
     terminal.expect("> ")
     assert terminal.leave(lambda: terminal.type("\x04")) == 0
+
+
+@needs_kernels
+def test_ctrl_c_ends_the_server(place: Workplace) -> None:
+    terminal = Terminal(place, "serve", "--port", "0")
+    terminal.expect(r"serving quire-demo at http://127\.0\.0\.1:\d+")
+    terminal.type("\x03")
+    assert terminal.process.wait(PATIENCE) == 130
+    assert "Traceback" not in terminal.seen
 
 
 @needs_kernels

@@ -1,0 +1,149 @@
+"""The ASGI application: its routes, and what happens around every one of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.frontend.http.auth import ApiKeys
+from quire.frontend.http.chat import Chat
+from quire.frontend.http.completions import Completions
+from quire.frontend.http.endpoints import Endpoints
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
+from quire.frontend.http.service import Service
+
+logger = logging.getLogger("quire.access")
+
+REQUEST_ID = "X-Request-Id"
+_GOOD_ID = re.compile(r"[!-~]{1,128}")
+_WORKING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The whole server as an ASGI application. Raises `ValueError` for API keys that can't be read."""
+    app: ASGIApp = Gateway(service, Router(routes(service)))
+    if service.args.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=service.args.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID],
+        )
+    return app
+
+
+def routes(service: Service) -> Sequence[BaseRoute]:
+    """All that can be asked for."""
+    small = Endpoints(service)
+    return [
+        Route("/v1/completions", Completions(service).create, methods=["POST"]),
+        Route("/v1/chat/completions", Chat(service).create, methods=["POST"]),
+        Route("/v1/models", small.models),
+        Route("/v1/models/{name:path}", small.model),
+        Route("/tokenize", small.tokenize, methods=["POST"]),
+        Route("/detokenize", small.detokenize, methods=["POST"]),
+        Route("/health", small.health),
+        Route("/ready", small.ready),
+        Route("/version", small.version),
+    ]
+
+
+class Gateway:
+    """Around every request: its id, the API key, errors as OpenAI has them, and a line in the access log."""
+
+    def __init__(self, service: Service, app: ASGIApp) -> None:
+        self._service = service
+        self._app = app
+        self._keys = ApiKeys(service.args.all_api_keys())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        exchange = Exchange(scope, send, _request_id(headers))
+        scope["app"] = self  # so that the router raises for a wrong method
+        scope["request_id"] = exchange.request_id
+        try:
+            self._admit(scope, headers)
+            await self._app(scope, receive, exchange.send)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it gets an answer
+            refusal = _http_error(error) or self._service.refusal(error)
+            if exchange.status == 0 and refusal.status != CLIENT_CLOSED_REQUEST:
+                await refusal.response()(scope, receive, exchange.send)
+            exchange.outcome = refusal.status
+        finally:
+            exchange.log()
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        self._keys.check(scope["path"], headers)
+        if self._service.draining and scope["method"] in _WORKING:
+            raise ApiError(
+                503,
+                "the server is shutting down and takes no more requests; send it to another one",
+                code="shutting_down",
+                headers={"Retry-After": str(self._service.retry_after), "Connection": "close"},
+            )
+
+
+class Exchange:
+    """One request and its answer, as the access log tells of them."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self.request_id = request_id
+        self.status = 0  # sent
+        self.outcome = 0  # if another than what was sent
+        self._scope = scope
+        self._send = send
+        self._num_bytes = 0
+        self._began = time.perf_counter()
+
+    async def send(self, message: Message) -> None:
+        """What the application sends, with the request's id among the headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message).append(REQUEST_ID, self.request_id)
+        else:
+            self._num_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+    def log(self) -> None:
+        """Say in the access log what became of it."""
+        seconds = time.perf_counter() - self._began
+        logger.info(
+            "%s %s %d %.0f ms %d bytes %s",
+            self._scope["method"],
+            self._scope["path"],
+            self.outcome or self.status,
+            seconds * 1000,
+            self._num_bytes,
+            self.request_id,
+        )
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's, if it is one that a log line can hold; else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def _http_error(error: Exception) -> ApiError | None:
+    """The router's own refusals in our words."""
+    if not isinstance(error, HTTPException):
+        return None
+    words: dict[int, Callable[[], str]] = {
+        404: lambda: "there is nothing here; /docs lists what there is",
+        405: lambda: f"this method is not allowed here; allowed is {(error.headers or {}).get('Allow', 'another one')}",
+    }
+    message = words.get(error.status_code, lambda: error.detail)()
+    return ApiError(error.status_code, message, headers=error.headers)

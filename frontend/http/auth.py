@@ -1,0 +1,61 @@
+"""API keys."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+
+from quire.frontend.http.errors import ApiError
+
+OPEN_PATHS = ("/health",)  # what a load balancer asks, which has no key
+
+
+class ApiKeys:
+    """The keys of a server. With none it is open to all who can reach it.
+
+    A key comes as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as the password of HTTP's basic authentication,
+    for which a browser asks by itself.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Raises `ApiError` 401 unless the headers hold a key, or none is needed."""
+        if not self._digests or path in OPEN_PATHS:
+            return
+        given = _key_of(headers)
+        if given is None:
+            raise _unauthorized("this server asks for an API key; send the header Authorization: Bearer KEY", headers)
+        digest = _digest(given)
+        # All are compared, so that the time tells neither which one matches nor how far one does.
+        if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
+            raise _unauthorized("the API key is not one of this server's; check it", headers)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _key_of(headers: Headers) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return headers.get("x-api-key")
+
+
+def _unauthorized(message: str, headers: Headers) -> ApiError:
+    """A browser that opens the page is told to ask its user; programs are not, nor the page's own requests."""
+    is_page = "text/html" in headers.get("accept", "")
+    challenge = 'Basic realm="quire", charset="UTF-8"' if is_page else "Bearer"
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": challenge})

@@ -1,0 +1,123 @@
+"""Reads bodies: bounded in size and time, and decoded into what they are declared to be."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Refusals = Mapping[str, tuple[tuple[object, ...], str]]
+"""Fields that are known and not supported: the values that ask for nothing, and why any other is refused."""
+
+_AT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+
+
+async def read_body(request: Request, args: ServerArgs) -> bytes:
+    """The body of a request. Raises `ApiError` 415, 413 or 408."""
+    _check_headers(request, args.max_body_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(args.body_timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > args.max_body_bytes:
+                    raise _too_large(size, args.max_body_bytes)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not arrive within {args.body_timeout:g} s ({size} bytes did); send it faster",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    except ClientDisconnect:
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client left before it had sent its request") from None
+    return b"".join(chunks)
+
+
+def _check_headers(request: Request, most: int) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(
+            415,
+            f"the body is of type {kind or 'none'}; send JSON, with the header Content-Type: application/json",
+            code="unsupported_media_type",
+        )
+    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise ApiError(415, f"the body is encoded as {encoding}; send it as it is", code="unsupported_media_type")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise _too_large(int(length), most)
+
+
+def _too_large(size: int, most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has {size} bytes or more, and {most} are allowed; send less, or raise --max-body-bytes",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def decode(body: bytes, kind: type[T], refused: Refusals) -> T:
+    """The body as a struct that forbids unknown fields. Raises `ApiError` 400 that names the field."""
+    if not body:
+        raise bad_request("the body is empty; send a JSON object")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if _unknown_field(error) not in refused:
+            raise explain(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply; nest it less", code="invalid_json") from None
+    return _without_refused(msgspec.json.decode(body), kind, refused)
+
+
+def _without_refused(fields: dict[str, Any], kind: type[T], refused: Refusals) -> T:
+    """Once more, without the fields that ask for nothing."""
+    for name in refused.keys() & fields.keys():
+        harmless, why = refused[name]
+        if (value := fields.pop(name)) is not None and value not in harmless:
+            raise bad_request(f"{name} is not supported: {why}", name, "unsupported_parameter")
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise explain(error) from None
+
+
+def explain(error: msgspec.ValidationError) -> ApiError:
+    """Status 400 in words that name the field as its sender wrote it."""
+    match = _AT.fullmatch(str(error))
+    path = (match["path"] or "").removeprefix(".") if match else ""
+    what = match["what"] if match else str(error)
+    if (unknown := _UNKNOWN.fullmatch(what)) is not None:
+        name = f"{path}.{unknown['name']}".removeprefix(".")
+        return bad_request(
+            f"{name} is not a known field; leave it out, or check how it is written", name, "unknown_field"
+        )
+    if (missing := _MISSING.fullmatch(what)) is not None:
+        name = f"{path}.{missing['name']}".removeprefix(".")
+        return bad_request(f"{name} is missing; it is required", name, "missing_field")
+    if not path:
+        return bad_request(f"the body is not as it should be: {what[:1].lower()}{what[1:]}")
+    return bad_request(f"{path}: {what[:1].lower()}{what[1:]}", path, "invalid_value")
+
+
+def _unknown_field(error: msgspec.ValidationError) -> str | None:
+    """The name of an unknown field at the top of the body."""
+    match = _UNKNOWN.fullmatch(str(error))
+    return None if match is None else match["name"]

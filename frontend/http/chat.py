@@ -1,0 +1,303 @@
+"""`POST /v1/chat/completions`: answers conversations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.chat.tools import check_tools
+from quire.frontend.http.bodies import decode, read_body
+from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
+from quire.frontend.http.errors import bad_request
+from quire.frontend.http.fields import REFUSED, GenerationFields, sampling_params
+from quire.frontend.http.ids import new_id
+from quire.frontend.http.json_response import json_response
+from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
+from quire.frontend.http.service import Service
+from quire.frontend.http.sse import DONE, EventStream, cancelled_on_disconnect, event
+from quire.frontend.http.usage import Tally, Usage, usage_of
+
+
+class ChatBody(GenerationFields, kw_only=True):
+    """OpenAI's fields, and vLLM's."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    """The function of a tool call, or in a delta what came of it."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallPart(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A tool call; `index` is for deltas."""
+
+    function: Function
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str | None = None
+    type: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """The assistant's."""
+
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallPart] | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What came of it."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str
+    stop_reason: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """What came of one answer."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed answer."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Answer with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
+        service = self._service
+        body = decode(await read_body(request, service.args), ChatBody, REFUSED)
+        service.check_model(body.model)
+        conversation = await self._turn(body, request).begin(service)
+        writer = ChatWriter(service, body, conversation)
+        if body.stream:
+            return EventStream(writer.chunks(), service.explain_event)
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await writer.whole())
+
+    def _turn(self, body: ChatBody, request: Request) -> Turn:
+        service = self._service
+        kwargs = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.documents is not None:
+            kwargs.setdefault("documents", body.documents)
+        continues = bool(body.continue_final_message)
+        return Turn(
+            messages=body.messages,
+            params=sampling_params(body, service.defaults, _max_tokens(body), _num_logprobs(body)),
+            tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
+            template={
+                "chat_template": body.chat_template,
+                "add_generation_prompt": body.add_generation_prompt is not False and not continues,
+                "continue_final_message": continues,
+                "chat_template_kwargs": kwargs,
+            },
+            truncate=body.truncate_prompt_tokens,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            timeout=service.timeout(request),
+        )
+
+
+class ChatWriter:
+    """Writes what comes of a conversation as OpenAI has it."""
+
+    def __init__(self, service: Service, body: ChatBody, conversation: Conversation) -> None:
+        self._service = service
+        self._body = body
+        self._conversation = conversation
+        self._id = new_id("chatcmpl")
+        self._created = service.now()
+        self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._shows_reasoning = body.include_reasoning is not False
+
+    async def whole(self) -> ChatCompletion:
+        """The whole answer."""
+        answers, output = await self._conversation.answers(self._service.llm)
+        result = ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._service.name,
+            choices=[self._choice(answer) for answer in answers],
+            usage=usage_of([output]),
+        )
+        if self._body.prompt_logprobs is not None:
+            result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            result.prompt_token_ids = output.prompt_token_ids
+        return result
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events."""
+        options = self._body.stream_options
+        include_usage = options is not None and bool(options.include_usage)
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        usage = None if include_usage else msgspec.UNSET
+        chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
+        encode = msgspec.json.Encoder().encode
+        tally, greeted = Tally(), set[int]()
+        async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
+            async for delta in deltas:
+                index = delta.completion.index
+                tally.add_delta(delta.output, delta.completion)
+                if continuous:
+                    chunk.usage = tally.usage
+                if index not in greeted:
+                    greeted.add(index)
+                    chunk.choices = [ChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))]
+                    if self._body.return_token_ids:
+                        chunk.prompt_token_ids = delta.output.prompt_token_ids
+                    yield event(encode(chunk))
+                    chunk.prompt_token_ids = msgspec.UNSET
+                for choice in self._chunk_choices(delta):
+                    chunk.choices = [choice]
+                    yield event(encode(chunk))
+        if include_usage:
+            chunk.choices, chunk.usage = [], tally.usage
+            yield event(encode(chunk))
+        yield DONE
+
+    def _choice(self, answer: Answer) -> Choice:
+        completion = answer.completion
+        said = answer.message
+        message = Message(content=said.content)
+        if said.reasoning_content is not None and self._shows_reasoning:
+            message.reasoning_content = said.reasoning_content
+        if said.tool_calls:
+            message.tool_calls = [
+                ToolCallPart(id=call.id, type="function", function=Function(call.arguments, call.name))
+                for call in said.tool_calls
+            ]
+        choice = Choice(
+            index=completion.index,
+            message=message,
+            finish_reason=answer.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
+        if completion.logprobs is not None and self._body.logprobs:
+            top = self._body.top_logprobs or 0
+            choice.logprobs = self._tokens.chat(completion.logprobs, completion.token_ids, top)
+        if self._body.return_token_ids:
+            choice.token_ids = completion.token_ids
+        return choice
+
+    def _chunk_choices(self, delta: Delta) -> list[ChunkChoice]:
+        """One for each event; log probabilities, token ids and the end come with the last."""
+        completion, body = delta.completion, self._body
+        index = completion.index
+        parts = [part for part in map(self._part, delta.events) if part is not None]
+        choices = [ChunkChoice(index=index, delta=part) for part in parts]
+        shows_tokens = bool(body.logprobs or body.return_token_ids)
+        if not choices and (delta.finish_reason is not None or (shows_tokens and completion.token_ids)):
+            choices = [ChunkChoice(index=index, delta=MessageDelta())]
+        if not choices:
+            return []
+        last = choices[-1]
+        if completion.logprobs and body.logprobs:
+            last.logprobs = self._tokens.chat(completion.logprobs, completion.token_ids, body.top_logprobs or 0)
+        if body.return_token_ids:
+            last.token_ids = completion.token_ids
+        if delta.finish_reason is not None:
+            last.finish_reason, last.stop_reason = delta.finish_reason, completion.stop_reason
+        return choices
+
+    def _part(self, event: Event) -> MessageDelta | None:
+        match event:
+            case ContentDelta(text):
+                return MessageDelta(content=text)
+            case ReasoningDelta(text):
+                return MessageDelta(reasoning_content=text) if self._shows_reasoning else None
+            case ToolCallStart(index, call_id, name):
+                call = ToolCallPart(index=index, id=call_id, type="function", function=Function("", name))
+            case ToolCallArguments(index, text):
+                call = ToolCallPart(index=index, function=Function(text))
+        return MessageDelta(tool_calls=[call])
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise bad_request(
+            f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} say the same thing "
+            "twice and differ; give one",
+            "max_completion_tokens",
+        )
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _num_logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs == 0:
+            return None
+        raise bad_request("top_logprobs has a meaning only with logprobs=true", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None

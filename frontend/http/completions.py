@@ -1,0 +1,230 @@
+"""`POST /v1/completions`: continues texts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.http.bodies import decode, read_body
+from quire.frontend.http.errors import bad_request
+from quire.frontend.http.fields import REFUSED, GenerationFields, sampling_params
+from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
+from quire.frontend.http.ids import new_id
+from quire.frontend.http.json_response import json_response
+from quire.frontend.http.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
+from quire.frontend.http.service import Service
+from quire.frontend.http.sse import DONE, EventStream, cancelled_on_disconnect, event
+from quire.frontend.http.usage import Tally, Usage, usage_of
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.protocol.messages import SamplingParams
+
+_REFUSED = {
+    **REFUSED,
+    "prompt_embeds": ((), "give the prompt as text or token ids"),
+    "suffix": (("",), "no model here fills in the middle; give the text before as prompt"),
+}
+
+
+class CompletionBody(GenerationFields, kw_only=True):
+    """OpenAI's fields, and vLLM's."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """One completion of one prompt, or what came of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The answer, or a chunk of it."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Answer with a `Completion`, or with a stream of them."""
+        service = self._service
+        body = decode(await read_body(request, service.args), CompletionBody, _REFUSED)
+        service.check_model(body.model)
+        task = CompletionTask(service, body, service.timeout(request))
+        if body.stream:
+            return EventStream(task.chunks(), service.explain_event)
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await task.run())
+
+
+class CompletionTask:
+    """One body on its way to its answer."""
+
+    def __init__(self, service: Service, body: CompletionBody, timeout: float | None) -> None:
+        self._service = service
+        self._body = body
+        self._timeout = timeout
+        self._id = new_id("cmpl")
+        self._created = service.now()
+        self._writer = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._prompts = _prompts_of(body.prompt)
+        self._params = self._sampling_params()
+        service.check_count(len(self._prompts), self._params)
+
+    def _sampling_params(self) -> SamplingParams:
+        body = self._body
+        if body.logprobs is not None and body.logprobs < 0:
+            raise bad_request(f"logprobs={body.logprobs} is out of range; it must be from 0 to 20", "logprobs")
+        params = sampling_params(
+            body, self._service.defaults, 16 if body.max_tokens is None else body.max_tokens, body.logprobs
+        )
+        if body.echo:
+            if body.stream:
+                raise bad_request("echo gives the prompt with a whole answer only; set stream=false", "echo")
+            if body.logprobs is not None and params.prompt_logprobs is None:
+                params.prompt_logprobs = body.logprobs
+            params.max_tokens = params.max_tokens or 1  # a prompt's log probabilities alone: what is drawn is left out
+        return params
+
+    async def run(self) -> Completion:
+        """The whole answer."""
+        outputs = await all_of(self._streams("cumulative"))
+        choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
+        usage = usage_of(outputs)
+        if self._leaves_out_answer:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return Completion(id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events."""
+        options = self._body.stream_options
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        include_usage = options is not None and bool(options.include_usage)
+        tally, offsets = Tally(), dict[int, int]()
+        chunk = Completion(id=self._id, created=self._created, model=self._service.name, choices=[])
+        encode = msgspec.json.Encoder().encode
+        seen: set[int] = set()
+        ended: defaultdict[int, set[int]] = defaultdict(set)
+        async for number, output in merged(self._streams("delta")):
+            tally.add(number, output)
+            if not seen:
+                check_deadline(output)
+            for completion in grown(output, ended[number]):
+                choice = self._delta(number, completion, offsets)
+                if self._body.return_token_ids and choice.index not in seen:
+                    choice.prompt_token_ids = output.prompt_token_ids
+                seen.add(choice.index)
+                chunk.choices = [choice]
+                chunk.usage = tally.usage if continuous else None if include_usage else msgspec.UNSET
+                yield event(encode(chunk))
+        if include_usage:
+            chunk.choices, chunk.usage = [], tally.usage
+            yield event(encode(chunk))
+        yield DONE
+
+    @property
+    def _leaves_out_answer(self) -> bool:
+        return bool(self._body.echo) and self._body.max_tokens == 0
+
+    def _streams(self, kind: Any) -> list[Outputs]:
+        body, llm = self._body, self._service.llm
+        return [
+            llm.generate(
+                self._service.prepared(prompt, body.truncate_prompt_tokens, body.add_special_tokens),
+                self._params,
+                output_kind=kind,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                timeout=self._timeout,
+            )
+            for prompt in self._prompts
+        ]
+
+    def _choices(self, number: int, output: RequestOutput) -> list[Choice]:
+        return [self._whole(number, output, completion) for completion in output.outputs]
+
+    def _whole(self, number: int, output: RequestOutput, completion: CompletionOutput) -> Choice:
+        body, index = self._body, number * self._params.n + completion.index
+        text, token_ids = completion.text, completion.token_ids
+        positions: Sequence[Any] = completion.logprobs or []
+        if self._leaves_out_answer:
+            text, token_ids, positions = "", [], []
+        shown_ids = token_ids
+        if body.echo:
+            text = self._service.prompt_text(output) + text
+            shown_ids = [*output.prompt_token_ids, *token_ids]
+            positions = [*(output.prompt_logprobs or []), *positions]
+        choice = Choice(
+            index=index,
+            text=text,
+            finish_reason="length" if self._leaves_out_answer else completion.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
+        if body.logprobs is not None:
+            choice.logprobs = self._writer.completion(positions, shown_ids, body.logprobs, 0)
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if body.return_token_ids:
+            choice.token_ids, choice.prompt_token_ids = token_ids, output.prompt_token_ids
+        return choice
+
+    def _delta(self, number: int, completion: CompletionOutput, offsets: dict[int, int]) -> Choice:
+        index = number * self._params.n + completion.index
+        choice = Choice(
+            index=index,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
+        if self._body.logprobs is not None and completion.logprobs is not None:
+            offset = offsets.get(index, 0)
+            choice.logprobs = self._writer.completion(
+                completion.logprobs, completion.token_ids, self._body.logprobs, offset
+            )
+            offsets[index] = offset + sum(map(len, choice.logprobs.tokens))
+        if self._body.return_token_ids:
+            choice.token_ids = completion.token_ids
+        return choice
+
+
+def _prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """A text, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_request("prompt is an empty list; give at least one prompt", "prompt")
+    if all(isinstance(part, int) for part in prompt):
+        return [cast("list[int]", prompt)]
+    for index, part in enumerate(prompt):
+        if isinstance(part, int) or type(part) is not type(prompt[0]):
+            raise bad_request(
+                f"prompt[{index}] is of another type than prompt[0]; give a text, a list of texts, a list of token ids "
+                "or a list of lists of token ids",
+                "prompt",
+            )
+    return cast("list[str | list[int]]", prompt)

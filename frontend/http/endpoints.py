@@ -1,0 +1,119 @@
+"""The small endpoints: health, version, models, tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.errors import EngineDeadError
+from quire.frontend.http.bodies import decode, read_body
+from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.json_response import json_response
+from quire.frontend.http.service import Service
+from quire.frontend.version import installed_version
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's: a text, or a conversation as the chat template writes it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class Endpoints:
+    """What the small endpoints answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, _request: Request) -> Response:
+        """Status 200 while the engine steps, or has nothing to do."""
+        try:
+            await self._service.llm.check_health()
+        except EngineDeadError as error:
+            raise ApiError(503, str(error), code="engine_dead") from None
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Status 200 while requests are taken."""
+        if self._service.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        return await self.health(request)
+
+    async def version(self, _request: Request) -> Response:
+        """Quire's version."""
+        return json_response({"version": installed_version()})
+
+    async def models(self, _request: Request) -> Response:
+        """The list of one model, by each of its names."""
+        return json_response({"object": "list", "data": [self._model(name) for name in self._service.public_names]})
+
+    async def model(self, request: Request) -> Response:
+        """One of these."""
+        name = request.path_params["name"]
+        self._service.check_model(name)
+        return json_response(self._model(name))
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or a conversation."""
+        service = self._service
+        body = decode(await read_body(request, service.args), TokenizeBody, {})
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("give either prompt or messages")
+        if body.prompt is not None:
+            tokens = service.require_tokenizer().encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        else:
+            prompt = await service.llm.chat_prompt(
+                body.messages or [],
+                chat_template=body.chat_template,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                tools=body.tools,
+                chat_template_kwargs=body.chat_template_kwargs,
+            )
+            tokens = prompt.token_ids
+        answer = {"count": len(tokens), "max_model_len": service.llm.max_model_len, "tokens": tokens}
+        if body.return_token_strs:
+            answer["token_strs"] = [service.require_tokenizer().token_text(token) for token in tokens]
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        service = self._service
+        body = decode(await read_body(request, service.args), DetokenizeBody, {})
+        service.check_model(body.model)
+        if wrong := [token for token in body.tokens if not 0 <= token < service.llm.vocab_size]:
+            raise bad_request(f"tokens holds {wrong[0]}, and ids go from 0 to {service.llm.vocab_size - 1}", "tokens")
+        text = service.require_tokenizer().decode(body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._service.created,
+            "owned_by": "quire",
+            "root": self._service.llm.model,
+            "parent": None,
+            "max_model_len": self._service.llm.max_model_len,
+            "permission": [],
+        }

@@ -1,0 +1,97 @@
+"""What a client is told when its request cannot be served, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from quire.frontend.chat.tools import ToolError
+from quire.frontend.errors import EngineDeadError, RequestError
+from quire.protocol.errors import ProtocolError
+from quire.protocol.messages import ErrorKind
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's: nobody reads the answer, but the access log tells
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """A refusal: HTTP status, words for a person, and for programs the field (`param`) and a `code`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of error."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is sent, as JSON or as an event of a stream that has begun."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(
+            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Status 400: the request can't be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def api_error(error: Exception, retry_after: int) -> ApiError | None:
+    """The refusal that an exception of the frontend's amounts to, None for a defect.
+
+    `retry_after`: seconds after which a request that came too many is worth another try.
+    """
+    match error:
+        case ApiError():
+            refusal: ApiError | None = error
+        case RequestError():
+            refusal = _of_kind(error, retry_after)
+        case EngineDeadError():
+            refusal = ApiError(503, str(error), code="engine_dead")
+        case ProtocolError():
+            refusal = ApiError(413, str(error), code="request_too_large")
+        case ToolError():
+            refusal = bad_request(str(error), error.param)
+        case ValueError():
+            refusal = bad_request(str(error))
+        case _:
+            refusal = None
+    return refusal
+
+
+def _of_kind(error: RequestError, retry_after: int) -> ApiError:
+    if error.kind is ErrorKind.OVERLOADED:
+        return ApiError(429, str(error), code="overloaded", headers={"Retry-After": str(retry_after)})
+    if error.kind is ErrorKind.SHUTTING_DOWN:
+        return ApiError(503, str(error), code="shutting_down", headers={"Retry-After": str(retry_after)})
+    if error.kind is ErrorKind.FAILED:
+        return ApiError(500, str(error), code="engine_error")
+    return bad_request(str(error))

@@ -1,0 +1,10 @@
+"""Names for answers and requests."""
+
+from __future__ import annotations
+
+import secrets
+
+
+def new_id(prefix: str) -> str:
+    """A name that no other answer has, such as `cmpl-8f14e45fceea167a5a36dedd4bea2543`."""
+    return f"{prefix}-{secrets.token_hex(16)}"

@@ -1,0 +1,149 @@
+"""Runs the HTTP server until a signal or the end of the engine ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.frontend.http.app import make_app
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.service import Service
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's, whose signals are ours. `on_started` is called once it takes connections."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections."""
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class Serving:
+    """The server of a `Service`, on the running event loop."""
+
+    def __init__(self, service: Service, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
+        self._service = service
+        self._listener = listener
+        self._server = HttpServer(_config(service.args, make_app(service)), lambda: on_started(self))
+
+    @property
+    def engine_address(self) -> str:
+        """Where others can attach to the engine."""
+        return self._service.llm.engine_address
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self._service.name
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        args = self._service.args
+        if args.uds is not None:
+            return f"unix:{args.uds}"
+        host, port = self._listener.getsockname()[:2]
+        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+        return f"{'https' if args.ssl_certfile else 'http'}://{name}:{port}{args.root_path}"
+
+    async def run(self) -> signal.Signals | None:
+        """Serve until SIGTERM or SIGHUP, which let open requests end, or SIGINT, which does not.
+
+        Returns which one it was, None when the engine has died.
+        """
+        loop = asyncio.get_running_loop()
+        received: list[signal.Signals] = []
+
+        def end(number: signal.Signals) -> None:
+            self._server.force_exit = bool(received) or number is signal.SIGINT
+            received.append(number)
+            self._end()
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+        handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup ignores one
+        for number in handled:
+            loop.add_signal_handler(number, end, number)
+        watcher = asyncio.create_task(self._watch_engine())
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            watcher.cancel()
+            for number in handled:
+                loop.remove_signal_handler(number)
+                signal.signal(number, before[number])
+        return received[-1] if received else None
+
+    def _end(self) -> None:
+        self._service.draining = True
+        self._server.should_exit = True
+
+    async def _watch_engine(self) -> None:
+        """End with the engine, after its requests have been told."""
+        await self._service.llm.wait_dead()
+        self._end()
+
+
+def bind(args: ServerArgs, port: int) -> socket.socket:
+    """The socket that `args` asks for, at this port. Raises `OSError` that says what to do."""
+    if args.uds is not None:
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(args.uds)
+        except OSError as error:
+            raise OSError(
+                f"the UNIX socket {args.uds} can't be had: {error.strerror}; remove it, or name another"
+            ) from None
+        return listener
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            args.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise OSError(f"host {args.host!r} is not an address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"port {port} on {args.host} can't be had: {error.strerror}; choose another with --port, 0 for a free one"
+        ) from None
+    return listener
+
+
+def _config(args: ServerArgs, app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",  # it runs on the caller's
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("Server", "quire")],
+        root_path=args.root_path,
+        backlog=4096,
+        timeout_keep_alive=max(1, round(args.keep_alive)),
+        timeout_graceful_shutdown=max(1, round(args.drain_seconds)),
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_keyfile_password=args.ssl_keyfile_password,
+    )

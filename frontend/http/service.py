@@ -1,0 +1,151 @@
+"""What every endpoint works with: the model, its names and defaults, and the limits of the server."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.answer_format import AnswerFormat
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.errors import ApiError, api_error, bad_request
+from quire.frontend.http.sse import DONE, event
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.prompts import PromptType
+from quire.frontend.tokenizer import Tokenizer
+from quire.protocol.messages import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_HEADER = "x-request-timeout"
+
+
+@dataclass
+class Service:
+    """The server's one model, in an engine that may run anywhere.
+
+    `names`: what clients may call it, the first is its own. `defaults`: its own values of sampling parameters.
+    `answer_format`: how it writes tool calls and thoughts.
+    """
+
+    llm: AsyncLLM
+    args: ServerArgs
+    names: Sequence[str]
+    tokenizer: Tokenizer | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    @property
+    def name(self) -> str:
+        """What answers call the model."""
+        return self.names[0]
+
+    @property
+    def public_names(self) -> list[str]:
+        """The names that the list of models shows: without the model's folder, unless that is all."""
+        return [name for name in dict.fromkeys(self.names) if not name.startswith("/")] or list(self.names[:1])
+
+    @staticmethod
+    def now() -> int:
+        """The time as answers tell it: seconds since 1970."""
+        return int(time.time())
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a request that was refused is worth another try."""
+        return 1
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `ApiError` 404 unless `name` is the model's; a request that names none means this one."""
+        if name is None or name in self.names:
+            return
+        known = ", ".join(self.public_names)
+        raise ApiError(
+            404,
+            f"the model {name!r} does not exist; this server has {known}",
+            code="model_not_found",
+            param="model",
+        )
+
+    def check_count(self, num_prompts: int, params: SamplingParams) -> None:
+        """Raises `ApiError` 400 for more completions than one body may ask for."""
+        count = num_prompts * (params.best_of or params.n)
+        if count > self.args.max_prompts:
+            raise bad_request(
+                f"{num_prompts} prompts with n={params.best_of or params.n} are {count} completions, and one request "
+                f"may have {self.args.max_prompts}; send several requests, or raise --max-prompts"
+            )
+
+    def prepared(self, prompt: str | list[int], last: int | None, add_special_tokens: bool | None) -> PromptType:
+        """A prompt of which only the `last` tokens count, and that may go without the tokenizer's special tokens."""
+        if last is None and add_special_tokens in (None, True):
+            return prompt
+        token_ids = prompt
+        if isinstance(prompt, str):
+            token_ids = self.require_tokenizer().encode(prompt, add_special_tokens=add_special_tokens is not False)
+        assert isinstance(token_ids, list)
+        return {"prompt_token_ids": self.truncated(token_ids, last)}
+
+    def truncated(self, token_ids: list[int], last: int | None) -> list[int]:
+        """The `last` tokens of a prompt, -1 for as many as leave room for one more; None for all."""
+        if last is None:
+            return token_ids
+        if last < -1 or last == 0:
+            raise bad_request(
+                f"truncate_prompt_tokens={last} leaves nothing; give 1 or more, or -1 for what the context can hold",
+                "truncate_prompt_tokens",
+            )
+        return token_ids[-(self.llm.max_model_len - 1 if last == -1 else last) :]
+
+    def prompt_text(self, output: RequestOutput) -> str:
+        """The prompt in words, as it was given or as its tokens are read."""
+        if output.prompt is not None:
+            return output.prompt
+        return self.require_tokenizer().decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    def refusal(self, error: Exception) -> ApiError:
+        """What a client is told of an exception; a defect is logged, and told without its details."""
+        refusal = api_error(error, self.retry_after)
+        if refusal is None:
+            logger.error("a request failed by a defect of the server", exc_info=error)
+            refusal = ApiError(500, f"the server failed ({type(error).__name__}); its log tells more", code="internal")
+        return refusal
+
+    def explain_event(self, error: Exception) -> bytes:
+        """The same as the last events of a stream that has begun."""
+        return event(msgspec.json.encode(self.refusal(error).body)) + DONE
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Raises `ApiError` 400 when the model has none."""
+        if self.tokenizer is None:
+            raise bad_request("this model has no tokenizer, so it takes and gives token ids only")
+        return self.tokenizer
+
+    def timeout(self, request: Request) -> float | None:
+        """Seconds that a request may take: the header's, but no more than the server's."""
+        text, most = request.headers.get(TIMEOUT_HEADER), self.args.request_timeout
+        if text is None:
+            return most
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < 1e9:
+            raise bad_request(f"X-Request-Timeout: {text!r} is not a time; give seconds above 0", "X-Request-Timeout")
+        return seconds if most is None else min(seconds, most)
+
+
+def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:
+    """What clients may call a model: the names given, or its folder's name, and the folder itself."""
+    if args.served_model_names:
+        return list(args.served_model_names)
+    return ["quire-demo" if model == demo_model else Path(model).name, model]

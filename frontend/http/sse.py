@@ -1,0 +1,101 @@
+"""Server-sent events, and requests that end with their client's connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
+
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+KEEP_ALIVE_SECONDS = 15.0  # between comments while there is nothing to say, so that no proxy gives up
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": waiting\n\n"
+
+
+def event(data: bytes, name: str | None = None) -> bytes:
+    """One event; `data` is JSON, which has no line break."""
+    return b"data: " + data + b"\n\n" if name is None else b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+@asynccontextmanager
+async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel what the `with` holds when the client goes away. Raises `ApiError` 499 then."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone or task.uncancel():
+            raise  # the server ends, and not the client
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection") from None
+    finally:
+        watcher.cancel()
+
+
+class EventStream(Response):
+    """Sends events as they come; when the client leaves, the generator is closed and so its requests are aborted.
+
+    `events` yields whole events, each of which is sent at once; while the client reads nothing, nothing is taken from
+    it. What it raises before its first event is raised here, and can still be answered with a status; what comes later
+    is made an event by `explain`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], explain: Callable[[Exception], bytes]) -> None:
+        self._events = events
+        self._explain = explain
+        self.status_code = 200
+        self.background = None
+        self.init_headers(HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        del scope
+        async with cancelled_on_disconnect(receive), aclosing(self._events):
+            await self._send_first(send)
+            try:
+                async for data in self._events:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets to know
+                await send({"type": "http.response.body", "body": self._explain(error), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_first(self, send: Send) -> None:
+        """The headers with the first event; or before it, when that takes long, and comments meanwhile."""
+        first = asyncio.ensure_future(anext(self._events, b""))
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        try:
+            if not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
+                await send(start)
+                while not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
+                    await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                data = self._explained(first)
+            else:
+                data = first.result()
+                await send(start)
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.wait({first})
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _explained(self, first: asyncio.Future[bytes]) -> bytes:
+        error = first.exception()
+        return self._explain(error) if isinstance(error, Exception) else first.result()

@@ -1,0 +1,215 @@
+"""`/v1/completions` and `/v1/chat/completions` as OpenAI's client sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from http_server import Server, events_of
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from quire.frontend import LLM, SamplingParams
+
+PROMPT = "Once upon a time"
+GREEDY: Any = {"model": "quire-demo", "temperature": 0, "max_tokens": 12}
+TALE: Any = [{"role": "user", "content": "Tell me a tale"}]
+
+
+@pytest.fixture(scope="module")
+def llm(server: Server) -> Any:
+    with LLM(engine_address=server.engine_address, tokenizer=None) as llm:
+        yield llm
+
+
+def test_a_completion_has_the_tokens_that_python_gets(openai: OpenAI, llm: LLM) -> None:
+    done = openai.completions.create(prompt=PROMPT, **GREEDY)
+    [expected] = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))
+    assert done.choices[0].text == expected.outputs[0].text
+    assert done.choices[0].finish_reason == "length"
+    assert done.object == "text_completion"
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(expected.prompt_token_ids), 12)
+    assert done.usage.total_tokens == done.usage.prompt_tokens + 12
+
+
+def test_token_ids_and_batches_are_prompts(openai: OpenAI, llm: LLM) -> None:
+    tokens = llm.get_tokenizer().encode(PROMPT)
+    [text] = openai.completions.create(prompt=PROMPT, **GREEDY).choices
+    [ids] = openai.completions.create(prompt=tokens, **GREEDY).choices
+    batch = openai.completions.create(prompt=[tokens, tokens[:2]], **GREEDY).choices
+    texts = openai.completions.create(prompt=[PROMPT, "The fox"], n=2, **GREEDY).choices
+    assert text.text == ids.text == batch[0].text == texts[0].text == texts[1].text
+    assert [choice.index for choice in texts] == [0, 1, 2, 3]
+    assert batch[1].text != batch[0].text
+
+
+def test_a_stream_adds_up_to_the_whole(openai: OpenAI) -> None:
+    arguments: Any = {**GREEDY, "prompt": [PROMPT, "The fox"], "n": 2, "logprobs": 1}
+    whole = openai.completions.create(**arguments)
+    texts, ends, offsets = [""] * 4, [0] * 4, [list[int]() for _ in range(4)]
+    usage = None
+    for chunk in openai.completions.create(stream=True, stream_options={"include_usage": True}, **arguments):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            ends[choice.index] += choice.finish_reason is not None
+            assert choice.logprobs is not None
+            offsets[choice.index] += choice.logprobs.text_offset or []
+    assert texts == [choice.text for choice in whole.choices]
+    assert ends == [1] * 4
+    assert offsets == [choice.logprobs.text_offset for choice in whole.choices if choice.logprobs]
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens == 48
+
+
+def test_echo_gives_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
+    [plain] = openai.completions.create(prompt=PROMPT, **GREEDY).choices
+    [echo] = openai.completions.create(prompt=PROMPT, echo=True, logprobs=2, **GREEDY).choices
+    assert echo.text == PROMPT + plain.text
+    assert echo.logprobs is not None
+    values, tops = echo.logprobs.token_logprobs, echo.logprobs.top_logprobs
+    assert values is not None
+    assert tops is not None
+    assert values[0] is None
+    assert all(value is not None and value <= 0 for value in values[1:])
+    assert tops[0] is None
+    assert all(1 <= len(top) <= 2 for top in tops[1:])
+    alone = openai.completions.create(prompt=PROMPT, echo=True, logprobs=2, **{**GREEDY, "max_tokens": 0})
+    assert alone.choices[0].text == PROMPT
+    assert alone.choices[0].logprobs is not None
+    assert alone.choices[0].logprobs.token_logprobs == values[: len(values) - 12]
+    assert alone.usage is not None
+    assert alone.usage.completion_tokens == 0
+
+
+def test_best_of_and_beams_choose(openai: OpenAI) -> None:
+    best = openai.completions.create(prompt=PROMPT, model="quire-demo", max_tokens=5, best_of=4, n=2, seed=3)
+    assert [choice.index for choice in best.choices] == [0, 1]
+    beams = openai.completions.create(
+        prompt=PROMPT, model="quire-demo", max_tokens=5, n=3, extra_body={"use_beam_search": True}
+    )
+    assert len({choice.text for choice in beams.choices}) == 3
+
+
+def test_vllm_fields_work(server: Server) -> None:
+    tokens = server.request("/tokenize", {"prompt": PROMPT}).json()["tokens"]
+    body = {"prompt": PROMPT, "max_tokens": 3, "return_token_ids": True, "prompt_logprobs": 1, "ignore_eos": True}
+    [choice] = server.request("/v1/completions", body).json()["choices"]
+    assert choice["prompt_token_ids"] == tokens
+    assert len(choice["token_ids"]) == 3
+    assert choice["prompt_logprobs"][0] is None
+    assert str(tokens[1]) in choice["prompt_logprobs"][1]
+    cut = server.request("/v1/completions", {**body, "truncate_prompt_tokens": 2}).json()["choices"][0]
+    assert cut["prompt_token_ids"] == tokens[-2:]
+    bare = server.request("/v1/completions", {**body, "add_special_tokens": False}).json()["choices"][0]
+    assert bare["prompt_token_ids"] == tokens[1:]
+    stopped = {
+        "prompt": PROMPT,
+        "temperature": 0,
+        "max_tokens": 50,
+        "stop": ["child"],
+        "include_stop_str_in_output": True,
+    }
+    [choice] = server.request("/v1/completions", stopped).json()["choices"]
+    assert choice["text"].endswith("child")
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "child")
+    body = {"prompt": PROMPT, "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True}
+    [choice] = server.request("/v1/completions", body).json()["choices"]
+    assert all(token.startswith("token_id:") for token in choice["logprobs"]["tokens"])
+
+
+def test_chat_streams_what_it_answers(openai: OpenAI) -> None:
+    whole = openai.chat.completions.create(messages=TALE, logprobs=True, top_logprobs=3, **GREEDY)
+    [choice] = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == 12
+    assert all(len(entry.top_logprobs) == 3 for entry in choice.logprobs.content)
+    assert bytes(b for entry in choice.logprobs.content for b in entry.bytes or []).decode() == choice.message.content
+    text, roles, ends, usages = "", [], [], []
+    stream = openai.chat.completions.create(
+        messages=TALE, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    for chunk in stream:
+        usages.append(chunk.usage)
+        for part in chunk.choices:
+            text += part.delta.content or ""
+            roles.append(part.delta.role)
+            ends.append(part.finish_reason)
+    assert text == choice.message.content
+    assert (roles[0], set(roles[1:])) == ("assistant", {None})
+    assert ends[-1] == "length"
+    assert set(ends[:-1]) == {None}
+    assert set(usages[:-1]) == {None}
+    assert usages[-1] == whole.usage
+
+
+def test_the_same_prompt_is_found_in_the_cache(openai: OpenAI) -> None:
+    long: Any = [{"role": "user", "content": PROMPT * 30}]
+    first = openai.chat.completions.create(messages=long, **GREEDY).usage
+    again = openai.chat.completions.create(messages=long, **GREEDY).usage
+    assert first is not None
+    assert again is not None
+    assert again.prompt_tokens_details is not None
+    assert again.prompt_tokens_details.cached_tokens == (first.prompt_tokens - 1) // 32 * 32
+    salted = openai.chat.completions.create(messages=long, extra_body={"cache_salt": "mine"}, **GREEDY).usage
+    assert salted is not None
+    assert salted.prompt_tokens_details is not None
+    assert salted.prompt_tokens_details.cached_tokens == 0
+
+
+def test_roles_parts_and_limits_of_openai(openai: OpenAI) -> None:
+    parts: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "a tale"}]},
+    ]
+    done = openai.chat.completions.create(model="quire-demo", messages=parts, max_completion_tokens=5)
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 5
+    picture: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(BadRequestError, match="image_url"):
+        openai.chat.completions.create(messages=picture, **GREEDY)
+
+
+def test_refusals_are_the_clients_own_exceptions(openai: OpenAI) -> None:
+    with pytest.raises(NotFoundError) as unknown:
+        openai.chat.completions.create(model="gpt-5", messages=TALE)
+    assert unknown.value.code == "model_not_found"
+    assert unknown.value.param == "model"
+    with pytest.raises(BadRequestError) as refused:
+        openai.completions.create(prompt="x", suffix="y", **GREEDY)
+    assert refused.value.param == "suffix"
+    assert "fills in the middle" in str(refused.value)
+    with pytest.raises(BadRequestError, match="max_tokens=99999 with a prompt of"):
+        openai.chat.completions.create(messages=TALE, **{**GREEDY, "max_tokens": 99999})
+    with pytest.raises(BadRequestError, match="temperature"):
+        openai.chat.completions.create(messages=TALE, stream=True, **{**GREEDY, "temperature": -1})
+
+
+def test_models_are_listed_and_found(openai: OpenAI) -> None:
+    [model] = openai.models.list().data
+    assert model.id == "quire-demo"
+    assert openai.models.retrieve("quire-demo").id == "quire-demo"
+    with pytest.raises(NotFoundError):
+        openai.models.retrieve("other")
+
+
+def test_tokens_there_and_back(server: Server) -> None:
+    reply = server.request("/tokenize", {"prompt": PROMPT, "return_token_strs": True, "add_special_tokens": False})
+    answer = reply.json()
+    assert "".join(answer["token_strs"]) == PROMPT
+    assert answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == 2048
+    assert server.request("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": PROMPT}
+    chat = server.request("/tokenize", {"messages": TALE}).json()["tokens"]
+    assert server.request("/detokenize", {"tokens": chat}).json()["prompt"].endswith("<|assistant|>")
+    assert server.request("/detokenize", {"tokens": [99999]}).status == 400
+
+
+def test_a_stream_ends_with_done_and_nothing_after(server: Server) -> None:
+    events = events_of(server.request("/v1/completions", {"prompt": "x", "max_tokens": 2, "stream": True}).body)
+    assert events[-1] == "[DONE]"
+    assert "usage" not in events[0]

@@ -1,0 +1,144 @@
+"""A real server for tests: the process that `quire serve` is, and clients of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from quire.frontend import LLM
+
+PATIENCE = 120.0  # seconds; the first run compiles the kernels
+_COMMAND = "from quire.frontend.cli import main; main()"
+_ENGINE = re.compile(r"quire: engine listening at (\S+)")
+_SERVING = re.compile(r"quire: serving (\S+) at (\S+)")
+
+
+@dataclass
+class Reply:
+    """What a request got."""
+
+    status: int
+    headers: dict[str, str]  # by names in small letters
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, decoded."""
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error in OpenAI's shape, all of whose members are there."""
+        error = self.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}, error
+        assert error["message"], error
+        return dict(error)
+
+
+@dataclass
+class Server:
+    """`quire serve` in a process of its own, on a free port. At the end no page of its engine may be held."""
+
+    process: subprocess.Popen[str]
+    url: str
+    model: str
+    engine_address: str
+    log: list[str] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, *arguments: str, environment: dict[str, str] | None = None) -> Self:
+        """Start one; it is ready when this returns."""
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _COMMAND, "serve", "--port", "0", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        assert process.stdout is not None
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        engine, serving = _ENGINE.match(lines[0]), _SERVING.match(lines[1])
+        if engine is None or serving is None:
+            process.kill()
+            raise AssertionError(f"the server did not start: {lines} {process.communicate()}")
+        server = cls(process, serving[2], serving[1], engine[1])
+        threading.Thread(target=server._read_log, daemon=True).start()
+        return server
+
+    def request(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        method: str | None = None,
+    ) -> Reply:
+        """GET, or POST with a body: JSON of any value, or bytes as they are."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        given = {} if data is None else {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, {**given, **(headers or {})}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+                return Reply(reply.status, {k.lower(): v for k, v in reply.headers.items()}, reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Reply(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
+
+    def check_pages(self) -> None:
+        """Wait until nothing runs, then count: free + cached + held = total, and none is held."""
+        with LLM(engine_address=self.engine_address) as llm:
+            deadline = time.monotonic() + PATIENCE
+            while (stats := llm.stats())["running"] + stats["waiting"]:
+                assert time.monotonic() < deadline, stats
+            assert stats["pages_free"] + stats["pages_cached"] + stats["pages_held"] == stats["pages_total"], stats
+            assert stats["pages_held"] == 0, stats
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; returns the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self.process.poll() is None and kind is None:
+                self.check_pages()
+        finally:
+            if self.process.poll() is None:
+                self.stop()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            self.log.extend(iter(stderr.readline, ""))
+
+
+def events_of(body: bytes) -> list[Any]:
+    """The data of server-sent events, decoded; `[DONE]` is the text."""
+    data = [line.removeprefix("data: ") for line in body.decode().split("\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in data]
+
+
+def folder_of_demo_model() -> Path:
+    """The embedded model."""
+    from quire.frontend.engine_args import DEMO_MODEL
+
+    return Path(DEMO_MODEL)
