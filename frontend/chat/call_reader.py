@@ -39,7 +39,6 @@ class CallReader:
         self._in_key = False
         self._key: str | None = None
         self._value: list[str] = []
-        self._kind = ""  # the first character of the value
         self._name: str | None = None
         self._arguments: list[str] | None = None  # not passed on yet; None before they begin
 
@@ -92,8 +91,7 @@ class CallReader:
             return at + 1
         self._scanner = JsonScanner()
         self._value = []
-        self._kind = text[at]
-        if self._key in ARGUMENT_KEYS and self._kind == "{" and self._arguments is None:
+        if self._key in ARGUMENT_KEYS and text[at] == "{" and self._arguments is None:
             self._arguments = []
             self._phase = self._read_arguments
         else:
@@ -127,7 +125,7 @@ class CallReader:
     def _end_key(self) -> None:
         self._in_key = False
         self._key = _string("".join(self._value))
-        self.broken = self._bare and self._key not in BARE_KEYS
+        self.broken = self._bare and not self.started and self._key not in BARE_KEYS
         self._phase = self._colon
 
     def _end_value(self) -> None:

@@ -151,6 +151,8 @@ def test_a_bare_call_needs_arguments_and_a_known_name() -> None:
     for text in ('{"name": "f"}', '{"name": "g", "parameters": {}}', '{"name": "f", "age": 3, "parameters": {}}'):
         assert message("llama3_json", text, {"f"}) == AssistantMessage(text)
     assert message("llama3_json", '{"name": "f", "parameters": {}}', {"f"}).tool_calls
+    more = message("llama3_json", '{"name": "f", "parameters": {"a": 1}, "why": {"b": "}"}}', {"f"})
+    assert more == AssistantMessage(None, None, (ToolCall("call_0", "f", '{"a": 1}'),))
     assert message("hermes", '<tool_call>{"name": "g"}</tool_call>', {"f"}).tool_calls[0] == ToolCall(
         "call_0", "g", "{}"
     )
