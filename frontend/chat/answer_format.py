@@ -15,6 +15,7 @@ from quire.frontend.chat.reasoning import (
     beginning,
     detect_reasoning,
 )
+from quire.frontend.chat.thinking_grammar import after_thinking
 from quire.frontend.chat.tool_grammar import tool_grammar
 from quire.frontend.chat.tool_parsers import TOOL_PARSERS, detect_parser
 from quire.frontend.chat.tool_parsers.base import new_call_id
@@ -88,6 +89,14 @@ class AnswerFormat:
         if tools is None or name is None:
             return None
         return tool_grammar(tools, name, self._beginning(prompt), self.special_tokens)
+
+    def after_thinking(self, prompt: str, body: str) -> str | None:
+        """The Lark grammar of an answer that follows `body`, the right side of a rule, but may or must think first.
+
+        None if it begins at once, so that `body` is all there is.
+        """
+        begins = self._beginning(prompt)
+        return None if begins is Beginning.ANSWER else after_thinking(body, begins, self.special_tokens)
 
     def _beginning(self, prompt: str) -> Beginning:
         return Beginning.ANSWER if self.reasoning_parser is None else beginning(self.reasoning_parser, prompt)

@@ -7,7 +7,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from quire.frontend.chat.reasoning import CLOSE, OPEN, Beginning
+from quire.frontend.chat.reasoning import Beginning
+from quire.frontend.chat.thinking_grammar import literal, tag, text_up_to, thinking, thinking_rules
 from quire.frontend.chat.tools import Tool, ToolError, ToolUse
 
 # As json.dumps and the models write it. Free white space would let a model that is lost write nothing else.
@@ -80,60 +81,40 @@ class _Writer:
         tools = self._use.callable_tools
         form = self._format
         rules = [
-            f"start: {self._thinking(begins)} {'calls' if self._use.forced else 'answer'}",
-            f"calls: {_text(form.opening)} {self._tag(form.tag)} rest",
-            f"rest: call {self._more()} {_text(form.closing)}",
+            f"start: {thinking(begins, self._special)} {'calls' if self._use.forced else 'answer'}",
+            f"calls: {literal(form.opening)} {self._tag(form.tag)} rest",
+            f"rest: call {self._more()} {literal(form.closing)}",
             f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
-            r"TEXT: /(.|\n)*/",
+            *thinking_rules(begins, self._special),
         ]
-        if begins is not Beginning.ANSWER:
-            rules += self._thought()
         if not self._use.forced:
             rules += self._answer()
         for index, tool in enumerate(tools):
             rules += self._call(index, tool)
         return "\n".join(rules) + "\n"
 
-    def _thinking(self, begins: Beginning) -> str:
-        if begins is Beginning.ANSWER:
-            return ""
-        return f"({self._tag(OPEN)} thought GAP)?" if begins is Beginning.EITHER else "thought GAP"
-
-    def _thought(self) -> list[str]:
-        return [self._up_to("thought", CLOSE), r"GAP: /\n{0,2}/"]
-
     def _answer(self) -> list[str]:
         """Words, or calls after words where a tag tells them apart, or else words that do not look like a call."""
-        tag = self._format.tag
-        if not tag:
+        mark = self._format.tag
+        if not mark:
             return ["answer: PROSE? | calls", r"PROSE: /[ \n]*[^ \n{\[](.|\n)*/"]
-        return ["answer: TEXT | lead rest", self._up_to("lead", tag)]
-
-    def _up_to(self, rule: str, tag: str) -> str:
-        """A rule for text up to the first `tag`."""
-        lazy = "" if tag in self._special else "[lazy]"
-        return f"{rule}{lazy}: TEXT {self._tag(tag)}"
+        return ["answer: WORDS | lead rest", r"WORDS: /(.|\n)*/", *text_up_to("lead", mark, self._special)]
 
     def _more(self) -> str:
         if not self._use.parallel:
             return ""
-        return f"({_text(self._format.separator)} {self._tag(self._format.tag)} call)*"
+        return f"({literal(self._format.separator)} {self._tag(self._format.tag)} call)*"
 
     def _call(self, index: int, tool: Tool) -> list[str]:
         head = f'{{"name": {json.dumps(tool.name)}, "{self._format.arguments}": '
-        before, after = _text(self._format.before + head), _text("}" + self._format.after)
+        before, after = literal(self._format.before + head), literal("}" + self._format.after)
         return [
             f"call_{index}: {before} arguments_{index} {after} {self._tag(self._format.end_tag)}",
             f"arguments_{index}: %json {json.dumps(_schema(tool))}",
         ]
 
-    def _tag(self, tag: str) -> str:
-        """A tag, which the grammar names differently when the tokenizer has it as a special token."""
-        return tag if tag in self._special else _text(tag)
-
-
-def _text(text: str) -> str:
-    return json.dumps(text) if text else ""
+    def _tag(self, mark: str) -> str:
+        return tag(mark, self._special)
 
 
 def _schema(tool: Tool) -> dict[str, Any]:

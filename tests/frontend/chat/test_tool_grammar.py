@@ -166,6 +166,19 @@ def test_a_model_may_think_first(name: str, special: bool) -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
+def test_an_answer_of_another_grammar_may_think_first(special: bool) -> None:
+    form = AnswerFormat(None, "qwen3", SPECIAL if special else frozenset())
+    either = form.after_thinking("assistant\n", f"%json {json.dumps(CITIES)}") or ""
+    assert all(allows(either, text, special) for text in ('{"n": 1}', '<think>\n{"n": 9}\n</think>\n\n{"n": 1}'))
+    assert not any(allows(either, text, special) for text in ("", '{"n": 9}', 'Hm</think>{"n": 1}', "<think>{}"))
+    thinking = form.after_thinking("assistant\n<think>\n", '"yes" | "no"') or ""
+    assert allows(thinking, "Hm.\n</think>\n\nno", special)
+    assert not allows(thinking, "no", special)
+    assert form.after_thinking("assistant\n<think>\n\n</think>\n\n", '"yes"') is None
+    assert AnswerFormat().after_thinking("assistant\n", '"yes"') is None
+
+
+@pytest.mark.parametrize("special", [False, True])
 def test_strict_tools_under_auto_leave_words_free(special: bool) -> None:
     lark = grammar("hermes", "auto", strict=True, special=special)
     calls = written("hermes", ROME, STOP)
