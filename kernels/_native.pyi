@@ -111,6 +111,9 @@ class Sequences:
         logprobs: int = -1,
         prompt_logprobs: int = -1,
         cache_salt: str | None = None,
+        pooling: str | None = None,
+        normalize: bool = True,
+        dimensions: int = 0,
     ) -> int: ...
     def match(self, slot: int) -> tuple[int, int, int]: ...
     def start(self, slot: int, num_tokens: int) -> int | None: ...
@@ -143,6 +146,8 @@ class StepResult:
     @property
     def prompt_logprobs(self) -> dict[int, list[tuple[list[int], list[float], int]]]: ...
     @property
+    def pooled(self) -> dict[int, bytes]: ...
+    @property
     def errors(self) -> dict[int, str]: ...
 
 class Plan:
@@ -164,6 +169,7 @@ class Runner:
         capacity: int,
         logit_capacity: int,
         logit_stride: int,
+        hidden_size: int,
         tokens_per_entry: int,
         layers: int,
         tile_bytes: int,
@@ -173,6 +179,8 @@ class Runner:
     def body(self) -> Plan: ...
     @property
     def head(self) -> Plan: ...
+    @property
+    def states(self) -> Plan: ...
     @property
     def threads(self) -> int: ...
     @property

@@ -52,8 +52,10 @@ class PlanBuilder:
     limits: Limits
     quantization: Quantization
     launches: list[Launch] = field(default_factory=list)
+    states: list[Launch] = field(default_factory=list)  # what gives the hidden states, in steps where they are wanted
     buffers: dict[str, Buffer] = field(default_factory=dict)
     vocab_size: int = 0
+    hidden_size: int = 0
     heads: Heads = field(default_factory=lambda: Heads(1, 1, 16))
     layers: int = 0
     _tables: dict[Rope, Table] = field(default_factory=dict)
@@ -123,7 +125,7 @@ class PlanBuilder:
 
         A tensor that is that of the `head` too is packed once, for both.
         """
-        self.vocab_size = vocab_size
+        self.vocab_size, self.hidden_size = vocab_size, hidden
         if hidden % 16:
             raise ModelError(f"hidden_size is {hidden}; it must be a multiple of 16")
         out = self._floats("hidden", hidden)
@@ -141,7 +143,8 @@ class PlanBuilder:
     ) -> Activations:  # fmt: skip
         """RMSNorm (LayerNorm if `mean`) of the hidden state, in the format that the layer it `feeds` reads if it can.
 
-        Before the head it takes only the rows whose logits are wanted.
+        Before the head it takes only the rows whose logits are wanted; and there, in f32, the hidden states that an
+        embedding pools can be had.
         """
         in_order = self.quantization.order_of(feeds, width) is None
         integers = self.quantization.format_of(feeds) if in_order else None
@@ -153,6 +156,10 @@ class PlanBuilder:
             operands.append(Buffer("logit_rows", input=True))
         kernel = Norm("norm", width, epsilon, mean=mean, bias=bool(bias), gather=feeds.head, integers=integers)
         self._add(kernel, operands, _dim_of(feeds))
+        if feeds.head:
+            plain = self._kernel(replace(kernel, name="norm_states", integers=None, plain=True))
+            operands[2] = Buffer("states", input=True)
+            self.states.append(Launch(plain, tuple(operands), _dim_of(feeds)))
         return out
 
     def _quantized(self, x: Activations, linear: Linear) -> Activations:

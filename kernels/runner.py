@@ -15,7 +15,7 @@ from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.errors import ModelError
 from quire.kernels.models import build_plan
-from quire.kernels.operands import Buffer, Kernel, KvLayer, Operand
+from quire.kernels.operands import Buffer, Kernel, KvLayer, Launch, Operand
 from quire.kernels.options import (
     LoadOptions,
     check_options,
@@ -51,6 +51,7 @@ class ModelRunner:
         checkpoint = loader.checkpoint
         self.architecture = ModelConfig(checkpoint.config).architecture
         self.vocab_size = plan.vocab_size
+        self.hidden_size = plan.hidden_size
         self.max_model_len = plan.limits.max_model_len
         self.attention_context = plan.attention_context
         self.page_size = plan.limits.page_size
@@ -95,9 +96,13 @@ class Assembly:
     def add_launches(self) -> None:
         """Hands the launches to the native runner."""
         for launch in self.plan.launches:
-            target: Plan = self.native.head if launch.head else self.native.body
-            operands = [self.address(o) for o in launch.operands]
-            target.add(self.kernels[launch.kernel], operands, launch.dim, launch.per, launch.times)
+            self._add(self.native.head if launch.head else self.native.body, launch)
+        for launch in self.plan.states:
+            self._add(self.native.states, launch)
+
+    def _add(self, target: Plan, launch: Launch) -> None:
+        operands = [self.address(o) for o in launch.operands]
+        target.add(self.kernels[launch.kernel], operands, launch.dim, launch.per, launch.times)
 
     def address(self, operand: Operand) -> int:
         """Where the operand lies."""
@@ -132,13 +137,14 @@ def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None 
     numbers, limits, heads = plan.numbers, plan.limits, plan.heads
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.capacity), round_up(plan.vocab_size, BLOCK)
     page_bytes = plan.layers * limits.page_size * heads.token_bytes(numbers)
-    other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * logit_stride * 4
+    row_bytes = 4 * (logit_stride + plan.hidden_size)
+    other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     pages = choose_num_pages(options, limits, page_bytes, other_bytes)
     native = Runner(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, capacity=limits.capacity, logit_capacity=logit_rows,
-        logit_stride=logit_stride, tokens_per_entry=tokens_per_entry(heads.group), layers=plan.layers,
-        tile_bytes=heads.tile_bytes(numbers), value_offset=heads.value_offset(numbers),
+        logit_stride=logit_stride, hidden_size=plan.hidden_size, tokens_per_entry=tokens_per_entry(heads.group),
+        layers=plan.layers, tile_bytes=heads.tile_bytes(numbers), value_offset=heads.value_offset(numbers),
     )  # fmt: skip
     if options.pin_threads and not native.pinned:
         raise ModelError(

@@ -96,7 +96,7 @@ class Norm:
 
     Buffers: hidden f32 [m, width rounded up to 32], weight f32 [width], out, then the bias f32 when `bias`, then row
     numbers (i32) when `gather`: item i reads the hidden row that they name. Sums run in 16 lanes, folded 8, 4, 2, 1.
-    `integers`: the activations are quantized for weights of that format.
+    `integers`: the activations are quantized for weights of that format. `plain`: out is f32 [m, width] instead.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Norm:
     bias: bool = False
     gather: bool = False
     integers: IntegerFormat | None = None
+    plain: bool = False
 
     def emit(self, numbers: Numbers) -> str:
         """The kernel as MLIR text."""
@@ -114,6 +115,8 @@ class Norm:
         bias = b.buffer(3) if self.bias else None
         normed = b.scratch(round_up(self.width, BLOCK) * 4) if self.integers is not None else None
         with b.items() as item:
+            if self.plain:
+                normed = b.address(out, item * (self.width * 4))
             row = item
             if self.gather:
                 number = b.load(b.buffer(4 if self.bias else 3), item * 4, I32)

@@ -83,6 +83,13 @@ nb::object logprobs_list(const StepResult& result) {
   return list;
 }
 
+nb::dict pooled_dict(const StepResult& result) {
+  nb::dict dict;
+  for (const auto& [index, vector] : result.pooled)
+    dict[nb::int_(index)] = nb::bytes(vector.data(), vector.size() * sizeof(float));
+  return dict;
+}
+
 nb::dict prompt_logprobs_dict(const StepResult& result) {
   nb::dict dict;
   for (const auto& [index, positions] : result.prompt_logprobs) {
@@ -175,7 +182,8 @@ void bind_memory(nb::class_<Runner>& runner) {
             {"token_ids", address(in.token_ids)},   {"positions", address(in.positions)},
             {"kv_slots", address(in.kv_slots)},     {"entries", address(in.entries)},
             {"parts", address(in.parts)},           {"splits", address(in.splits)},
-            {"logit_rows", address(in.logit_rows)}, {"logits", address(in.logits)}};
+            {"logit_rows", address(in.logit_rows)}, {"logits", address(in.logits)},
+            {"states", address(in.states)}};
       });
 }
 
@@ -188,6 +196,7 @@ void bind_runner(nb::module_& m) {
       .def_ro("token_ids", &StepResult::token_ids)
       .def_prop_ro("logprobs", &logprobs_list)
       .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
+      .def_prop_ro("pooled", &pooled_dict, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
   nb::class_<Plan>(m, "Plan", "A list of kernel launches.")
       .def(nb::init<>())
@@ -201,17 +210,18 @@ void bind_runner(nb::module_& m) {
           "__init__",
           [](Runner* self, std::int32_t threads, bool pin, std::int32_t num_pages, std::int32_t page_size,
              std::int32_t vocab_size, std::int64_t kv_heads, std::int64_t capacity, std::int64_t logit_capacity,
-             std::int64_t logit_stride, std::int64_t tokens_per_entry, std::int64_t layers, std::int64_t tile_bytes,
-             std::int64_t value_offset) {
+             std::int64_t logit_stride, std::int64_t hidden_size, std::int64_t tokens_per_entry, std::int64_t layers,
+             std::int64_t tile_bytes, std::int64_t value_offset) {
             new (self) Runner({threads, pin, num_pages, page_size, vocab_size, kv_heads, capacity, logit_capacity,
-                               logit_stride, tokens_per_entry, layers, tile_bytes, value_offset});
+                               logit_stride, hidden_size, tokens_per_entry, layers, tile_bytes, value_offset});
           },
           nb::kw_only(), nb::arg("threads"), nb::arg("pin") = false, nb::arg("num_pages"), nb::arg("page_size"),
           nb::arg("vocab_size"), nb::arg("kv_heads"), nb::arg("capacity"), nb::arg("logit_capacity"),
-          nb::arg("logit_stride"), nb::arg("tokens_per_entry"), nb::arg("layers"), nb::arg("tile_bytes"),
-          nb::arg("value_offset"))
+          nb::arg("logit_stride"), nb::arg("hidden_size"), nb::arg("tokens_per_entry"), nb::arg("layers"),
+          nb::arg("tile_bytes"), nb::arg("value_offset"))
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal)
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal)
+      .def_prop_ro("states", &Runner::states, nb::rv_policy::reference_internal)
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
       .def_prop_ro("pinned", [](Runner& r) { return r.threads().pinned(); })
       .def_prop_ro("sequences", &Runner::sequences, nb::rv_policy::reference_internal)

@@ -27,19 +27,29 @@ Tokens match_tokens(const RadixTree& tree, std::int32_t parent, const Tokens& to
   return pages;
 }
 
+std::optional<PoolingConfig> pooling_config(const std::optional<std::string>& pooling, bool normalize,
+                                            std::int32_t dimensions) {
+  if (!pooling) return std::nullopt;
+  if ((*pooling != "mean" && *pooling != "last") || dimensions < 0)
+    throw std::invalid_argument("pooling '" + *pooling + "' with " + std::to_string(dimensions) +
+                                " dimensions can't be had; it is mean or last, with 0 dimensions for all, or more");
+  return PoolingConfig{*pooling == "mean", normalize, dimensions};
+}
+
 std::int32_t open_sequence(Sequences& sequences, std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens,
                            float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
                            float presence_penalty, float frequency_penalty,
                            std::vector<std::pair<std::int32_t, float>> logit_bias, std::vector<std::int32_t> allowed,
                            std::vector<std::vector<std::int32_t>> bad_words, std::vector<std::int32_t> stop_token_ids,
                            std::int32_t min_tokens, std::uint64_t seed, std::int32_t logprobs,
-                           std::int32_t prompt_logprobs, const std::optional<std::string>& cache_salt) {
+                           std::int32_t prompt_logprobs, const std::optional<std::string>& cache_salt,
+                           const std::optional<std::string>& pooling, bool normalize, std::int32_t dimensions) {
   return sequences.open(
       std::move(tokens), num_prompt_tokens,
       SamplingConfig{temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
                      std::move(logit_bias), std::move(allowed), std::move(bad_words), std::move(stop_token_ids),
                      min_tokens, seed, logprobs, prompt_logprobs},
-      cache_salt);
+      cache_salt, pooling_config(pooling, normalize, dimensions));
 }
 
 nb::tuple match_sequence(Sequences& sequences, std::int32_t slot) {
@@ -92,7 +102,9 @@ void bind_sequences(nb::module_& m) {
            nb::arg("allowed_token_ids") = Tokens{}, nb::arg("bad_words_token_ids") = std::vector<Tokens>{},
            nb::arg("stop_token_ids") = Tokens{}, nb::arg("min_tokens") = 0, nb::arg("seed") = 0,
            nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1, nb::arg("cache_salt").none() = nb::none(),
-           "A slot with a new sequence. It shares its pages under its salt; without one it shares none.")
+           nb::arg("pooling").none() = nb::none(), nb::arg("normalize") = true, nb::arg("dimensions") = 0,
+           "A slot with a new sequence. It shares its pages under its salt; without one it shares none. With `pooling` "
+           "(mean or last) its hidden states are pooled, and no token is drawn.")
       .def("match", &match_sequence, nb::arg("slot"),
            "Tokens that the prefix cache holds, how many of their pages nobody has, and the last of them or -1.")
       .def("start", &Sequences::start, nb::arg("slot"), nb::arg("num_tokens"),

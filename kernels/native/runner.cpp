@@ -35,6 +35,7 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.splits, kMostParts);
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
+  array(inputs_.states, rows * static_cast<std::size_t>(config.hidden_size));
   layer_bytes_ = config.kv_heads * kv_tiles() * config.tile_bytes;
   array(kv_, static_cast<std::size_t>(config.layers * layer_bytes_));
 }
@@ -52,6 +53,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   dim(dims, Dim::capacity) = config_.capacity;
   dim(dims, Dim::kv_tiles) = kv_tiles();
   rows_.clear();
+  state_rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), sequences_.at(slots[i]), starts[i], counts[i], dims);
   split_attention(dims);
@@ -60,6 +62,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   StepResult result;
   result.token_ids.assign(slots.size(), -1);
   result.logprobs.resize(slots.size());
+  pool_states(slots, dims, result);
   std::vector<Drawn> drawn;
   for (std::size_t first = 0; first < rows_.size(); first += static_cast<std::size_t>(config_.logit_capacity)) {
     const auto rows = std::span(rows_).subspan(
@@ -119,6 +122,10 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its " +
                                   std::to_string(sequence.pages.size()) + " pages don't cover " + std::to_string(end) +
                                   " tokens; reserve them first");
+    if (sequence.pooling && starts[i] > sequence.pooling->next())
+      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": the hidden state of token " +
+                                  std::to_string(sequence.pooling->next()) + " is to be pooled next, and token " +
+                                  std::to_string(starts[i]) + " to be computed");
     total += counts[i];
   }
   if (total > config_.capacity)
@@ -144,7 +151,12 @@ void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, 
     for (std::int64_t next = std::max(start + 1, sequence.prompt_logprobs_done);
          next <= end && next < sequence.num_prompt_tokens; next++)
       rows_.push_back({index, static_cast<std::int32_t>(first + next - 1 - start), next, false});
-  if (end == length) rows_.push_back({index, static_cast<std::int32_t>(first + count - 1), length, true});
+  if (sequence.pooling) {
+    for (std::int64_t next = std::max(start, sequence.pooling->next()); next < end; next++)
+      state_rows_.push_back({index, static_cast<std::int32_t>(first + next - start)});
+  } else if (end == length) {
+    rows_.push_back({index, static_cast<std::int32_t>(first + count - 1), length, true});
+  }
   dim(dims, Dim::tokens) += count;
 }
 
@@ -182,6 +194,29 @@ void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int
     for (std::int64_t head = 0; head < config_.kv_heads; head++)
       std::memset(kv_tile(layer, head, tile) + config_.value_offset, 0,
                   static_cast<std::size_t>(config_.tile_bytes - config_.value_offset));
+}
+
+void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result) {
+  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
+  const auto size = static_cast<std::size_t>(config_.hidden_size);
+  for (std::size_t first = 0; first < state_rows_.size(); first += at_once) {
+    const auto rows = std::span(state_rows_).subspan(first, std::min(state_rows_.size() - first, at_once));
+    for (std::size_t i = 0; i < rows.size(); i++) inputs_.logit_rows[i] = rows[i].row;
+    dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
+    states_.run(threads_, dims);
+    for (std::size_t i = 0; i < rows.size(); i++)
+      pool_state(rows[i].index, sequences_.at(slots[rows[i].index]), {inputs_.states + i * size, size}, result);
+  }
+}
+
+void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result) {
+  sequence.pooling->add(state);
+  if (sequence.pooling->next() < std::ssize(sequence.tokens)) return;
+  try {
+    result.pooled[index] = sequence.pooling->vector();
+  } catch (const std::runtime_error& error) {
+    result.errors[index] = error.what();
+  }
 }
 
 void Runner::compute_logits(std::span<const LogitRow> rows, Dims& dims) {

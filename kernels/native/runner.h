@@ -45,8 +45,9 @@ struct StepInputs {
   AttentionEntry* entries;   ///< [capacity]
   AttentionPart* parts;      ///< [kMostParts]
   AttentionSplit* splits;    ///< [kMostParts]
-  std::int32_t* logit_rows;  ///< [logit capacity]: batch rows whose logits are wanted
+  std::int32_t* logit_rows;  ///< [logit capacity]: batch rows whose logits, or hidden states, are wanted
   float* logits;             ///< [logit capacity][logit stride]
+  float* states;             ///< [logit capacity][hidden size]
 };
 
 struct RunnerConfig {
@@ -59,6 +60,7 @@ struct RunnerConfig {
   std::int64_t capacity;          ///< tokens of a step at most
   std::int64_t logit_capacity;    ///< logit rows computed at once; a step may have more, in turns
   std::int64_t logit_stride;      ///< floats from one row of logits to the next
+  std::int64_t hidden_size;       ///< floats of a hidden state
   std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most
   std::int64_t layers;            ///< that have KV
   std::int64_t tile_bytes;        ///< of a KV tile of one head (emit/kv.py)
@@ -77,6 +79,7 @@ struct StepResult {
   std::vector<std::optional<TokenLogprobs>> logprobs;
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
+  std::map<std::int32_t, std::vector<float>> pooled;  ///< of the sequences that are pooled and computed to their end
 };
 
 /// Runs a model: owns its memory, threads, sequences and plan.
@@ -93,15 +96,16 @@ class Runner {
   /// each touch first, and so have near them, what `Plan` prefers to give them.
   void* allocate_by_node(std::size_t bytes);
   std::byte* kv_layer(std::int64_t layer) { return kv_ + layer * layer_bytes_; }  ///< its KV tiles, head by head
-  Plan& body() { return body_; }  ///< from token ids to the hidden state
-  Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
+  Plan& body() { return body_; }      ///< from token ids to the hidden state
+  Plan& head() { return head_; }      ///< from the hidden state to logits, for `logit_rows`
+  Plan& states() { return states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
   /// Moves attention entries of a step to parts and splits, where that gives all threads work; `dims` count them.
   void split_attention(Dims& dims);
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
-  /// end, draws one token and appends it. Pages that are full now are shared. Throws std::invalid_argument when the
-  /// batch can't be; nothing has changed then.
+  /// end, draws one token and appends it, or gives the pooled vector. Pages that are full now are shared. Throws
+  /// std::invalid_argument when the batch can't be; nothing has changed then.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts);
 
@@ -116,6 +120,10 @@ class Runner {
     std::int64_t position;  ///< of the token that the logits predict
     bool sample;            ///< draw it, or else report the prompt token that stands there
   };
+  struct StateRow {
+    std::int32_t index;  ///< in the batch
+    std::int32_t row;    ///< in the step's tokens
+  };
   struct Drawn {
     SampleResult result;
     std::string error;
@@ -129,6 +137,8 @@ class Runner {
     return kv_layer(layer) + (head * kv_tiles() + tile) * config_.tile_bytes;
   }
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
+  void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
+  void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
   void compute_logits(std::span<const LogitRow> rows, Dims& dims);
   void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
   Drawn read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits, SamplerScratch& scratch);
@@ -140,9 +150,10 @@ class Runner {
   StepInputs inputs_;
   std::int64_t layer_bytes_;
   std::byte* kv_;
-  Plan body_, head_;
+  Plan body_, head_, states_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
   std::vector<LogitRow> rows_;
+  std::vector<StateRow> state_rows_;
 };
 
 }  // namespace quire

@@ -21,7 +21,8 @@ Sequences::~Sequences() {
 }
 
 std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
-                             const std::optional<std::string>& cache_salt) {
+                             const std::optional<std::string>& cache_salt,
+                             const std::optional<PoolingConfig>& pooling) {
   if (tokens.empty()) throw std::invalid_argument("a sequence needs at least one token");
   for (std::int32_t token : tokens)
     if (token < 0 || token >= vocab_size_)
@@ -29,7 +30,8 @@ std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_
                                   std::to_string(vocab_size_) + ")");
   SamplingState state(std::move(sampling), tokens, num_prompt_tokens, vocab_size_);
   auto sequence = std::make_unique<Sequence>(
-      Sequence{std::move(tokens), num_prompt_tokens, 1, {}, RadixTree::kNone, 0, std::move(state)});
+      Sequence{std::move(tokens), num_prompt_tokens, 1, {}, RadixTree::kNone, 0, std::move(state), {}});
+  if (pooling) sequence->pooling.emplace(*pooling, std::ssize(sequence->tokens));
   if (cache_salt) sequence->root = tree_.enter(*cache_salt);
   if (free_.empty()) {
     slots_.push_back(std::move(sequence));
@@ -57,6 +59,7 @@ void Sequences::find(const Sequence& sequence) {
   auto known = static_cast<std::int64_t>(sequence.tokens.size()) - 1;
   if (sequence.sampling.config().prompt_logprobs >= 0)  // the logits before the next one to be told are needed
     known = std::min(known, sequence.prompt_logprobs_done - 1);
+  if (sequence.pooling) known = std::min(known, sequence.pooling->next());
   tree_.match(sequence.root, std::span(sequence.tokens).first(static_cast<std::size_t>(known)), found_);
 }
 

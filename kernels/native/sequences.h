@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "page_pool.h"
+#include "pooling.h"
 #include "radix_tree.h"
 #include "sampling_state.h"
 
@@ -23,6 +24,7 @@ struct Sequence {
   std::int32_t root;                  ///< of its prefixes in the tree; kNone: it finds none there and leaves none
   std::int64_t shared;                ///< so many of its first pages are the tree's
   SamplingState sampling;
+  std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
 
   /// Adds a token that was drawn.
   void append(std::int32_t token) {
@@ -50,10 +52,11 @@ class Sequences {
   /// Full pages that the sequence shares with others under its `cache_salt`, or with none when it has no salt. Throws
   /// std::invalid_argument when tokens or sampling are of no use.
   std::int32_t open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
-                    const std::optional<std::string>& cache_salt);
+                    const std::optional<std::string>& cache_salt,
+                    const std::optional<PoolingConfig>& pooling = std::nullopt);
 
   /// What the prefix cache holds of the slot's tokens now. At least one token is always left to compute, and every
-  /// prompt token whose logprobs are still to be told.
+  /// prompt token whose logprobs are still to be told, or whose hidden state is still to be pooled.
   struct Match {
     std::int64_t tokens = 0;
     std::int32_t cached_pages = 0;        ///< of the pages that hold them, those that nobody has

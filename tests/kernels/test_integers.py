@@ -167,7 +167,7 @@ def test_tiles_give_the_same_sums(tiles: None, form: IntegerFormat, m: int, k: i
 def runner() -> Runner:
     return Runner(
         threads=2, num_pages=1, page_size=32, vocab_size=1, kv_heads=1, capacity=1, logit_capacity=1, logit_stride=32,
-        tokens_per_entry=1, layers=1, tile_bytes=64, value_offset=32,
+        hidden_size=32, tokens_per_entry=1, layers=1, tile_bytes=64, value_offset=32,
     )  # fmt: skip
 
 
