@@ -208,6 +208,7 @@ class EngineCore:
         executed = self.clock()
         if result is not None:
             self._update(batch, result, executed)
+            self._end_pooled(batch, result, executed)
             self.scheduler.pace.learn(batch.prefill_cost, batch.num_decodes, executed - scheduled)
         self._last = LastStep(
             number=self._last.number + 1,
@@ -274,6 +275,17 @@ class EngineCore:
             if request.search is not None and not request.status.is_finished:
                 request.num_computed_tokens += 1
                 self._search_on(request, request.search, result, rows, now)
+
+    def _end_pooled(self, batch: Batch, result: StepResult, now: float) -> None:
+        """Ends the requests whose prompts have become embeddings."""
+        status = RequestStatus.FINISHED_STOPPED
+        for index, vector in result.pooled.items():
+            request = batch.requests[index]
+            output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, pooled=vector)
+            request.record(EventType.FINISHED, now)
+            _attach(request, output)
+            self._increments[request.client_id].append(output)
+            self._release(request, status, now)
 
     def _search_on(self, request: Request, search: BeamSearch, result: StepResult, rows: range, now: float) -> None:
         """Takes a step of a beam search, of whose beams these are the rows."""

@@ -29,6 +29,10 @@ class StepResult(Protocol):
         """
 
     @property
+    def pooled(self) -> Mapping[int, bytes]:
+        """For a sequence that is pooled and computed to its end now, its vector as little-endian f32."""
+
+    @property
     def errors(self) -> Mapping[int, str]:
         """Sequences that failed alone (NaN logits), and why; whatever else there is for them means nothing."""
 

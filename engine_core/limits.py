@@ -21,6 +21,7 @@ class EngineLimits:
     long_prefill_threshold: int | None = None  # tokens of one prompt in a step; None: by what it costs the others
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 24
+    hidden_size: int = 0  # values of an embedding
 
     @property
     def tile(self) -> int:

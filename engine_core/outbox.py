@@ -22,6 +22,7 @@ from quire.protocol.messages import (
 )
 
 _OUTPUT_VALUES = 16  # an output with its lists takes about the memory of so many numbers
+_NUMBER_BYTES = 36
 _CONTROL_VALUES = 64
 _MAX_ERRORS = 16
 _TRACE_VALUES = 32
@@ -45,7 +46,7 @@ class Mailbox:
 
     @property
     def waiting(self) -> int:
-        """The memory of what waits, in numbers (a Python number in a list takes about 36 bytes).
+        """The memory of what waits, in numbers (of a Python list, of _NUMBER_BYTES each).
 
         Traces do not count: they have a limit of their own, beyond which they are dropped.
         """
@@ -155,6 +156,8 @@ def weigh(output: EngineCoreOutput) -> int:
     for logprobs in (output.new_logprobs, output.new_prompt_logprobs):
         if logprobs is not None:
             values += sum(8 + 2 * len(entry.token_ids) for entry in logprobs if entry is not None)
+    if output.pooled is not None:
+        values += len(output.pooled) // _NUMBER_BYTES
     for beam in output.beams or ():
         values += _OUTPUT_VALUES + sum(9 + 2 * len(entry.token_ids) for entry in beam.logprobs)
     return values
@@ -185,4 +188,5 @@ def _merge(waiting: EngineCoreOutput, more: EngineCoreOutput) -> None:
     waiting.stop_reason = more.stop_reason
     waiting.error, waiting.error_kind = more.error, more.error_kind
     waiting.beams = more.beams
+    waiting.pooled = more.pooled
     waiting.num_cached_tokens = max(waiting.num_cached_tokens, more.num_cached_tokens)

@@ -102,6 +102,7 @@ def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimit
         long_prefill_threshold=parsed.long_prefill_threshold,
         max_waiting_requests=parsed.max_waiting_requests,
         max_waiting_tokens=parsed.max_waiting_tokens,
+        hidden_size=runner.hidden_size,
     )
 
 
@@ -118,6 +119,7 @@ def _make_ready(parsed: argparse.Namespace, runner: ModelRunner) -> Ready:
         engine_pid=os.getpid(),
         heartbeat_seconds=parsed.heartbeat_seconds,
         eos_token_ids=runner.eos_token_ids,
+        hidden_size=runner.hidden_size,
     )
 
 

@@ -14,6 +14,7 @@ from quire.protocol.messages import (
     EngineCoreRequest,
     EventType,
     FinishReason,
+    PoolingParams,
     SamplingParams,
     TokenLogprobs,
 )
@@ -93,6 +94,7 @@ class Request:
     queue_key: float = 0.0  # its place among those that wait
     siblings: Siblings | None = field(default=None, repr=False)  # those of the same prompt
     search: BeamSearch | None = field(default=None, repr=False)
+    pooling: PoolingParams | None = None  # of its prompt, which nothing follows
     slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet told to the client
@@ -105,6 +107,8 @@ class Request:
         sampling = message.sampling_params
         prompt = message.prompt_token_ids
         room = limits.max_model_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
+        if message.pooling is not None:
+            room = 0
         eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
         stop = eos.union(sampling.stop_token_ids or ())
         return cls(
@@ -125,6 +129,7 @@ class Request:
             deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
             search=BeamSearch(sampling, stop, eos, room) if sampling.beam_width else None,
+            pooling=message.pooling,
         )
 
     @property
@@ -165,13 +170,19 @@ class Request:
         return [] if self.slot == NO_SLOT else [self.slot]
 
     @property
+    def needs_every_token(self) -> bool:
+        """Whether each token of its prompt gives something that must be computed, and that pages don't hold."""
+        is_mean = self.pooling is not None and self.pooling.pooling_type == "mean"
+        return is_mean or self.sampling.prompt_logprobs is not None
+
+    @property
     def num_shared_tokens(self) -> int:
         """Positions of its prompt that it can take over from a sibling: at least one token is left to compute."""
         return min(self.num_prompt_tokens, self.num_tokens - 1)
 
     def has_computed_for(self, other: Request) -> bool:
         """Whether `other`, one of its siblings, can fork from it now."""
-        return 0 < other.num_shared_tokens <= self.num_computed_tokens and other.sampling.prompt_logprobs is None
+        return 0 < other.num_shared_tokens <= self.num_computed_tokens and not other.needs_every_token
 
     def forget_computed(self) -> None:
         """Its KV pages are gone: what the prefix cache does not keep has to be computed again.

@@ -263,7 +263,7 @@ class Scheduler:
 
     def _beginning(self, request: Request, computing: set[NextPage | None]) -> Beginning | None:
         """What `request` would start with now; None if it should wait for what another one is computing."""
-        may_wait = self.policy.may_wait(request)
+        may_wait = self.policy.may_wait(request) and not request.needs_every_token
         found, cached, end = self._sequences.match(request.slot)
         source = None if request.siblings is None else request.siblings.source_of(request)
         if source is not None and request.num_shared_tokens > found:

@@ -1,4 +1,4 @@
-"""What of a request the runner needs to know: its tokens, and how the next one is drawn."""
+"""What of a request the runner needs to know: its tokens, and how the next one is drawn, or these are pooled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,19 @@ def open_sequence(sequences: Sequences, request: Request, token_ids: list[int] |
         request.num_prompt_tokens,
         cache_salt=request.cache_salt,
         **sampling_arguments(request),
+        **pooling_arguments(request),
     )
+
+
+def pooling_arguments(request: Request) -> dict[str, Any]:
+    """The keyword arguments of `Sequences.open` for a request whose prompt is pooled."""
+    if (pooling := request.pooling) is None:
+        return {}
+    return {
+        "pooling": pooling.pooling_type,
+        "normalize": pooling.normalize,
+        "dimensions": pooling.dimensions or 0,
+    }
 
 
 def sampling_arguments(request: Request) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class Siblings:
 
     def source_of(self, request: Request) -> Request | None:
         """Who computes the prompt for `request`, or has done so."""
-        if request.sampling.prompt_logprobs is not None:
-            return None  # they come from computing it
+        if request.needs_every_token:
+            return None
         return next(iter(self.running), None)
 
     def heir_of(self, request: Request) -> Request | None:

@@ -56,7 +56,7 @@ class ShuttingDownError(RequestError):
 
 def check_request(request: EngineCoreRequest, limits: EngineLimits) -> None:
     """Raises RequestError for the first thing that is wrong with `request`."""
-    for check in _CHECKS:
+    for check in _CHECKS if request.pooling is None else _POOLING_CHECKS:
         check(request, limits)
 
 
@@ -64,18 +64,34 @@ def _check_prompt(request: EngineCoreRequest, limits: EngineLimits) -> None:
     prompt = request.prompt_token_ids
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token")
-    if len(prompt) >= limits.max_model_len:
+    answer = 1 if request.pooling is None else 0  # tokens that must have room after it
+    if len(prompt) + answer > limits.max_model_len:
+        words = "leaves no room for an answer in" if answer else "exceeds"
         raise RequestError(
-            f"a prompt of {len(prompt)} tokens leaves no room for an answer in the context length "
-            f"{limits.max_model_len}; shorten it to {limits.max_model_len - 1} tokens or fewer"
+            f"a prompt of {len(prompt)} tokens {words} the context length "
+            f"{limits.max_model_len}; shorten it to {limits.max_model_len - answer} tokens or fewer"
         )
-    if len(prompt) + 1 > limits.pool_tokens:
+    if len(prompt) + answer > limits.pool_tokens:
         raise RequestError(
             f"a prompt of {len(prompt)} tokens can never be served: the engine's {limits.num_pages} KV pages hold "
-            f"{limits.pool_tokens} tokens; shorten it to {limits.pool_tokens - 1} tokens or fewer, "
+            f"{limits.pool_tokens} tokens; shorten it to {limits.pool_tokens - answer} tokens or fewer, "
             "or start the engine with more KV memory"
         )
     _check_token_ids("prompt_token_ids", prompt, limits)
+
+
+def _check_pooling(request: EngineCoreRequest, limits: EngineLimits) -> None:
+    assert request.pooling is not None
+    dimensions = request.pooling.dimensions
+    if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
+        raise RequestError(
+            f"dimensions={dimensions} is out of range; the model's embeddings have {limits.hidden_size} values, so it "
+            f"must be from 1 to {limits.hidden_size}, or None for all"
+        )
+    if request.sampling_params != SamplingParams():
+        raise RequestError("an embedding generates no tokens; leave sampling_params at their defaults")
+    if request.sibling is not None:
+        raise RequestError("an embedding has no siblings, since its prompt is all it computes; leave out sibling")
 
 
 def _check_length(request: EngineCoreRequest, limits: EngineLimits) -> None:
@@ -279,4 +295,9 @@ _CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
     _check_numbers,
     _check_tokens,
     _check_beams,
+)
+_POOLING_CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
+    _check_service,
+    _check_prompt,
+    _check_pooling,
 )

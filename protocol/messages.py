@@ -89,6 +89,20 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     early_stopping: bool | Literal["never"] = False
 
 
+class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """How the hidden states of a prompt become its embedding. Names and defaults are vLLM's.
+
+    `pooling_type`: the state of the last token, or the mean of all tokens' states, each after the model's final norm.
+    A mean computes every token, whatever the prefix cache holds; what it computes is kept there for others.
+    `dimensions`: how many of the values to keep, the first of them, which makes sense for models that were trained for
+    it (Matryoshka embeddings); None for all. `normalize`: what is kept is then scaled to length 1.
+    """
+
+    pooling_type: Literal["last", "mean"] = "last"
+    dimensions: int | None = None
+    normalize: bool = True
+
+
 class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
     """One event of a request, with the engine's monotonic time in seconds."""
 
@@ -123,7 +137,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     Requests with a lower `priority` come first where the engine's policy looks at it. KV pages are shared only among
     requests of the same `cache_salt`. `timeout`: seconds after its arrival at the engine at which the request ends.
     `sibling` is the id of an earlier request of this client with the same prompt and salt: the prompt is computed once
-    for both. One that has ended already means nothing.
+    for both. One that has ended already means nothing. With `pooling` nothing is generated: the request ends with its
+    embedding when the prompt is computed, and reads nothing of `sampling_params`, which are the defaults.
     """
 
     request_id: str
@@ -135,6 +150,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     cache_salt: str = ""
     timeout: float | None = None
     sibling: str | None = None
+    pooling: PoolingParams | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
@@ -182,7 +198,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     `stop_reason` is the token id of `stop_token_ids` that stopped it, None for an eos token; `error` says what was
     wrong when `finish_reason` is ERROR, and `error_kind` whose fault it is. `prompt_logprobs` come once, with the first
     output after the prompt was computed (entry 0 is None). `events` keep their times however many outputs are merged
-    into one. A beam search tells nothing but its `beams`, the best first, with its end.
+    into one. A beam search tells nothing but its `beams`, the best first, with its end; a request with `pooling`
+    nothing but its `pooled` vector, as little-endian f32, with STOP.
     """
 
     request_id: str
@@ -196,6 +213,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     num_cached_tokens: int = 0
     beams: list[BeamSequence] | None = None
     error_kind: ErrorKind | None = None
+    pooled: bytes | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
@@ -270,6 +288,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     engine_pid: int
     heartbeat_seconds: float
     eos_token_ids: list[int] = []
+    hidden_size: int = 0
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
@@ -21,6 +21,7 @@ from quire.protocol.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineMessage,
+    PoolingParams,
     SamplingParams,
 )
 
@@ -55,6 +56,12 @@ def likeliest(tokens: list[int], count: int, vocab_size: int) -> Entry:
     return [order[0], *order], [logprobs[token] for token in (order[0], *order)], 1
 
 
+def expected_vector(prompt: list[int], pooling_type: str) -> bytes:
+    """The "embedding" of a prompt: checksums of the states that were pooled."""
+    states = [zlib.crc32(repr(prompt[: end + 1]).encode()) for end in range(len(prompt))]
+    return repr(states if pooling_type == "mean" else states[-1:]).encode()
+
+
 def logprobs_entry(token_id: int) -> Entry:
     return [token_id], [-float(token_id)], 1
 
@@ -64,6 +71,7 @@ class Result:
     token_ids: list[int]
     logprobs: list[Entry | None] | None = None
     prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
 
@@ -80,6 +88,7 @@ class PagedExecutor:
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
         self._memory: dict[tuple[int, int], int] = {}
+        self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
         self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
@@ -129,7 +138,9 @@ class PagedExecutor:
             return
         if request.sampling.prompt_logprobs is not None:
             self._tell_prompt(index, request, end, result)
-        if end < len(tokens):
+        if request.pooling is not None:
+            self._pool(index, request, request.pooling.pooling_type, start, end, result)
+        if end < len(tokens) or request.pooling is not None:
             result.token_ids.append(-1)
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
@@ -144,6 +155,17 @@ class PagedExecutor:
         if result.logprobs is not None:
             result.logprobs.extend([None] * (index - len(result.logprobs)))
             result.logprobs.append(entry)
+
+    def _pool(self, index: int, request: Request, pooling_type: str, start: int, end: int, result: Result) -> None:
+        """Each position once a request, and all of them for a mean."""
+        prompt = request.prompt_token_ids
+        first = 0 if pooling_type == "mean" else len(prompt) - 1
+        states = self._states.setdefault(request.number, [])
+        assert start <= first + len(states)
+        for position in range(first + len(states), end):
+            states.append(zlib.crc32(repr(prompt[: position + 1]).encode()))
+        if end == len(prompt):
+            result.pooled[index] = repr(states).encode()
 
     def _tell_prompt(self, index: int, request: Request, end: int, result: Result) -> None:
         """Each position once a request, as the native runner does, whatever is computed again."""
@@ -198,6 +220,20 @@ class Engine:
         own = {name: options.pop(name) for name in list(options) if name in EngineCoreRequest.__struct_fields__}
         params = SamplingParams(**({"seed": 0} | options))
         self.core.receive(client_id, EngineCoreRequest(request_id, prompt, params, **own))
+
+    def embed(
+        self,
+        request_id: str,
+        prompt: list[int],
+        client_id: bytes = b"client",
+        pooling_type: Literal["last", "mean"] = "last",
+        **options: Any,
+    ) -> None:
+        """A request for an embedding."""
+        pooling = PoolingParams(pooling_type=pooling_type)
+        self.core.receive(
+            client_id, EngineCoreRequest(request_id, prompt, SamplingParams(), pooling=pooling, **options)
+        )
 
     def step(self) -> dict[str, tuple[int, int]]:
         """Steps, and returns what it computed."""

@@ -24,6 +24,7 @@ class Result:
     token_ids: list[int]
     logprobs: None = None
     prompt_logprobs: dict[int, list[tuple[list[int], list[float], int]]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
 

@@ -46,6 +46,7 @@ class SimulatedResult:
     token_ids: list[int]
     logprobs: None = None
     prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from paged_executor import Engine, expected_tokens
+from paged_executor import Engine, expected_tokens, expected_vector
 
 from quire.engine_core.policies import POLICIES
 from quire.protocol.messages import (
@@ -38,6 +38,7 @@ class Sent:
     tokens: list[int]
     end: EngineCoreOutput | None = None
     beam_width: int = 0
+    pooling_type: str = ""
 
 
 def search_options(beam_width: int, max_tokens: int) -> dict[str, Any]:
@@ -155,6 +156,20 @@ class EngineStates(RuleBasedStateMachine):
             sent.append(Sent(prompt, 0, max_tokens, [], beam_width=beam_width))
         self.engine.add(name, prompt, client, **search_options(beam_width, max_tokens))
 
+    @rule(
+        client=CLIENTS,
+        name=NAMES,
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=62),
+        pooling_type=st.sampled_from(["last", "mean"]),
+    )
+    def add_embedding(self, client: bytes, name: str, prompt: list[int], pooling_type: Literal["last", "mean"]) -> None:
+        sent = self.requests.setdefault((client, name), [])
+        if sent and sent[-1].end is None:
+            self.num_duplicates += 1
+        else:
+            sent.append(Sent(prompt, 0, None, [], pooling_type=pooling_type))
+        self.engine.embed(name, prompt, client, pooling_type)
+
     @rule(client=CLIENTS, names=st.lists(NAMES, max_size=3))
     def abort(self, client: bytes, names: list[str]) -> None:
         self.engine.core.receive(client, Abort(names))
@@ -215,6 +230,11 @@ class EngineStates(RuleBasedStateMachine):
 
     def _check_answer(self, request: Sent) -> None:
         assert request.end is not None
+        if request.end.pooled is not None:
+            assert request.end.pooled == expected_vector(request.prompt, request.pooling_type)
+            assert request.end.finish_reason is FinishReason.STOP
+            assert not request.tokens
+            return
         if request.end.beams is not None:
             assert request.end.beams == beams_alone(len(request.prompt), request.max_tokens or 0, request.beam_width)
             return
@@ -222,7 +242,7 @@ class EngineStates(RuleBasedStateMachine):
         assert request.tokens == expected
         assert STOP_TOKEN not in expected[:-1]
         reason = request.end.finish_reason
-        assert not request.beam_width or reason in (FinishReason.ERROR, FinishReason.ABORT)
+        assert not (request.beam_width or request.pooling_type) or reason in (FinishReason.ERROR, FinishReason.ABORT)
         assert (reason in (FinishReason.ERROR, FinishReason.TIMEOUT)) == (request.end.error is not None)
         assert reason is not FinishReason.STOP or expected[-1] == request.end.stop_reason == STOP_TOKEN
         if reason is FinishReason.LENGTH:

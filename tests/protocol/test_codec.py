@@ -28,6 +28,7 @@ from quire.protocol.messages import (
     Hello,
     Ping,
     Pong,
+    PoolingParams,
     Ready,
     RequestEvent,
     SamplingParams,
@@ -50,11 +51,14 @@ OUTPUT = EngineCoreOutput(
     [EngineCoreEvent(EventType.SCHEDULED, 1.5)],
     32,
     [BeamSequence([5], [TokenLogprobs([5, 6], [-0.5, -1.5], 1)], -0.5, FinishReason.LENGTH)],
+    None,
+    bytes(8),
 )
 CLIENT_MESSAGES: list[ClientMessage] = [
     EngineCoreRequest(
         "r1", [1, 2, 3], SamplingParams(logit_bias={7: -1.5}, bad_words_token_ids=[[1], [2, 3]]), [2], 0.25, 1
     ),
+    EngineCoreRequest("r2", [1], SamplingParams(), pooling=PoolingParams(pooling_type="mean", dimensions=3)),
     Abort(["r1", "r2"]),
     Hello(1, "test"),
     Ping(),
@@ -136,8 +140,8 @@ def test_unknown_sampling_fields_are_refused() -> None:
     ("frames", "expected"),
     [
         (
-            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, "json"),
-            "EngineCoreRequest: 1 unknown field follows sibling",
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, "json"),
+            "EngineCoreRequest: 1 unknown field follows pooling",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
