@@ -12,11 +12,24 @@ if TYPE_CHECKING:
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from quire.frontend.engine_args import EngineArgs
-    from quire.frontend.errors import EngineConnectionError, EngineDeadError, EngineStartError, RequestError
+    from quire.frontend.errors import (
+        EngineConnectionError,
+        EngineDeadError,
+        EngineStartError,
+        RequestError,
+        RequestTimeoutError,
+    )
     from quire.frontend.llm import LLM
-    from quire.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from quire.frontend.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
     from quire.frontend.prompts import PromptType, TextPrompt, TokensPrompt
-    from quire.protocol.messages import SamplingParams
+    from quire.protocol.messages import PoolingParams, SamplingParams
 
 __all__ = [
     "LLM",
@@ -25,15 +38,19 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineConnectionError",
     "EngineDeadError",
     "EngineStartError",
     "Logprob",
+    "PoolingParams",
     "PromptType",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
+    "RequestTimeoutError",
     "SamplingParams",
     "TextPrompt",
     "TokensPrompt",
@@ -43,11 +60,24 @@ _NAMES_OF_MODULES = {
     "quire.frontend.async_llm": ("AsyncLLM",),
     "quire.frontend.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
     "quire.frontend.engine_args": ("EngineArgs",),
-    "quire.frontend.errors": ("EngineConnectionError", "EngineDeadError", "EngineStartError", "RequestError"),
+    "quire.frontend.errors": (
+        "EngineConnectionError",
+        "EngineDeadError",
+        "EngineStartError",
+        "RequestError",
+        "RequestTimeoutError",
+    ),
     "quire.frontend.llm": ("LLM",),
-    "quire.frontend.outputs": ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"),
+    "quire.frontend.outputs": (
+        "CompletionOutput",
+        "EmbeddingOutput",
+        "EmbeddingRequestOutput",
+        "Logprob",
+        "RequestMetrics",
+        "RequestOutput",
+    ),
     "quire.frontend.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
-    "quire.protocol.messages": ("SamplingParams",),
+    "quire.protocol.messages": ("PoolingParams", "SamplingParams"),
 }
 
 

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from quire.frontend.embedding import PoolingParams
 from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.outputs import RequestOutput
+from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.prompts import Message, Prompt, PromptType
 from quire.frontend.request import Service
 from quire.frontend.request_table import RequestTable
@@ -71,11 +72,38 @@ class AsyncLLM:
         requests of the same salt. `timeout`: seconds after which the request ends with finish reason "timeout", even
         before it has started.
         """
-        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        is_long = isinstance(text, str) and len(text) > _LONG_TEXT
         make = functools.partial(self._engine.prompt, prompt)
         service = Service(priority, cache_salt, timeout)
-        return self._stream(make, is_long, sampling_params, request_id, output_kind, service)
+        return self._stream(make, _is_long(prompt), sampling_params, request_id, output_kind, service)
+
+    async def embed(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,  # noqa: ASYNC109 - it is the engine's
+    ) -> EmbeddingRequestOutput:
+        """Compute the embedding of one prompt, which may be as long as the context.
+
+        When it is cancelled, the request is aborted. Raises as `generate`; also `RequestError` when the request is
+        aborted, and `RequestTimeoutError` when its time is up, since half an embedding is none.
+        """
+        params = self._engine.pooling(pooling_params)
+        make = functools.partial(self._engine.prompt, prompt)
+        made = await asyncio.to_thread(make) if _is_long(prompt) else make()
+        request = self._engine.embedding(self._name(request_id), made, params, Service(priority, cache_salt, timeout))
+        stream = self._streams.open(request)
+        try:
+            while not request.finished:
+                await stream.growth()
+        finally:
+            self._streams.close(stream)
+        if request.error is not None:
+            raise copy.copy(request.error)
+        return request.output()
 
     async def beam_search(
         self,
@@ -127,7 +155,7 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         service = Service(priority, cache_salt, timeout)
-        return self._stream(make, _is_long(messages), sampling_params, request_id, output_kind, service)
+        return self._stream(make, _are_long(messages), sampling_params, request_id, output_kind, service)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
@@ -197,7 +225,7 @@ class AsyncLLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return await asyncio.to_thread(make) if _is_long(messages) else make()
+        return await asyncio.to_thread(make) if _are_long(messages) else make()
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead, or has neither stepped nor been idle for half a minute."""
@@ -260,6 +288,9 @@ class AsyncLLM:
     ) -> None:
         await asyncio.to_thread(self.close)
 
+    def _name(self, request_id: str | None) -> str:
+        return f"request-{next(self._request_ids)}" if request_id is None else request_id
+
     async def _stream(
         self,
         make_prompt: Callable[[], Prompt],
@@ -275,8 +306,7 @@ class AsyncLLM:
         if output_kind == "delta" and ranks(checked):
             raise ValueError("best_of and beam search choose at the end, so there are no deltas; use 'cumulative'")
         prompt = await asyncio.to_thread(make_prompt) if is_long else make_prompt()
-        request_id = f"request-{next(self._request_ids)}" if request_id is None else request_id
-        request = self._engine.request(request_id, prompt, checked, service)
+        request = self._engine.request(self._name(request_id), prompt, checked, service)
         stream = self._streams.open(request)
         try:
             finished = False
@@ -293,5 +323,10 @@ class AsyncLLM:
             self._streams.close(stream)
 
 
-def _is_long(messages: Sequence[Message]) -> bool:
+def _is_long(prompt: PromptType) -> bool:
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+    return isinstance(text, str) and len(text) > _LONG_TEXT
+
+
+def _are_long(messages: Sequence[Message]) -> bool:
     return sum(len(str(message)) for message in messages) > _LONG_TEXT

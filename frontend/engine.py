@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.frontend.client import CoreClient, Delivery
+from quire.frontend.embedding import EmbeddingRequest, PoolingParams, check_embedding, validate_pooling
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.launcher import EngineProcess
@@ -89,6 +90,18 @@ class Engine:
             raise RequestError(str(error)) from None
         now = time.monotonic()
         return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=now, service=service)
+
+    def pooling(self, params: PoolingParams | None) -> PoolingParams:
+        """Checked parameters of an embedding; the defaults when there are none. Raises `ValueError`."""
+        return validate_pooling(params, self.client.ready.hidden_size)
+
+    def embedding(
+        self, request_id: str, prompt: Prompt, params: PoolingParams, service: Service = DEFAULT_SERVICE
+    ) -> EmbeddingRequest:
+        """An embedding that is ready to be submitted; `params` are checked ones. Raises `RequestError`."""
+        ready = self.client.ready
+        check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+        return EmbeddingRequest(request_id, prompt, params, arrival_time=time.monotonic(), service=service)
 
     def chat_prompt(
         self,

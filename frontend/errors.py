@@ -17,6 +17,10 @@ class RequestError(ValueError):
         self.kind = kind
 
 
+class RequestTimeoutError(RequestError):
+    """The time that a request was given was up before it had a result."""
+
+
 class ChatTemplateError(ValueError):
     """A conversation cannot be written as a prompt: no template, a broken one, or messages that it refuses."""
 

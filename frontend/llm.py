@@ -12,14 +12,15 @@ from typing import Any, Self, TypeVar, Unpack, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client import Delivery
+from quire.frontend.embedding import EmbeddingRequest, PoolingParams
 from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError, RequestError
-from quire.frontend.outputs import RequestOutput
+from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.progress import progress_bar
 from quire.frontend.prompts import Message, Prompt, PromptType, split_batch
 from quire.frontend.request import Request, Service
-from quire.frontend.request_table import RequestTable
+from quire.frontend.request_table import OpenRequest, RequestTable
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import ErrorKind
@@ -86,6 +87,28 @@ class LLM:
             timeout=timeout,
         )
         return [beam_search_output(output, params) for output in outputs]
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Compute the embedding of one prompt or many; else as `generate`. A prompt may be as long as the context."""
+        batch = split_batch(prompts)
+        made = [_named(index, self._engine.prompt, prompt) for index, prompt in enumerate(batch)]
+        params = _each(pooling_params, PoolingParams, self._engine.pooling, "pooling_params", len(made))
+        services = _services(priority, cache_salt, timeout, len(made))
+        requests = [
+            _named(index, self._make_embedding, given)
+            for index, given in enumerate(zip(made, params, services, strict=True))
+        ]
+        self._complete(requests, use_tqdm)
+        return [request.output() for request in requests]
 
     def chat(
         self,
@@ -176,27 +199,25 @@ class LLM:
         cache_salt: str,
         timeout: float | None,
     ) -> list[RequestOutput]:
-        each = self._params_of_each(params, len(prompts))
-        priorities = [priority] * len(prompts) if isinstance(priority, int) else priority
-        if len(priorities) != len(prompts):
-            raise ValueError(
-                f"there are {len(priorities)} priorities for {len(prompts)} prompts; give one, or one a prompt"
-            )
-        services = [Service(number, cache_salt, timeout) for number in priorities]
+        each = _each(params, SamplingParams, self._engine.params, "sampling_params", len(prompts))
+        services = _services(priority, cache_salt, timeout, len(prompts))
         requests = [
             _named(index, self._make_request, given)
             for index, given in enumerate(zip(prompts, each, services, strict=True))
         ]
-        with self._lock:
-            try:
-                self._complete(requests, use_tqdm)
-            except BaseException:
-                self._table.drop(requests)  # nothing is left running
-                raise
+        self._complete(requests, use_tqdm)
         return [request.output() for request in requests]
 
-    def _complete(self, requests: list[Request], use_tqdm: bool) -> None:
-        """Submit all, and take deliveries until all are finished."""
+    def _complete(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
+        """Submit all, and wait until all are finished. Nothing is left running, however it ends."""
+        with self._lock:
+            try:
+                self._work_off(requests, use_tqdm)
+            except BaseException:
+                self._table.drop(requests)
+                raise
+
+    def _work_off(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
         while not self._inbox.empty():
             self._inbox.get()  # of requests that were dropped
         for request in requests:
@@ -208,24 +229,43 @@ class LLM:
                     raise EngineDeadError(*delivery.args)
                 for request in self._table.update(delivery):
                     if request.error is not None:
-                        kind = request.error.kind if isinstance(request.error, RequestError) else ErrorKind.FAILED
-                        raise RequestError(str(request.error), requests.index(request), kind)
+                        raise _of_prompt(request.error, requests.index(request))
                     if request.finished:
                         advance(len(request.prompt.token_ids), request.num_output_tokens)
 
     def _make_request(self, given: tuple[Prompt, SamplingParams, Service]) -> Request:
         return self._engine.request(str(next(self._request_ids)), *given)
 
-    def _params_of_each(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> Sequence[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [self._engine.params(params)] * count
-        if not isinstance(params, Sequence):
-            raise TypeError(f"sampling_params is a {type(params).__name__}; give a SamplingParams, or one a prompt")
-        if len(params) != count:
-            raise ValueError(f"there are {len(params)} sampling_params for {count} prompts; give one, or one a prompt")
-        return [_named(index, self._engine.params, each) for index, each in enumerate(params)]
+    def _make_embedding(self, given: tuple[Prompt, PoolingParams, Service]) -> EmbeddingRequest:
+        return self._engine.embedding(str(next(self._request_ids)), *given)
+
+
+def _each(
+    params: T | Sequence[T] | None, kind: type[T], check: Callable[[T | None], T], name: str, count: int
+) -> list[T]:
+    """Checked parameters of each prompt, of one for all or one for each; `name` is the argument they came in."""
+    if params is None or isinstance(params, kind):
+        return [check(params)] * count
+    if not isinstance(params, Sequence):
+        raise TypeError(f"{name} is a {type(params).__name__}; give a {kind.__name__}, or one a prompt")
+    if len(params) != count:
+        raise ValueError(f"there are {len(params)} {name} for {count} prompts; give one, or one a prompt")
+    return [_named(index, check, each) for index, each in enumerate(params)]
+
+
+def _services(priority: int | Sequence[int], cache_salt: str, timeout: float | None, count: int) -> list[Service]:
+    """How the engine is to treat each prompt."""
+    priorities = [priority] * count if isinstance(priority, int) else priority
+    if len(priorities) != count:
+        raise ValueError(f"there are {len(priorities)} priorities for {count} prompts; give one, or one a prompt")
+    return [Service(number, cache_salt, timeout) for number in priorities]
+
+
+def _of_prompt(error: Exception, index: int) -> RequestError:
+    """The error that ended a request, which names the prompt by its index."""
+    if isinstance(error, RequestError):
+        return type(error)(str(error), index, error.kind)
+    return RequestError(str(error), index, ErrorKind.FAILED)
 
 
 def _named(index: int, make: Callable[[Any], T], given: Any) -> T:

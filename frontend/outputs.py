@@ -35,6 +35,29 @@ class RequestMetrics(msgspec.Struct, gc=False):
     events: list[EngineCoreEvent] = msgspec.field(default_factory=list)
 
 
+class EmbeddingOutput(msgspec.Struct, gc=False):
+    """The vector of one prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many values it has."""
+        return len(self.embedding)
+
+
+class EmbeddingRequestOutput(msgspec.Struct, gc=False):
+    """A prompt and its embedding; `prompt` is None when the prompt came as token ids."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+
+
 class CompletionOutput(msgspec.Struct, gc=False):
     """One completion: all of it so far, or in a delta only what is new.
 

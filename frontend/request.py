@@ -15,10 +15,12 @@ from quire.frontend.prompts import Prompt
 from quire.frontend.sampling import ranks
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import (
+    EngineCoreEvent,
     EngineCoreOutput,
     ErrorKind,
     EventType,
     FinishReason,
+    PoolingParams,
     SamplingParams,
     TokenLogprobs,
 )
@@ -131,6 +133,7 @@ class Request:
         self.request_id = request_id
         self.service = service
         self.prompt = prompt
+        self.pooling: PoolingParams | None = None
         self.engine_params = engine_params
         self.metrics = RequestMetrics(arrival_time)
         self.error: Exception | None = None
@@ -233,18 +236,24 @@ class Request:
         self._num_open = 0
 
     def _note(self, output: EngineCoreOutput) -> None:
-        metrics = self.metrics
-        metrics.events += output.events
-        for event in output.events:
-            if event.type is EventType.QUEUED:
-                metrics.queued_time = metrics.queued_time or event.timestamp
-            elif event.type is EventType.SCHEDULED:
-                metrics.first_scheduled_time = metrics.first_scheduled_time or event.timestamp
-            elif event.type is EventType.PREEMPTED:
-                metrics.num_preemptions += 1
-            elif event.type is EventType.FIRST_TOKEN and metrics.first_token_time is None:
-                metrics.first_token_time = event.timestamp
-                self._num_cached_tokens = output.num_cached_tokens
+        is_first = self.metrics.first_token_time is None
+        note_events(self.metrics, output.events)
+        if is_first and self.metrics.first_token_time is not None:
+            self._num_cached_tokens = output.num_cached_tokens
+
+
+def note_events(metrics: RequestMetrics, events: Sequence[EngineCoreEvent]) -> None:
+    """Takes the times of what has happened to a request."""
+    metrics.events += events
+    for event in events:
+        if event.type is EventType.QUEUED:
+            metrics.queued_time = metrics.queued_time or event.timestamp
+        elif event.type is EventType.SCHEDULED:
+            metrics.first_scheduled_time = metrics.first_scheduled_time or event.timestamp
+        elif event.type is EventType.PREEMPTED:
+            metrics.num_preemptions += 1
+        elif event.type is EventType.FIRST_TOKEN:
+            metrics.first_token_time = metrics.first_token_time or event.timestamp
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:

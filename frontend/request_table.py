@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.request import Request
-from quire.protocol.messages import Abort, ClientMessage, EngineCoreOutputs, EngineCoreRequest
+from quire.frontend.outputs import RequestMetrics
+from quire.frontend.prompts import Prompt
+from quire.frontend.request import Service
+from quire.protocol.messages import (
+    Abort,
+    ClientMessage,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    PoolingParams,
+    SamplingParams,
+)
+
+
+class OpenRequest(Protocol):
+    """What a generation and an embedding have in common. `pooling` is an embedding's, which has one engine request."""
+
+    request_id: str
+    service: Service
+    prompt: Prompt
+    engine_params: Sequence[SamplingParams]
+    pooling: PoolingParams | None
+    metrics: RequestMetrics
+    error: Exception | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+
+    def append(self, index: int, output: EngineCoreOutput, timestamp: float, /) -> bool:
+        """Take an increment of engine request `index`. Returns whether the engine must be told that it has ended."""
 
 
 class RequestTable:
@@ -22,16 +56,16 @@ class RequestTable:
         self._send = send
         self._eos_token_ids = eos_token_ids
         self._ids = itertools.count()
-        self._open: dict[str, tuple[Request, int]] = {}  # id on the wire -> the request, and which completion
-        self._wire_ids: dict[Request, list[str]] = {}
+        self._open: dict[str, tuple[OpenRequest, int]] = {}  # id on the wire -> the request, and which completion
+        self._wire_ids: dict[OpenRequest, list[str]] = {}
 
     def __len__(self) -> int:
         return len(self._wire_ids)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[OpenRequest]:
         return iter(list(self._wire_ids))
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: OpenRequest) -> None:
         """Send the engine requests of `request`. Raises `EngineDeadError`, or `ProtocolError` when it is too large."""
         wire_ids = self._wire_ids[request] = []
         try:
@@ -47,6 +81,7 @@ class RequestTable:
                     request.service.cache_salt,
                     request.service.timeout,
                     wire_ids[0] if wire_ids else None,
+                    request.pooling,
                 )
                 self._send(message)
                 wire_ids.append(wire_id)
@@ -55,9 +90,9 @@ class RequestTable:
             self.drop([request])
             raise
 
-    def update(self, message: EngineCoreOutputs) -> list[Request]:
+    def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
         """Hand out one frame of increments; returns the requests that grew. What has ended leaves the table."""
-        grown: dict[Request, None] = {}
+        grown: dict[OpenRequest, None] = {}
         stopped: list[str] = []
         for output in message.outputs:
             entry = self._open.get(output.request_id)
@@ -80,11 +115,11 @@ class RequestTable:
             self.drop(done)
         return list(grown)
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: OpenRequest) -> None:
         """Ask the engine to end `request`; its outputs still come, the last with finish reason "abort"."""
         self._end(self._running([request]))
 
-    def drop(self, requests: Iterable[Request]) -> None:
+    def drop(self, requests: Iterable[OpenRequest]) -> None:
         """Forget these requests, and let the engine end what still runs of them."""
         requests = list(requests)
         wire_ids = self._running(requests)
@@ -94,7 +129,7 @@ class RequestTable:
             del self._open[wire_id]
         self._end(wire_ids)
 
-    def fail(self, error: Exception) -> list[Request]:
+    def fail(self, error: Exception) -> list[OpenRequest]:
         """End every open request with `error`; returns them."""
         failed = list(self)
         for request in failed:
@@ -107,5 +142,5 @@ class RequestTable:
             with suppress(EngineDeadError):  # then they have ended already
                 self._send(Abort(wire_ids))
 
-    def _running(self, requests: Iterable[Request]) -> list[str]:
+    def _running(self, requests: Iterable[OpenRequest]) -> list[str]:
         return [wire_id for request in requests for wire_id in self._wire_ids.get(request, ()) if wire_id in self._open]

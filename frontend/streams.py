@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from quire.frontend.client import Delivery
 from quire.frontend.errors import EngineDeadError, RequestError
-from quire.frontend.request import Request
-from quire.frontend.request_table import RequestTable
+from quire.frontend.request_table import OpenRequest, RequestTable
 
 
 class Mailbox:
@@ -55,7 +54,7 @@ class Stream:
 
     __slots__ = ("_has_grown", "_waiter", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: OpenRequest) -> None:
         self.request = request
         self._has_grown = False
         self._waiter: asyncio.Future[None] | None = None
@@ -85,7 +84,7 @@ class Streams:
         self._table = table
         self._streams: dict[str, Stream] = {}
 
-    def open(self, request: Request) -> Stream:
+    def open(self, request: OpenRequest) -> Stream:
         """Submit `request`. Raises `RequestError` when its id is in use, `EngineDeadError`."""
         self._bind()
         if request.request_id in self._streams:

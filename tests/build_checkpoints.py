@@ -1,8 +1,8 @@
 """Writes the checkpoints of `checkpoints.py`, each with what `transformers` answers.
 
 Each is a subfolder (config, sharded safetensors, tokenizer) with a `reference.json`: prompts, greedy continuations in
-float32, and the prompts' log probabilities in float32 and bfloat16, all by `transformers` with eager attention on the
-same weights. It runs in a process of its own, so that the tests need not import torch:
+float32, and the prompts' log probabilities and pooled hidden states in float32 and bfloat16, all by `transformers` with
+eager attention on the same weights. It runs in a process of its own, so that the tests need not import torch:
 
     python -P tests/build_checkpoints.py FOLDER [NAME...]
 """
@@ -109,7 +109,9 @@ def _answer(checkpoint: Checkpoint, folder: Path) -> list[Reference]:
     with torch.inference_mode():
         for length in PROMPT_LENGTHS:
             prompt, greedy, gap = _prompt_without_ties(exact, draw, length)
-            references.append(Reference(prompt, greedy, _logprobs(exact, prompt), _logprobs(rounded, prompt), gap))
+            logprobs = _logprobs(exact, prompt), _logprobs(rounded, prompt)
+            (last, mean), (last_bfloat16, mean_bfloat16) = _pooled(exact, prompt), _pooled(rounded, prompt)
+            references.append(Reference(prompt, greedy, *logprobs, last, last_bfloat16, mean, mean_bfloat16, gap))
     return references
 
 
@@ -144,6 +146,14 @@ def _logprobs(model: Any, prompt: list[int]) -> list[float]:
 
     logprobs = model(torch.tensor([prompt]), use_cache=False).logits[0].float().log_softmax(-1)
     return [float(logprobs[i, token]) for i, token in enumerate(prompt[1:])]
+
+
+def _pooled(model: Any, prompt: list[int]) -> tuple[list[float], list[float]]:
+    """The hidden state of the last token, and the mean of all."""
+    import torch
+
+    states = model.base_model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0].double()
+    return states[-1].tolist(), states.mean(0).tolist()
 
 
 def _quiet_torch() -> None:

@@ -34,12 +34,19 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What `transformers` answers to one prompt; log probabilities are those of prompt tokens 1, 2, ..."""
+    """What `transformers` answers to one prompt; log probabilities are those of prompt tokens 1, 2, ...
+
+    `last` and `mean` are of the final hidden states, after the last norm.
+    """
 
     prompt: list[int]
     greedy: list[int]
     logprobs: list[float]
     logprobs_bfloat16: list[float]
+    last: list[float]
+    last_bfloat16: list[float]
+    mean: list[float]
+    mean_bfloat16: list[float]
     gap: float
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -33,6 +33,20 @@ def test_pages_of_a_failed_request_are_of_use_to_the_next(poisoned: Path, engine
         with pytest.raises(RequestError, match="NaN"):
             llm.generate([[7, POISON] * 20], params)
         assert llm.generate([[7, 8, 9]], params)[0].outputs[0].token_ids == before
+
+
+@pytest.mark.parametrize("pooling_type", ["last", "mean"])
+def test_an_embedding_without_a_number_is_an_error(
+    poisoned: Path, engine: EngineFactory, pooling_type: Literal["last", "mean"]
+) -> None:
+    from quire.frontend import PoolingParams, RequestError
+
+    llm = engine(poisoned, skip_tokenizer_init=True, num_pages=4)
+    params = PoolingParams(pooling_type=pooling_type)
+    before = llm.embed([[7, 8, 9]], params)[0].outputs
+    with pytest.raises(RequestError, match="prompt 1: the model's hidden state holds a NaN"):
+        llm.embed([[7, 8, 9], [7, POISON] * 20], params, use_tqdm=False)
+    assert llm.embed([[7, 8, 9]], params)[0].outputs == before
 
 
 def test_a_prompt_position_that_fails_ends_its_request_alone(poisoned: Path, engine: EngineFactory) -> None:

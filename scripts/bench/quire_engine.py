@@ -14,8 +14,7 @@ from bench.work import Answer, Decode, Generated
 
 from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
 from quire.frontend.engine_args import EngineOptions
-from quire.frontend.request import Request
-from quire.frontend.request_table import RequestTable
+from quire.frontend.request_table import OpenRequest, RequestTable
 from quire.kernels import host
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import PlanBuilder
@@ -84,7 +83,7 @@ class _CountingTable(RequestTable):
         super().__init__(send, eos_token_ids)
         self.first_counts: dict[str, int] = {}  # by ids that are in the order of submission
 
-    def update(self, message: EngineCoreOutputs) -> list[Request]:
+    def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
         for output in message.outputs:
             if output.new_token_ids:
                 self.first_counts.setdefault(output.request_id, len(output.new_token_ids))

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestError, RequestOutput, SamplingParams
+from quire.frontend import (
+    LLM,
+    AsyncLLM,
+    EngineDeadError,
+    PoolingParams,
+    RequestError,
+    RequestOutput,
+    RequestTimeoutError,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -156,6 +165,73 @@ def test_abort_ends_the_stream_with_what_there_is(play: Play) -> None:
         assert last.outputs[0].finish_reason == "abort"
         assert 0 < len(last.outputs[0].token_ids) < 1900
         await each.abort("long")  # has ended already
+
+    play(body)
+
+
+def test_prompt_logprobs_of_a_cached_prefix(llm: LLM, play: Play) -> None:
+    """A prompt whose beginning another has left in the cache, and still computes."""
+    shared = llm.get_tokenizer().encode(" ".join(PROMPTS) * 8)[:100]
+    alone = llm.generate([[*shared, 5]], greedy(2, prompt_logprobs=1), cache_salt="alone")[0]
+
+    async def body(each: AsyncLLM) -> None:
+        await collect(each.generate([*shared, 9], greedy(2)))
+        going = asyncio.create_task(collect(each.generate([*shared, 7], greedy(200))))
+        plain, told = await asyncio.gather(
+            collect(each.generate([*shared, 5], greedy(2))),
+            collect(each.generate([*shared, 5], greedy(2, prompt_logprobs=1))),
+        )
+        assert plain[-1].num_cached_tokens == 96
+        assert told[-1].prompt_logprobs == alone.prompt_logprobs
+        assert len(told[-1].prompt_logprobs or []) == 101
+        assert told[-1].outputs == plain[-1].outputs
+        await going
+
+    play(body)
+
+
+def test_embeddings_beside_streams(llm: LLM, play: Play) -> None:
+    expected = llm.embed(PROMPTS, PoolingParams(pooling_type="mean"), use_tqdm=False)
+
+    async def body(each: AsyncLLM) -> None:
+        stream = asyncio.create_task(collect(each.generate(PROMPTS[0], greedy(200))))
+        params = PoolingParams(pooling_type="mean")
+        outputs = await asyncio.gather(*(each.embed(prompt, params) for prompt in PROMPTS))
+        assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+        assert all(output.finished and len(output.prompt_token_ids) > 3 for output in outputs)
+        assert [output.prompt for output in outputs] == PROMPTS
+        assert all(output.metrics.queued_time is not None for output in outputs)
+        assert (await stream)[-1].outputs[0].finish_reason == "length"
+
+    play(body)
+
+
+def test_an_embedding_that_is_not_to_be_ends_at_once(play: Play) -> None:
+    """Cancelled, aborted, late, or refused: while a stream runs, and leaving nothing behind."""
+    long = [7] * 2000
+
+    async def body(each: AsyncLLM) -> None:
+        stream = asyncio.create_task(collect(each.generate(PROMPTS[0], greedy(300))))
+        cancelled = asyncio.create_task(each.embed(long, cache_salt="a"))
+        aborted = asyncio.create_task(each.embed(long, request_id="long", cache_salt="b"))
+        await asyncio.sleep(0)  # both are sent
+        with pytest.raises(RequestError, match="in use"):
+            await each.embed([1], request_id="long")
+        cancelled.cancel()
+        await each.abort("long")
+        with pytest.raises(RequestError, match="was aborted"):
+            await aborted
+        with pytest.raises(RequestTimeoutError, match="time of 1e-06 s"):
+            await each.embed(long, timeout=1e-6)
+        with pytest.raises(RequestError, match="2049 tokens and the context length is 2048; shorten it to 2048"):
+            await each.embed([7] * 2049)
+        with pytest.raises(ValueError, match="dimensions=0 is out of range"):
+            await each.embed("a", PoolingParams(dimensions=0))
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert (await stream)[-1].outputs[0].finish_reason == "length"
+        assert (await each.embed([7] * 2048)).outputs.hidden_size > 0  # the whole context
+        await idle(each)
 
     play(body)
 

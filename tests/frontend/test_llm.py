@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quire.frontend import LLM, EngineDeadError, EngineStartError, RequestError, RequestOutput, SamplingParams
+from quire.frontend import (
+    LLM,
+    EngineDeadError,
+    EngineStartError,
+    PoolingParams,
+    PromptType,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -236,6 +245,39 @@ def test_unknown_sampling_fields_and_wrong_counts_are_refused(llm: LLM) -> None:
         llm.generate(["a", "b"], [greedy()] * 3)
     with pytest.raises(TypeError, match="dict"):
         llm.generate("a", {"temperature": 0.0})  # type: ignore[arg-type]
+
+
+def test_embeddings_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    mean = PoolingParams(pooling_type="mean")
+    prompts: list[PromptType] = [*PROMPTS, [7, 8]]
+    outputs = llm.embed(prompts, [mean, *[PoolingParams()] * len(PROMPTS)], use_tqdm=False)
+    assert [output.prompt for output in outputs] == [*PROMPTS, None]
+    assert [output.outputs for output in outputs[:2]] == [
+        llm.embed(PROMPTS[0], mean)[0].outputs,
+        llm.embed(PROMPTS[1])[0].outputs,
+    ]
+    assert all(sum(v * v for v in output.outputs.embedding) == pytest.approx(1) for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "message"),
+    [
+        ([7] * 5000, {}, "prompt 1: the prompt has 5000 tokens and the context length is"),
+        ([], {}, "prompt 1: the prompt is empty"),
+        ("a", {"dimensions": 100_000}, "prompt 1: dimensions=100000 is out of range"),
+        ("a", {"dimensions": "3"}, "prompt 1: dimensions='3' can't be used"),
+        ("a", {"pooling_type": "cls"}, "prompt 1: pooling_type='cls' is not known; it can be 'last' or 'mean'"),
+    ],
+)
+def test_a_bad_embedding_is_named_and_nothing_runs(llm: LLM, prompt: Any, fields: dict[str, Any], message: str) -> None:
+    step = llm.stats()["step"]
+    with pytest.raises(RequestError, match=message):
+        llm.embed(["a", prompt], [PoolingParams(), PoolingParams(**fields)])
+    with pytest.raises(ValueError, match="3 pooling_params for 2 prompts"):
+        llm.embed(["a", "b"], [PoolingParams()] * 3)
+    with pytest.raises(TypeError, match="dict"):
+        llm.embed("a", {"dimensions": 3})  # type: ignore[arg-type]
+    assert llm.stats()["step"] == step
 
 
 def test_an_interrupted_call_leaves_nothing_running(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
