@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.frontend.http.auth import ApiKeys
 from quire.frontend.http.chat import Chat
 from quire.frontend.http.completions import Completions
+from quire.frontend.http.embeddings import Embeddings
 from quire.frontend.http.endpoints import Endpoints
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
 from quire.frontend.http.service import Service
@@ -48,6 +49,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
     return [
         Route("/v1/completions", Completions(service).create, methods=["POST"]),
         Route("/v1/chat/completions", Chat(service).create, methods=["POST"]),
+        Route("/v1/embeddings", Embeddings(service).create, methods=["POST"]),
         Route("/v1/models", small.models),
         Route("/v1/models/{name:path}", small.model),
         Route("/tokenize", small.tokenize, methods=["POST"]),

@@ -92,7 +92,7 @@ class CompletionTask:
         self._id = new_id("cmpl")
         self._created = service.now()
         self._writer = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
-        self._prompts = _prompts_of(body.prompt)
+        self._prompts = prompts_of(body.prompt, "prompt")
         self._params = self._sampling_params()
         service.check_count(len(self._prompts), self._params)
 
@@ -212,19 +212,19 @@ class CompletionTask:
         return choice
 
 
-def _prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A text, token ids, or a list of either."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise bad_request("prompt is an empty list; give at least one prompt", "prompt")
-    if all(isinstance(part, int) for part in prompt):
-        return [cast("list[int]", prompt)]
-    for index, part in enumerate(prompt):
-        if isinstance(part, int) or type(part) is not type(prompt[0]):
+def prompts_of(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:
+    """A text, token ids, or a list of either; `name` is the field's."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise bad_request(f"{name} is an empty list; give at least one", name)
+    if all(isinstance(part, int) for part in given):
+        return [cast("list[int]", given)]
+    for index, part in enumerate(given):
+        if isinstance(part, int) or type(part) is not type(given[0]):
             raise bad_request(
-                f"prompt[{index}] is of another type than prompt[0]; give a text, a list of texts, a list of token ids "
+                f"{name}[{index}] is of another type than {name}[0]; give a text, a list of texts, a list of token ids "
                 "or a list of lists of token ids",
-                "prompt",
+                name,
             )
-    return cast("list[str | list[int]]", prompt)
+    return cast("list[str | list[int]]", given)

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from quire.frontend.chat.tools import ToolError
-from quire.frontend.errors import EngineDeadError, RequestError
+from quire.frontend.errors import EngineDeadError, RequestError, RequestTimeoutError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import ErrorKind
 
@@ -72,6 +72,8 @@ def api_error(error: Exception, retry_after: int) -> ApiError | None:
     match error:
         case ApiError():
             refusal: ApiError | None = error
+        case RequestTimeoutError():
+            refusal = ApiError(504, str(error), code="deadline_exceeded")
         case RequestError():
             refusal = _of_kind(error, retry_after)
         case EngineDeadError():
