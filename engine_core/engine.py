@@ -8,6 +8,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from quire.engine_core.batch import Batch
 from quire.engine_core.beams import BeamSearch
 from quire.engine_core.deadlines import Deadlines
@@ -17,7 +19,7 @@ from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Scheduler
 from quire.engine_core.siblings import Siblings
-from quire.engine_core.stats import LastStep, collect_stats
+from quire.engine_core.stats import LastStep, add_step, collect_stats
 from quire.engine_core.stopping import explain_end, explain_timeout, is_last
 from quire.engine_core.trace import Tracer
 from quire.engine_core.utilities import perform
@@ -46,6 +48,7 @@ from quire.protocol.messages import (
     UtilityCall,
     UtilityResult,
 )
+from quire.protocol.totals import EngineTotals
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ class EngineCore:
         self._requests: dict[bytes, dict[str, Request]] = {}
         self._increments: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
         self._last = LastStep()
+        self._totals = EngineTotals()
 
     @property
     def has_requests(self) -> bool:
@@ -95,6 +99,14 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """The engine as it is now; tokens and times are those of the last step."""
         return collect_stats(self._last, self.scheduler, self.sequences)
+
+    @property
+    def totals(self) -> EngineTotals:
+        """What it has done since its start."""
+        counters = self.scheduler.counters
+        return msgspec.structs.replace(
+            self._totals, prompt_tokens=counters.prompt_tokens, cached_tokens=counters.cached_tokens
+        )
 
     def receive(self, client_id: bytes, message: ClientMessage) -> None:
         """Takes one message of a client; Hello and Ping are the server's and mean nothing here."""
@@ -219,6 +231,7 @@ class EngineCore:
             execute_seconds=executed - scheduled,
             update_seconds=self.clock() - executed,
         )
+        add_step(self._totals, self._last)
         self.flush(stats := self.stats)
         if self.tracer.subscribers:
             self.tracer.stepped(begun, stats)

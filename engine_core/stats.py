@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduler import Scheduler
 from quire.kernels.runner import Sequences
 from quire.protocol.messages import SchedulerStats
+from quire.protocol.totals import EngineTotals
 
 
 class LastStep(msgspec.Struct, frozen=True, gc=False):
@@ -41,3 +45,19 @@ def collect_stats(last: LastStep, scheduler: Scheduler, sequences: Sequences) ->
         execute_seconds=last.execute_seconds,
         update_seconds=last.update_seconds,
     )
+
+
+def num_deferred(waiting: Iterable[Request]) -> int:
+    """How many of those that wait do so for something other than room."""
+    return sum(request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR for request in waiting)
+
+
+def add_step(totals: EngineTotals, last: LastStep) -> None:
+    """Counts a step that has ended."""
+    totals.prefill_tokens += last.prefill_tokens
+    totals.decode_tokens += last.decode_tokens
+    totals.schedule_seconds += last.schedule_seconds
+    totals.execute_seconds += last.execute_seconds
+    totals.update_seconds += last.update_seconds
+    totals.step_tokens.observe(last.prefill_tokens + last.decode_tokens)
+    totals.step_seconds.observe(last.schedule_seconds + last.execute_seconds + last.update_seconds)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.engine_core.stats import num_deferred
 from quire.engine_core.validation import check_prefix
 from quire.protocol.messages import UtilityCall
 
@@ -23,7 +24,8 @@ def perform(core: EngineCore, client_id: bytes, call: UtilityCall) -> object:
 
 
 def _stats(core: EngineCore, _client_id: bytes, _call: UtilityCall) -> object:
-    return msgspec.structs.asdict(core.stats) | core.server_stats()
+    more = {"deferred": num_deferred(core.scheduler.waiting), "totals": msgspec.to_builtins(core.totals)}
+    return msgspec.structs.asdict(core.stats) | more | core.server_stats()
 
 
 def _reset_cache(core: EngineCore, _client_id: bytes, _call: UtilityCall) -> int:

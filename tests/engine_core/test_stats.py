@@ -117,6 +117,25 @@ def test_where_the_time_of_a_step_goes() -> None:
     assert seconds(engine.core.stats) == (1, 10, 100)
 
 
+def test_totals_are_the_sums_over_all_steps() -> None:
+    engine = Timed(num_pages=20)
+    engine.add("a", PROMPT, max_tokens=3)
+    engine.add("b", PROMPT, max_tokens=3)
+    steps = []
+    while engine.core.has_requests:
+        engine.step()
+        steps.append(engine.core.stats)
+    totals = engine.core.totals
+    computed = [step.prefill_tokens + step.decode_tokens for step in steps]
+    assert totals.prefill_tokens == sum(step.prefill_tokens for step in steps)
+    assert totals.decode_tokens == sum(step.decode_tokens for step in steps)
+    assert (totals.prompt_tokens, totals.cached_tokens) == (44, sum(step.cached_tokens for step in steps))
+    assert (totals.step_tokens.sum, sum(totals.step_tokens.counts)) == (sum(computed), len(steps))
+    assert totals.step_tokens.counts[0] == computed.count(1)
+    assert totals.step_seconds.sum == sum(sum(seconds(step)) for step in steps)
+    assert totals.execute_seconds == 10 * len(steps)
+
+
 def test_events_carry_their_times() -> None:
     engine = Timed(num_pages=14, max_num_batched_tokens=8)
     engine.expect_no_output()

@@ -1,0 +1,59 @@
+"""What an engine has counted since its start; part of what the utility call `stats` answers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+STEP_TOKENS: list[float] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+STEP_SECONDS: list[float] = [
+    1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 2, 5, 10,
+]  # fmt: skip
+
+
+class Distribution(msgspec.Struct, gc=False):
+    """How many values fell into each bucket, and their sum.
+
+    Bucket `i` holds the values of at most `bounds[i]` that are above `bounds[i - 1]`; one more holds the rest, so
+    `len(counts) == len(bounds) + 1`.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float = 0.0
+
+    @classmethod
+    def of(cls, bounds: list[float]) -> Distribution:
+        """One without values; `bounds` rise."""
+        return cls([float(bound) for bound in bounds], [0] * (len(bounds) + 1))
+
+    def observe(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: list[float]) -> None:
+        """Counts many. This is on the path of each token: a bisection for each value, no lock."""
+        bounds, counts = self.bounds, self.counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.sum += sum(values)
+
+
+class EngineTotals(msgspec.Struct, gc=False):
+    """Tokens that steps computed (of prompts and what is computed again, of decodes) and the seconds that took.
+
+    `prompt_tokens` are those of the requests that have started, and `cached_tokens` of these were in the prefix cache.
+    `step_tokens` and `step_seconds` are of each step.
+    """
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    schedule_seconds: float = 0.0
+    execute_seconds: float = 0.0
+    update_seconds: float = 0.0
+    step_tokens: Distribution = msgspec.field(default_factory=lambda: Distribution.of(STEP_TOKENS))
+    step_seconds: Distribution = msgspec.field(default_factory=lambda: Distribution.of(STEP_SECONDS))
