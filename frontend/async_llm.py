@@ -18,6 +18,7 @@ from quire.frontend.embedding import PoolingParams
 from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError
+from quire.frontend.observer import Observer, TraceContext
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.prompts import Message, Prompt, PromptType
 from quire.frontend.request import Service
@@ -25,7 +26,7 @@ from quire.frontend.request_table import RequestTable
 from quire.frontend.sampling import SamplingParams, ranks
 from quire.frontend.streams import Mailbox, Streams
 from quire.frontend.tokenizer import Tokenizer
-from quire.protocol.messages import StepTrace
+from quire.protocol.messages import Ready, StepTrace
 
 OutputKind = Literal["cumulative", "delta"]
 
@@ -46,7 +47,8 @@ class AsyncLLM:
         self._mailbox = Mailbox()
         self._engine = Engine(EngineArgs.from_options(model, options), self._mailbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
-        self._streams = Streams(self._mailbox, RequestTable(self._engine.client.send, self._engine.eos_token_ids))
+        self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)
+        self._streams = Streams(self._mailbox, self._table)
         self._request_ids = itertools.count()
 
     def generate(
@@ -59,6 +61,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
+        trace: TraceContext | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one prompt; the last is `finished`.
 
@@ -70,10 +73,10 @@ class AsyncLLM:
 
         `priority`: the lower, the sooner, under the policy of that name. `cache_salt`: KV pages are shared only with
         requests of the same salt. `timeout`: seconds after which the request ends with finish reason "timeout", even
-        before it has started.
+        before it has started. `trace`: for spans, see `add_observer`.
         """
         make = functools.partial(self._engine.prompt, prompt)
-        service = Service(priority, cache_salt, timeout)
+        service = Service(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
         return self._stream(make, _is_long(prompt), sampling_params, request_id, output_kind, service)
 
     async def embed(
@@ -85,6 +88,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,  # noqa: ASYNC109 - it is the engine's
+        trace: TraceContext | None = None,
     ) -> EmbeddingRequestOutput:
         """Compute the embedding of one prompt, which may be as long as the context.
 
@@ -94,7 +98,8 @@ class AsyncLLM:
         params = self._engine.pooling(pooling_params)
         make = functools.partial(self._engine.prompt, prompt)
         made = await asyncio.to_thread(make) if _is_long(prompt) else make()
-        request = self._engine.embedding(self._name(request_id), made, params, Service(priority, cache_salt, timeout))
+        service = Service(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
+        request = self._engine.embedding(self._name(request_id), made, params, service)
         stream = self._streams.open(request)
         try:
             while not request.finished:
@@ -143,6 +148,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
+        trace: TraceContext | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to a conversation, written as a prompt by the chat template; else as `generate`."""
         make = functools.partial(
@@ -154,15 +160,22 @@ class AsyncLLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        service = Service(priority, cache_salt, timeout)
+        service = Service(priority, cache_salt, timeout, trace or TraceContext("chat"))
         return self._stream(make, _are_long(messages), sampling_params, request_id, output_kind, service)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
         self._streams.abort(request_id)
 
+    def add_observer(self, observer: Observer) -> None:
+        """From now on `observer` is told of each request of this client: `quire.frontend.metrics` has some."""
+        self._table.add_observer(observer)
+
     async def stats(self) -> dict[str, Any]:
-        """The engine as it is now: the fields of `SchedulerStats`, and counters of its socket."""
+        """The engine as it is now: the fields of `SchedulerStats`, and counters of its socket.
+
+        `deferred` of those that wait do so for something other than room; `totals` are the fields of `EngineTotals`.
+        """
         return cast("dict[str, Any]", await asyncio.wrap_future(self._engine.client.call("stats")))
 
     async def start_trace(self, on_step: Callable[[StepTrace], None]) -> None:
@@ -259,6 +272,11 @@ class AsyncLLM:
     def vocab_size(self) -> int:
         """Token ids go from 0 to one less."""
         return self._engine.client.ready.vocab_size
+
+    @property
+    def engine_info(self) -> Ready:
+        """What the engine has said of itself: model, context length, KV pages."""
+        return self._engine.client.ready
 
     @property
     def engine_address(self) -> str:

@@ -60,7 +60,8 @@ def check_embedding(num_prompt_tokens: int, max_model_len: int, pool_tokens: int
 class EmbeddingRequest:
     """A prompt on its way to its embedding: it has it, or the error that ended it, when it is `finished`."""
 
-    num_output_tokens = 0
+    params = None
+    num_output_tokens = longest_output = 0
 
     def __init__(
         self, request_id: str, prompt: Prompt, params: PoolingParams, *, arrival_time: float, service: Service
@@ -73,17 +74,23 @@ class EmbeddingRequest:
         self.metrics = RequestMetrics(arrival_time)
         self.error: Exception | None = None
         self._vector: list[float] | None = None
-        self._num_cached_tokens = 0
+        self.first_chunk_time: float | None = None
+        self.num_cached_tokens = 0
 
     @property
     def finished(self) -> bool:
         """Whether the embedding is there, or an error has ended the request."""
         return self._vector is not None or self.error is not None
 
+    @property
+    def finish_reasons(self) -> list[str]:
+        """ "stop" when the embedding is there."""
+        return [str(FinishReason.ABORT if self._vector is None else FinishReason.STOP)]
+
     def append(self, _index: int, output: EngineCoreOutput, timestamp: float) -> bool:
         """Take an output of the engine. Returns False: the engine knows when it has ended."""
         note_events(self.metrics, output.events)
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.pooled is not None:
             self._vector = list(struct.unpack(f"<{len(output.pooled) // 4}f", output.pooled))
         elif output.finish_reason is not None:
@@ -103,7 +110,7 @@ class EmbeddingRequest:
             EmbeddingOutput(self._vector),
             self.finished,
             self.metrics,
-            self._num_cached_tokens,
+            self.num_cached_tokens,
         )
 
 

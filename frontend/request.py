@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from quire.frontend.detokenizer import IncrementalDetokenizer
 from quire.frontend.errors import RequestError
+from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from quire.frontend.prompts import Prompt
 from quire.frontend.sampling import ranks
@@ -28,11 +29,15 @@ from quire.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How the engine is to treat a request. `timeout`: seconds after which it ends, None for no limit."""
+    """How a request is to be treated. `timeout`: seconds after which it ends, None for no limit.
+
+    `trace` is for those who observe it.
+    """
 
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    trace: TraceContext = field(default_factory=TraceContext)
 
 
 DEFAULT_SERVICE = Service()
@@ -116,7 +121,8 @@ class Completion:
 class Request:
     """One request of a user: its prompt and parameters, its completions, and the error that ended it, if one did.
 
-    `params` are those of `validate`; `engine_params` those of its engine requests, one a completion.
+    `params` are those of `validate`; `engine_params` those of its engine requests, one a completion. `first_chunk_time`
+    is when its first tokens arrived, in seconds of this process's monotonic clock, if somebody observes that.
     """
 
     def __init__(
@@ -135,16 +141,17 @@ class Request:
         self.prompt = prompt
         self.pooling: PoolingParams | None = None
         self.engine_params = engine_params
+        self.params = params
         self.metrics = RequestMetrics(arrival_time)
+        self.first_chunk_time: float | None = None
+        self.num_cached_tokens = 0
         self.error: Exception | None = None
         self._tokenizer = tokenizer
-        self._params = params
         own = msgspec.structs.replace(params, logprobs=engine_params[0].logprobs)
         count = params.n if params.beam_width else len(engine_params)
         self._completions = [Completion(index, prompt, own, tokenizer) for index in range(count)]
         self._num_open = count
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
-        self._num_cached_tokens = 0
 
     @property
     def finished(self) -> bool:
@@ -154,12 +161,22 @@ class Request:
     @property
     def has_news(self) -> bool:
         """Whether there is something to hand out: where completions are ranked, there is at the end alone."""
-        return self.finished or not ranks(self._params)
+        return self.finished or not ranks(self.params)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens that all completions have together."""
         return sum(completion.num_tokens for completion in self._completions)
+
+    @property
+    def longest_output(self) -> int:
+        """Tokens of the completion that has the most."""
+        return max(completion.num_tokens for completion in self._completions)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why each completion ended; "abort" for one that was still open when its consumer left, or an error came."""
+        return [completion.finish_reason or str(FinishReason.ABORT) for completion in self._completions]
 
     def append(self, index: int, output: EngineCoreOutput, timestamp: float) -> bool:
         """Take an increment of completion `index`. Returns whether the engine must be told that it has ended."""
@@ -175,7 +192,7 @@ class Request:
                 None if entry is None else position_logprobs(entry, self._tokenizer)
                 for entry in output.new_prompt_logprobs
             ]
-        if self._params.beam_width:
+        if self.params.beam_width:
             self._append_beams(output)
             stopped = False
         else:
@@ -199,21 +216,21 @@ class Request:
             self._outputs(delta),
             self.finished,
             self.metrics,
-            self._num_cached_tokens,
+            self.num_cached_tokens,
         )
 
     def _outputs(self, delta: bool) -> list[CompletionOutput]:
-        if not ranks(self._params):
+        if not ranks(self.params):
             return [completion.output(delta) for completion in self._completions]
         if not self.finished:
             return []
         best = self._completions
-        if self._params.best_of is not None:
-            best = sorted(best, key=lambda completion: -completion.mean_logprob)[: self._params.n]
+        if self.params.best_of is not None:
+            best = sorted(best, key=lambda completion: -completion.mean_logprob)[: self.params.n]
         outputs = [completion.output(delta) for completion in best]
         for index, output in enumerate(outputs):
             output.index = index
-            if self._params.logprobs is None:
+            if self.params.logprobs is None:
                 output.logprobs = None
         return outputs
 
@@ -239,7 +256,7 @@ class Request:
         is_first = self.metrics.first_token_time is None
         note_events(self.metrics, output.events)
         if is_first and self.metrics.first_token_time is not None:
-            self._num_cached_tokens = output.num_cached_tokens
+            self.num_cached_tokens = output.num_cached_tokens
 
 
 def note_events(metrics: RequestMetrics, events: Sequence[EngineCoreEvent]) -> None:
