@@ -1,0 +1,1 @@
+"""What the server tells of itself: Prometheus metrics, recent rates for the page, OpenTelemetry spans."""
