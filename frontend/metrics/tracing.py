@@ -1,0 +1,136 @@
+"""One OpenTelemetry span a request, with the `gen_ai.*` attributes. Needs the extra `otel`; import it only if asked to.
+
+Latencies and the attributes that begin with `gen_ai.latency` have vLLM's names; the others are those of OpenTelemetry's
+semantic conventions. No text of a prompt or an answer is ever in a span.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from opentelemetry.context import get_current
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from quire.frontend.errors import RequestError
+from quire.frontend.request import Request
+
+_NANOSECONDS = 1_000_000_000
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class RequestSpans:
+    """An `Observer` that makes a span of each request, from its arrival to its end.
+
+    Its parent is that of the `traceparent` header which the request came with, or else the current span of its
+    consumer. Times are of the clocks that `RequestMeter` has.
+    """
+
+    def __init__(self, provider: TracerProvider, model_name: str) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("quire")
+        self._model_name = model_name
+        self._open: dict[Request, Span] = {}
+
+    def close(self) -> None:
+        """Send what has not been sent; waits for that, with the exporter's time limit."""
+        self._provider.shutdown()
+
+    def on_submitted(self, request: Request) -> None:
+        """See `Observer`."""
+        begin = time.time_ns() - round((time.monotonic() - request.metrics.arrival_time) * _NANOSECONDS)
+        operation = request.service.trace.operation or "text_completion"
+        self._open[request] = self._tracer.start_span(
+            f"{operation} {self._model_name}",
+            _PROPAGATOR.extract(request.service.trace.headers, get_current()),
+            SpanKind.SERVER,
+            self._asked(request, operation),
+            start_time=begin,
+        )
+
+    def on_first_tokens(self, request: Request, timestamp: float) -> None:
+        """See `Observer`."""
+
+    def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
+        """See `Observer`."""
+
+    def on_finished(self, request: Request, timestamp: float) -> None:
+        """See `Observer`."""
+        if (span := self._open.pop(request, None)) is None:
+            return
+        if request.error is not None:
+            span.set_status(Status(StatusCode.ERROR))
+            span.set_attribute("error.type", _error_type(request.error))
+        span.set_attributes(_given(request))
+        span.set_attributes(_latencies(request, timestamp))
+        span.end(time.time_ns() - round((time.monotonic() - timestamp) * _NANOSECONDS))
+
+    def _asked(self, request: Request, operation: str) -> dict[str, AttributeValue]:
+        params = request.params
+        attributes: dict[str, AttributeValue | None] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "quire",
+            "gen_ai.system": "quire",  # what provider.name was called before
+            "gen_ai.request.model": self._model_name,
+            "gen_ai.response.model": self._model_name,
+            "gen_ai.response.id": request.service.trace.response_id or request.request_id,
+            "gen_ai.request.id": request.request_id,
+            "gen_ai.request.n": params.n,
+            "gen_ai.request.choice.count": params.n if params.n != 1 else None,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.top_k": params.top_k or None,
+            "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
+            "gen_ai.request.presence_penalty": params.presence_penalty or None,
+            "gen_ai.request.seed": params.seed,
+        }
+        return {name: value for name, value in attributes.items() if value is not None}
+
+
+def open_request_spans(endpoint: str | None, model_name: str) -> RequestSpans:
+    """Spans that are sent over OTLP/HTTP to the URL `endpoint`, or to where the OTEL_* environment says."""
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    provider = TracerProvider(resource=Resource.create({} if named else {SERVICE_NAME: "quire"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return RequestSpans(provider, model_name)
+
+
+def _given(request: Request) -> dict[str, AttributeValue]:
+    num_prompt_tokens, num_output_tokens = len(request.prompt.token_ids), request.num_output_tokens
+    return {
+        "gen_ai.usage.input_tokens": num_prompt_tokens,
+        "gen_ai.usage.output_tokens": num_output_tokens,
+        "gen_ai.usage.prompt_tokens": num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": num_output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": request.num_cached_tokens,
+        "gen_ai.response.finish_reasons": request.finish_reasons,
+    }
+
+
+def _latencies(request: Request, timestamp: float) -> dict[str, AttributeValue]:
+    """In seconds; those of what has not happened are left out."""
+    times = request.metrics
+    spans = {
+        "e2e": (times.arrival_time, timestamp),
+        "time_to_first_token": (times.arrival_time, request.first_chunk_time),
+        "time_in_queue": (times.queued_time, times.first_scheduled_time),
+        "time_in_model_prefill": (times.first_scheduled_time, times.first_token_time),
+        "time_in_model_decode": (times.first_token_time, times.last_token_time),
+        "time_in_model_inference": (times.first_scheduled_time, times.last_token_time),
+    }
+    return {
+        f"gen_ai.latency.{name}": end - begin
+        for name, (begin, end) in spans.items()
+        if begin is not None and end is not None
+    }
+
+
+def _error_type(error: Exception) -> str:
+    return error.kind.name.lower() if isinstance(error, RequestError) else type(error).__name__
