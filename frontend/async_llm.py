@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -320,11 +321,12 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         if output_kind not in ("cumulative", "delta"):
             raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
+        arrived = time.monotonic()  # the time that a long prompt takes to become tokens is part of the TTFT
         checked = self._engine.params(params)
         if output_kind == "delta" and ranks(checked):
             raise ValueError("best_of and beam search choose at the end, so there are no deltas; use 'cumulative'")
         prompt = await asyncio.to_thread(make_prompt) if is_long else make_prompt()
-        request = self._engine.request(self._name(request_id), prompt, checked, service)
+        request = self._engine.request(self._name(request_id), prompt, checked, service, arrived)
         stream = self._streams.open(request)
         try:
             finished = False

@@ -78,9 +78,17 @@ class Engine:
         return make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size)
 
     def request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, service: Service = DEFAULT_SERVICE
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        service: Service = DEFAULT_SERVICE,
+        arrival_time: float | None = None,
     ) -> Request:
-        """A request that is ready to be submitted; `params` are checked ones. Raises `RequestError`."""
+        """A request that is ready to be submitted; `params` are checked ones. Raises `RequestError`.
+
+        `arrival_time`: when its user asked for it, `time.monotonic()`; now if None.
+        """
         ready = self.client.ready
         try:
             check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
@@ -88,8 +96,8 @@ class Engine:
             each = engine_params(params, seed, self.tokenizer)
         except ValueError as error:
             raise RequestError(str(error)) from None
-        now = time.monotonic()
-        return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=now, service=service)
+        arrived = time.monotonic() if arrival_time is None else arrival_time
+        return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=arrived, service=service)
 
     def pooling(self, params: PoolingParams | None) -> PoolingParams:
         """Checked parameters of an embedding; the defaults when there are none. Raises `ValueError`."""

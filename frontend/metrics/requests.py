@@ -154,7 +154,7 @@ class RequestMeter:
         add.histogram("request_prompt_tokens", "Tokens of the prompt.", self._prompt_lengths)
         add.histogram("request_generation_tokens", "Tokens of all completions.", self._generation_lengths)
         add.histogram("request_params_max_tokens", "max_tokens, or what the context has room for.", self._max_tokens)
-        add.histogram("request_params_n", "n.", self._n)
+        add.histogram("request_params_n", "Completions asked for.", self._n)
         add.histogram("request_num_preemptions", "Preemptions of the request.", self._preemptions)
 
 

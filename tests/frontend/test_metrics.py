@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from memory_pressure import under_pressure
 from quire.frontend import LLM, AsyncLLM, RequestError, SamplingParams
 from quire.frontend.metrics import server
 from quire.frontend.metrics.server import ServerMetrics
+from quire.frontend.prompts import Prompt, PromptType
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -188,6 +190,25 @@ def test_counts_are_those_of_the_requests(llm: LLM) -> None:
         for name in HISTOGRAMS.keys() - {"inter_token_latency_seconds", "iteration_tokens_total"}:
             assert page[f"quire:{name}_count"] == 3, name
         assert page["quire:e2e_request_latency_seconds_sum"] > page["quire:time_to_first_token_seconds_sum"] > 0
+
+    play(llm, body)
+
+
+def test_a_request_begins_when_it_is_asked_for_not_when_its_prompt_has_become_tokens(llm: LLM) -> None:
+    async def body(each: AsyncLLM, metrics: ServerMetrics) -> None:
+        begun = time.monotonic()
+        asked: list[float] = []
+        tokenize = each._engine.prompt
+
+        def slow(prompt: PromptType) -> Prompt:
+            asked.append(time.monotonic() - begun)
+            return tokenize(prompt)
+
+        each._engine.prompt = slow  # type: ignore[method-assign]
+        stream = each.generate("Once", greedy(2))
+        outputs = [output async for output in stream]
+        assert outputs[-1].metrics.arrival_time - begun <= asked[0]
+        assert (await scrape(each, metrics))["quire:time_to_first_token_seconds_count"] == 1
 
     play(llm, body)
 
