@@ -96,11 +96,12 @@ class AsyncLLM:
         When it is cancelled, the request is aborted. Raises as `generate`; also `RequestError` when the request is
         aborted, and `RequestTimeoutError` when its time is up, since half an embedding is none.
         """
+        arrived = time.monotonic()
         params = self._engine.pooling(pooling_params)
         make = functools.partial(self._engine.prompt, prompt)
         made = await asyncio.to_thread(make) if _is_long(prompt) else make()
         service = Service(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
-        request = self._engine.embedding(self._name(request_id), made, params, service)
+        request = self._engine.embedding(self._name(request_id), made, params, service, arrived)
         stream = self._streams.open(request)
         try:
             while not request.finished:

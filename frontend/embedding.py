@@ -84,7 +84,7 @@ class EmbeddingRequest:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """ "stop" when the embedding is there."""
+        """One: "stop" when the embedding is there."""
         return [str(FinishReason.ABORT if self._vector is None else FinishReason.STOP)]
 
     def append(self, _index: int, output: EngineCoreOutput, timestamp: float) -> bool:

@@ -104,12 +104,18 @@ class Engine:
         return validate_pooling(params, self.client.ready.hidden_size)
 
     def embedding(
-        self, request_id: str, prompt: Prompt, params: PoolingParams, service: Service = DEFAULT_SERVICE
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: PoolingParams,
+        service: Service = DEFAULT_SERVICE,
+        arrival_time: float | None = None,
     ) -> EmbeddingRequest:
-        """An embedding that is ready to be submitted; `params` are checked ones. Raises `RequestError`."""
+        """An embedding that is ready to be submitted; else as `request`."""
         ready = self.client.ready
         check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
-        return EmbeddingRequest(request_id, prompt, params, arrival_time=time.monotonic(), service=service)
+        arrived = time.monotonic() if arrival_time is None else arrival_time
+        return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, service=service)
 
     def chat_prompt(
         self,

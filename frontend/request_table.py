@@ -64,7 +64,7 @@ class OpenRequest(Protocol):
 
 @dataclass(slots=True)
 class OpenCompletion:
-    """A completion, or an embedding, that the engine works on. `last_increment`: when it last grew, if somebody observes that."""
+    """What the engine works on. `last_increment`: when it last grew, if somebody observes that."""
 
     request: OpenRequest
     index: int

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.frontend.request import Request
+from quire.frontend.request_table import OpenRequest
 
 SECONDS = 60.0
 INTERVALS_PER_SECOND = 4
@@ -43,10 +43,10 @@ class RecentRates:
         self._intervals: deque[_Interval] = deque(maxlen=int(SECONDS * INTERVALS_PER_SECOND))
         self._current = _Interval(0)
 
-    def on_submitted(self, request: Request) -> None:
+    def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
 
-    def on_first_tokens(self, request: Request, timestamp: float) -> None:
+    def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`."""
         interval = self._at(timestamp)
         interval.num_firsts += 1
@@ -59,7 +59,7 @@ class RecentRates:
         interval.num_gaps += len(gaps)
         interval.gap_seconds += sum(gaps)
 
-    def on_finished(self, request: Request, timestamp: float) -> None:
+    def on_finished(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`."""
 
     def points(self) -> list[RecentPoint]:

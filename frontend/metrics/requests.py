@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.frontend.errors import RequestError
+from quire.frontend.errors import RequestError, RequestTimeoutError
 from quire.frontend.metrics import buckets
 from quire.frontend.metrics.families import Families
-from quire.frontend.request import Request
+from quire.frontend.request_table import OpenRequest
 from quire.protocol.messages import ErrorKind, FinishReason
 from quire.protocol.totals import Distribution
 
@@ -14,6 +14,8 @@ _REJECTIONS = {
     ErrorKind.SHUTTING_DOWN: "shutting_down",
     ErrorKind.INVALID: "invalid",
 }
+
+_REASONS = ("error", "timeout", "abort", "length", "stop")  # the worst first
 
 
 class RequestMeter:
@@ -26,7 +28,8 @@ class RequestMeter:
     ITL is the gap between two increments of a completion, which hold several tokens if this process was slow. TPOT and
     `request_generation_tokens` of a request with several completions are those of the longest, and of all together.
     A request is counted when it ends, once, by the worst of its completions' reasons; one that was refused is counted
-    as rejected and nowhere else. Of requests that failed or were aborted the times are observed as far as they got.
+    as rejected and nowhere else. An embedding has a prompt and a time in the queue, but no tokens of its own. Of
+    requests that failed or were aborted the times are observed as far as they got.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -36,7 +39,7 @@ class RequestMeter:
         self._prompt_tokens = self._cached_tokens = 0
         self._generation_tokens = 0
         self._num_preemptions = 0
-        self._finished = dict.fromkeys(("stop", "length", "abort", "timeout", "error"), 0)  # the worst last
+        self._finished = dict.fromkeys(_REASONS, 0)
         self._rejected = dict.fromkeys(_REJECTIONS.values(), 0)
         self._time_to_first_token = Distribution.of(buckets.TIME_TO_FIRST_TOKEN)
         self._inter_token_latency = Distribution.of(buckets.TIME_PER_TOKEN_FINE)
@@ -56,16 +59,15 @@ class RequestMeter:
         """Count a request that was refused before it was submitted; `reason` is one of a few fixed words."""
         self._rejected[reason] = self._rejected.get(reason, 0) + 1
 
-    def on_submitted(self, request: Request) -> None:
+    def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
         del request
         self._in_flight += 1
 
-    def on_first_tokens(self, request: Request, timestamp: float) -> None:
+    def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`. The prompt has been computed."""
         self._time_to_first_token.observe(timestamp - request.metrics.arrival_time)
-        self._prompt_tokens += len(request.prompt.token_ids)
-        self._cached_tokens += request.num_cached_tokens
+        self._count_prompt(request)
 
     def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
         """See `Observer`."""
@@ -73,13 +75,16 @@ class RequestMeter:
         self._generation_tokens += num_tokens
         self._inter_token_latency.observe_all(gaps)
 
-    def on_finished(self, request: Request, timestamp: float) -> None:
+    def on_finished(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`."""
         self._in_flight -= 1
         if (rejection := _rejection(request)) is not None:
             self.rejected(rejection)
             return
-        self._finished[self._reason(request)] += 1
+        reason = _reason(request)
+        self._finished[reason] += 1
+        if request.params is None and reason == str(FinishReason.STOP):
+            self._count_prompt(request)  # it is computed when the embedding is there
         self._observe_request(request)
         self._observe_times(request, timestamp)
 
@@ -89,23 +94,23 @@ class RequestMeter:
         self._add_times(families)
         self._add_sizes(families)
 
-    def _reason(self, request: Request) -> str:
-        if request.error is not None:
-            return str(FinishReason.ERROR)
-        reasons = request.finish_reasons
-        return next(reason for reason in reversed(self._finished) if reason in reasons)
+    def _count_prompt(self, request: OpenRequest) -> None:
+        self._prompt_tokens += len(request.prompt.token_ids)
+        self._cached_tokens += request.num_cached_tokens
 
-    def _observe_request(self, request: Request) -> None:
+    def _observe_request(self, request: OpenRequest) -> None:
         num_prompt_tokens, params = len(request.prompt.token_ids), request.params
-        room = self._max_model_len - num_prompt_tokens
         self._num_preemptions += request.metrics.num_preemptions
         self._preemptions.observe(request.metrics.num_preemptions)
         self._prompt_lengths.observe(num_prompt_tokens)
+        if params is None:
+            return
+        room = self._max_model_len - num_prompt_tokens
         self._generation_lengths.observe(request.num_output_tokens)
         self._max_tokens.observe(room if params.max_tokens is None else params.max_tokens)
         self._n.observe(params.n)
 
-    def _observe_times(self, request: Request, timestamp: float) -> None:
+    def _observe_times(self, request: OpenRequest, timestamp: float) -> None:
         times, first, num_gaps = request.metrics, request.first_chunk_time, request.longest_output - 1
         self._end_to_end.observe(timestamp - times.arrival_time)
         if first is not None and num_gaps > 0:
@@ -158,7 +163,15 @@ class RequestMeter:
         add.histogram("request_num_preemptions", "Preemptions of the request.", self._preemptions)
 
 
-def _rejection(request: Request) -> str | None:
+def _reason(request: OpenRequest) -> str:
+    if isinstance(request.error, RequestTimeoutError):  # half an embedding is none
+        return str(FinishReason.TIMEOUT)
+    if request.error is not None:
+        return str(FinishReason.ERROR)
+    return min(request.finish_reasons, key=_REASONS.index)
+
+
+def _rejection(request: OpenRequest) -> str | None:
     """Why the engine did not take it, None if it did."""
     error, taken = request.error, request.metrics.queued_time is not None
     return None if taken or not isinstance(error, RequestError) else _REJECTIONS.get(error.kind)

@@ -19,7 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from quire.frontend.errors import RequestError
-from quire.frontend.request import Request
+from quire.frontend.request_table import OpenRequest
+from quire.protocol.messages import SamplingParams
 
 _NANOSECONDS = 1_000_000_000
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -36,13 +37,13 @@ class RequestSpans:
         self._provider = provider
         self._tracer = provider.get_tracer("quire")
         self._model_name = model_name
-        self._open: dict[Request, Span] = {}
+        self._open: dict[OpenRequest, Span] = {}
 
     def close(self) -> None:
         """Send what has not been sent; waits for that, with the exporter's time limit."""
         self._provider.shutdown()
 
-    def on_submitted(self, request: Request) -> None:
+    def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
         begin = time.time_ns() - round((time.monotonic() - request.metrics.arrival_time) * _NANOSECONDS)
         operation = request.service.trace.operation or "text_completion"
@@ -54,13 +55,13 @@ class RequestSpans:
             start_time=begin,
         )
 
-    def on_first_tokens(self, request: Request, timestamp: float) -> None:
+    def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`."""
 
     def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
         """See `Observer`."""
 
-    def on_finished(self, request: Request, timestamp: float) -> None:
+    def on_finished(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`."""
         if (span := self._open.pop(request, None)) is None:
             return
@@ -71,9 +72,8 @@ class RequestSpans:
         span.set_attributes(_latencies(request, timestamp))
         span.end(time.time_ns() - round((time.monotonic() - timestamp) * _NANOSECONDS))
 
-    def _asked(self, request: Request, operation: str) -> dict[str, AttributeValue]:
-        params = request.params
-        attributes: dict[str, AttributeValue | None] = {
+    def _asked(self, request: OpenRequest, operation: str) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "quire",
             "gen_ai.system": "quire",  # what provider.name was called before
@@ -81,17 +81,8 @@ class RequestSpans:
             "gen_ai.response.model": self._model_name,
             "gen_ai.response.id": request.service.trace.response_id or request.request_id,
             "gen_ai.request.id": request.request_id,
-            "gen_ai.request.n": params.n,
-            "gen_ai.request.choice.count": params.n if params.n != 1 else None,
-            "gen_ai.request.max_tokens": params.max_tokens,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.request.top_k": params.top_k or None,
-            "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
-            "gen_ai.request.presence_penalty": params.presence_penalty or None,
-            "gen_ai.request.seed": params.seed,
         }
-        return {name: value for name, value in attributes.items() if value is not None}
+        return attributes | _sampling(request.params)
 
 
 def open_request_spans(endpoint: str | None, model_name: str) -> RequestSpans:
@@ -102,7 +93,25 @@ def open_request_spans(endpoint: str | None, model_name: str) -> RequestSpans:
     return RequestSpans(provider, model_name)
 
 
-def _given(request: Request) -> dict[str, AttributeValue]:
+def _sampling(params: SamplingParams | None) -> dict[str, AttributeValue]:
+    """Those that were given; none of an embedding."""
+    if params is None:
+        return {}
+    attributes: dict[str, AttributeValue | None] = {
+        "gen_ai.request.n": params.n,
+        "gen_ai.request.choice.count": params.n if params.n != 1 else None,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.top_k": params.top_k or None,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
+        "gen_ai.request.presence_penalty": params.presence_penalty or None,
+        "gen_ai.request.seed": params.seed,
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _given(request: OpenRequest) -> dict[str, AttributeValue]:
     num_prompt_tokens, num_output_tokens = len(request.prompt.token_ids), request.num_output_tokens
     return {
         "gen_ai.usage.input_tokens": num_prompt_tokens,
@@ -114,7 +123,7 @@ def _given(request: Request) -> dict[str, AttributeValue]:
     }
 
 
-def _latencies(request: Request, timestamp: float) -> dict[str, AttributeValue]:
+def _latencies(request: OpenRequest, timestamp: float) -> dict[str, AttributeValue]:
     """In seconds; those of what has not happened are left out."""
     times = request.metrics
     spans = {

@@ -14,7 +14,7 @@ import pytest
 from expositions import Exposition, parse_open_metrics
 from memory_pressure import under_pressure
 
-from quire.frontend import LLM, AsyncLLM, RequestError, SamplingParams
+from quire.frontend import LLM, AsyncLLM, RequestError, RequestTimeoutError, SamplingParams, TokensPrompt
 from quire.frontend.metrics import server
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.prompts import Prompt, PromptType
@@ -209,6 +209,27 @@ def test_a_request_begins_when_it_is_asked_for_not_when_its_prompt_has_become_to
         outputs = [output async for output in stream]
         assert outputs[-1].metrics.arrival_time - begun <= asked[0]
         assert (await scrape(each, metrics))["quire:time_to_first_token_seconds_count"] == 1
+
+    play(llm, body)
+
+
+def test_embeddings_count_their_prompts(llm: LLM) -> None:
+    async def body(each: AsyncLLM, metrics: ServerMetrics) -> None:
+        await each.reset_prefix_cache()
+        prompt: TokensPrompt = {"prompt_token_ids": list(range(100, 170))}
+        for _ in range(2):
+            await each.embed(prompt)
+        with pytest.raises(RequestTimeoutError):
+            await each.embed({"prompt_token_ids": [1] * 2000}, timeout=1e-9)
+        page = await scrape(each, metrics)
+        assert page["quire:requests_in_flight"] == 0
+        assert page["quire:prompt_tokens_total"] == 140
+        assert page["quire:prompt_tokens_cached_total"] == 64
+        assert page["quire:request_prompt_tokens_sum"] == 2140
+        assert page["quire:generation_tokens_total"] == page["quire:request_generation_tokens_count"] == 0
+        assert page["quire:e2e_request_latency_seconds_count"] == 3
+        assert page.get("quire:request_success_total", finished_reason="stop") == 2
+        assert page.get("quire:request_success_total", finished_reason="timeout") == 1
 
     play(llm, body)
 

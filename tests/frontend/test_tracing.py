@@ -111,6 +111,18 @@ def test_a_span_says_what_was_asked_and_given_and_how_long_that_took(llm: LLM) -
     assert (span.end_time - span.start_time) / 1e9 == pytest.approx(latencies["gen_ai.latency.e2e"], abs=1e-3)
 
 
+def test_the_span_of_an_embedding(llm: LLM) -> None:
+    async def body(each: AsyncLLM) -> None:
+        await each.embed("Once upon a time")
+
+    span, _ = spans_of(llm, body)
+    attributes = dict(span.attributes or {})
+    assert span.name == "embeddings demo"
+    assert attributes["gen_ai.usage.output_tokens"] == 0
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert "gen_ai.request.temperature" not in attributes
+
+
 def test_without_a_header_the_consumers_span_is_the_parent(llm: LLM) -> None:
     span, consumer = spans_of(llm, lambda each: complete(each, SamplingParams(max_tokens=2)))
     assert span.name == "text_completion demo"
