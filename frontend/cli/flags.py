@@ -177,6 +177,16 @@ class HttpFlags:
     allowed_origins: Annotated[
         list[str] | None, _http("Web pages of this origin may call it, * for all. Default: none (no CORS).", "ORIGIN")
     ] = None
+    log_level: Annotated[
+        str | None, _http("debug, info (a line for each request), warning, error. Default: info.", "LEVEL")
+    ] = None
+    log_format: Annotated[str | None, _http("text, or json: an object a line. Default: text.", "FORMAT")] = None
+    metrics_prefix: Annotated[
+        str | None, _http("Of the names at /metrics; vllm fits dashboards made for vLLM. Default: quire.", "WORD")
+    ] = None
+    otlp_traces_endpoint: Annotated[
+        str | None, _http("Send an OpenTelemetry span for each request there. Default: OTEL_EXPORTER_OTLP_*.", "URL")
+    ] = None
     ssl_certfile: Annotated[Path | None, _http("TLS: certificate chain as PEM.", "FILE")] = None
     ssl_keyfile: Annotated[Path | None, _http("TLS: private key as PEM.", "FILE")] = None
     ssl_keyfile_password: Annotated[str | None, _http("Of the private key.", "TEXT")] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +14,11 @@ from quire.frontend.cli.model import Model
 from quire.frontend.cli.output import write
 from quire.frontend.engine_args import DEMO_MODEL
 from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.logs import configure_logging
 from quire.frontend.http.server import Serving, bind
 from quire.frontend.http.service import Service, names_of
+from quire.frontend.metrics.otlp import request_spans
+from quire.frontend.metrics.server import ServerMetrics
 
 _NAMES = {
     "api_key": "api_keys",
@@ -22,7 +26,9 @@ _NAMES = {
     "served_model_name": "served_model_names",
     "allowed_origins": "cors_origins",
 }
-_OF_ANSWERS = ("tool_call_parser", "reasoning_parser")
+_NOT_OF_THE_SERVER = (
+    "tool_call_parser", "reasoning_parser", "log_level", "log_format", "metrics_prefix", "otlp_traces_endpoint",
+)  # fmt: skip
 _PORTS_TO_TRY = 20  # from the default one on, when none was asked for
 
 
@@ -43,7 +49,7 @@ def server_args(flags: HttpFlags) -> ServerArgs:
     """The arguments that the flags stand for. Raises `ValueError`."""
     given: dict[str, Any] = {}
     for name, value in asdict(flags).items():
-        if name in _OF_ANSWERS:
+        if name in _NOT_OF_THE_SERVER:
             continue
         if isinstance(value, list):
             given[_NAMES[name]] = tuple(map(str, value))
@@ -56,12 +62,21 @@ def serving_of(
     model: Model, args: ServerArgs, listener: socket.socket, flags: HttpFlags, sampling: SamplingFlags
 ) -> Serving:
     """The server of `model`; sampling flags are the defaults of requests that leave a value out."""
-    tokenizer = model.llm.tokenizer
+    llm, names = model.llm, names_of(args, model.llm.model, DEMO_MODEL)
+    configure_logging(flags.log_level or "info", flags.log_format or "text")  # type: ignore[arg-type] # it checks that
+    metrics = ServerMetrics(
+        model_name=names[0], max_model_len=llm.max_model_len, prefix=flags.metrics_prefix or "quire"
+    )
+    llm.add_observer(metrics.requests)
+    if (spans := request_spans(flags.otlp_traces_endpoint, names[0])) is not None:
+        llm.add_observer(spans)
+        atexit.register(spans.close)
     service = Service(
-        llm=model.llm,
+        llm=llm,
         args=args,
-        names=names_of(args, model.llm.model, DEMO_MODEL),
-        tokenizer=tokenizer,
+        names=names,
+        metrics=metrics,
+        tokenizer=llm.tokenizer,
         defaults=model.defaults(sampling),
         answer_format=_answer_format(model, flags),
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.http.auth import ApiKeys
@@ -20,9 +20,8 @@ from quire.frontend.http.completions import Completions
 from quire.frontend.http.embeddings import Embeddings
 from quire.frontend.http.endpoints import Endpoints
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
+from quire.frontend.http.logs import access_log
 from quire.frontend.http.service import Service
-
-logger = logging.getLogger("quire.access")
 
 REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
@@ -31,7 +30,7 @@ _WORKING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 def make_app(service: Service) -> ASGIApp:
     """The whole server as an ASGI application. Raises `ValueError` for API keys that can't be read."""
-    app: ASGIApp = Gateway(service, Router(routes(service)))
+    app: ASGIApp = Gateway(service, routes(service))
     if service.args.cors_origins:
         app = CORSMiddleware(
             app,
@@ -43,7 +42,7 @@ def make_app(service: Service) -> ASGIApp:
     return app
 
 
-def routes(service: Service) -> Sequence[BaseRoute]:
+def routes(service: Service) -> Sequence[Route]:
     """All that can be asked for."""
     small = Endpoints(service)
     return [
@@ -57,25 +56,26 @@ def routes(service: Service) -> Sequence[BaseRoute]:
         Route("/health", small.health),
         Route("/ready", small.ready),
         Route("/version", small.version),
+        Route("/metrics", small.metrics),
     ]
 
 
 class Gateway:
     """Around every request: its id, the API key, errors as OpenAI has them, and a line in the access log."""
 
-    def __init__(self, service: Service, app: ASGIApp) -> None:
+    def __init__(self, service: Service, known: Sequence[Route]) -> None:
         self._service = service
-        self._app = app
+        self._app: ASGIApp = Router(known)
         self._keys = ApiKeys(service.args.all_api_keys())
+        self._paths: dict[Any, str] = {route.endpoint: route.path for route in known}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        exchange = Exchange(scope, send, _request_id(headers))
+        exchange = Exchange(send, _request_id(headers))
         scope["app"] = self  # so that the router raises for a wrong method
-        scope["request_id"] = exchange.request_id
         try:
             self._admit(scope, headers)
             await self._app(scope, receive, exchange.send)
@@ -85,7 +85,14 @@ class Gateway:
                 await refusal.response()(scope, receive, exchange.send)
             exchange.outcome = refusal.status
         finally:
-            exchange.log()
+            self._tell(scope, exchange)
+
+    def _tell(self, scope: Scope, exchange: Exchange) -> None:
+        """What became of it, to the access log and the metrics; these know routes, not what a client has written."""
+        status = exchange.outcome or exchange.status
+        access_log(scope, status, exchange.seconds, exchange.num_bytes, exchange.request_id)
+        route = self._paths.get(scope.get("endpoint"), "other")
+        self._service.metrics.http.request(route, scope["method"], status, exchange.seconds)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         self._keys.check(scope["path"], headers)
@@ -99,15 +106,14 @@ class Gateway:
 
 
 class Exchange:
-    """One request and its answer, as the access log tells of them."""
+    """One request and its answer. `outcome` is the status that it came to if another one had been sent already."""
 
-    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self.request_id = request_id
-        self.status = 0  # sent
-        self.outcome = 0  # if another than what was sent
-        self._scope = scope
+        self.status = 0
+        self.outcome = 0
+        self.num_bytes = 0
         self._send = send
-        self._num_bytes = 0
         self._began = time.perf_counter()
 
     async def send(self, message: Message) -> None:
@@ -116,21 +122,13 @@ class Exchange:
             self.status = message["status"]
             MutableHeaders(scope=message).append(REQUEST_ID, self.request_id)
         else:
-            self._num_bytes += len(message.get("body", b""))
+            self.num_bytes += len(message.get("body", b""))
         await self._send(message)
 
-    def log(self) -> None:
-        """Say in the access log what became of it."""
-        seconds = time.perf_counter() - self._began
-        logger.info(
-            "%s %s %d %.0f ms %d bytes %s",
-            self._scope["method"],
-            self._scope["path"],
-            self.outcome or self.status,
-            seconds * 1000,
-            self._num_bytes,
-            self.request_id,
-        )
+    @property
+    def seconds(self) -> float:
+        """Since it came."""
+        return time.perf_counter() - self._began
 
 
 def _request_id(headers: Headers) -> str:

@@ -20,8 +20,9 @@ from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
 from quire.frontend.http.service import Service
-from quire.frontend.http.sse import DONE, EventStream, cancelled_on_disconnect, event
+from quire.frontend.http.sse import DONE, cancelled_on_disconnect, event
 from quire.frontend.http.usage import Tally, Usage, usage_of
+from quire.frontend.observer import TraceContext
 
 
 class ChatBody(GenerationFields, kw_only=True):
@@ -138,14 +139,15 @@ class Chat:
         service = self._service
         body = decode(await read_body(request, service.args), ChatBody, REFUSED)
         service.check_model(body.model)
-        conversation = await self._turn(body, request).begin(service)
-        writer = ChatWriter(service, body, conversation)
+        answer_id = new_id("chatcmpl")
+        conversation = await self._turn(body, request, answer_id).begin(service)
+        writer = ChatWriter(service, body, conversation, answer_id)
         if body.stream:
-            return EventStream(writer.chunks(), service.explain_event)
+            return service.stream(writer.chunks())
         async with cancelled_on_disconnect(request.receive):
             return json_response(await writer.whole())
 
-    def _turn(self, body: ChatBody, request: Request) -> Turn:
+    def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
         service = self._service
         kwargs = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
@@ -167,17 +169,18 @@ class Chat:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             timeout=service.timeout(request),
+            trace=TraceContext("chat", request.headers, answer_id),
         )
 
 
 class ChatWriter:
     """Writes what comes of a conversation as OpenAI has it."""
 
-    def __init__(self, service: Service, body: ChatBody, conversation: Conversation) -> None:
+    def __init__(self, service: Service, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
         self._service = service
         self._body = body
         self._conversation = conversation
-        self._id = new_id("chatcmpl")
+        self._id = answer_id
         self._created = service.now()
         self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
         self._shows_reasoning = body.include_reasoning is not False

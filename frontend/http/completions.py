@@ -18,8 +18,9 @@ from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
 from quire.frontend.http.service import Service
-from quire.frontend.http.sse import DONE, EventStream, cancelled_on_disconnect, event
+from quire.frontend.http.sse import DONE, cancelled_on_disconnect, event
 from quire.frontend.http.usage import Tally, Usage, usage_of
+from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.protocol.messages import SamplingParams
 
@@ -75,9 +76,9 @@ class Completions:
         service = self._service
         body = decode(await read_body(request, service.args), CompletionBody, _REFUSED)
         service.check_model(body.model)
-        task = CompletionTask(service, body, service.timeout(request))
+        task = CompletionTask(service, body, request)
         if body.stream:
-            return EventStream(task.chunks(), service.explain_event)
+            return service.stream(task.chunks())
         async with cancelled_on_disconnect(request.receive):
             return json_response(await task.run())
 
@@ -85,10 +86,11 @@ class Completions:
 class CompletionTask:
     """One body on its way to its answer."""
 
-    def __init__(self, service: Service, body: CompletionBody, timeout: float | None) -> None:
+    def __init__(self, service: Service, body: CompletionBody, request: Request) -> None:
         self._service = service
         self._body = body
-        self._timeout = timeout
+        self._timeout = service.timeout(request)
+        self._headers = request.headers
         self._id = new_id("cmpl")
         self._created = service.now()
         self._writer = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
@@ -161,6 +163,7 @@ class CompletionTask:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 timeout=self._timeout,
+                trace=TraceContext("text_completion", self._headers, self._id),
             )
             for prompt in self._prompts
         ]

@@ -15,6 +15,7 @@ from quire.frontend.chat.events import Event
 from quire.frontend.chat.tools import ToolUse
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
 from quire.frontend.http.service import Service
+from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.protocol.messages import SamplingParams
 
@@ -31,6 +32,7 @@ class Turn:
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    trace: TraceContext | None = None
 
     async def begin(self, service: Service) -> Conversation:
         """The conversation, written as a prompt. Raises `ValueError` or `ApiError` for what can't be."""
@@ -48,6 +50,7 @@ class Turn:
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout=self.timeout,
+            trace=self.trace,
         )
 
 
@@ -61,6 +64,7 @@ class Conversation:
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    trace: TraceContext | None = None
 
     def outputs(self, llm: AsyncLLM, kind: Literal["cumulative", "delta"]) -> Outputs:
         """What the engine makes of it."""
@@ -71,6 +75,7 @@ class Conversation:
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout=self.timeout,
+            trace=self.trace,
         )
 
     async def answers(self, llm: AsyncLLM) -> tuple[list[Answer], RequestOutput]:

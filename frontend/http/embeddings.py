@@ -16,6 +16,7 @@ from quire.frontend.http.completions import prompts_of
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.service import Service
 from quire.frontend.http.sse import cancelled_on_disconnect
+from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import EmbeddingRequestOutput
 from quire.protocol.messages import PoolingParams, SamplingParams
 
@@ -79,7 +80,7 @@ class Embeddings:
         prompts = prompts_of(body.input, "input")
         service.check_count(len(prompts), SamplingParams())
         async with cancelled_on_disconnect(request.receive):
-            outputs = await self._embed(body, prompts, service.timeout(request))
+            outputs = await self._embed(body, prompts, request)
         tokens = sum(len(output.prompt_token_ids) for output in outputs)
         data = [
             EmbeddingData(index=index, embedding=_written(output, body.encoding_format))
@@ -88,7 +89,7 @@ class Embeddings:
         return json_response(EmbeddingList(data=data, model=service.name, usage=EmbeddingUsage(tokens, tokens)))
 
     async def _embed(
-        self, body: EmbeddingBody, prompts: list[str | list[int]], seconds: float | None
+        self, body: EmbeddingBody, prompts: list[str | list[int]], request: Request
     ) -> list[EmbeddingRequestOutput]:
         """All of them; when one fails, the others are aborted."""
         params = PoolingParams(
@@ -105,7 +106,8 @@ class Embeddings:
                             params,
                             priority=body.priority or 0,
                             cache_salt=body.cache_salt or "",
-                            timeout=seconds,
+                            timeout=self._service.timeout(request),
+                            trace=TraceContext("embeddings", request.headers),
                         )
                     )
                     for prompt in prompts

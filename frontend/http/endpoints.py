@@ -62,6 +62,12 @@ class Endpoints:
         """Quire's version."""
         return json_response({"version": installed_version()})
 
+    async def metrics(self, request: Request) -> Response:
+        """The metrics in Prometheus' text format, or in OpenMetrics' if that is asked for."""
+        service = self._service
+        body, media_type = await service.metrics.render(service.llm, request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": media_type})
+
     async def models(self, _request: Request) -> Response:
         """The list of one model, by each of its names."""
         return json_response({"object": "list", "data": [self._model(name) for name in self._service.public_names]})

@@ -38,7 +38,8 @@ def configure_logging(level: str = "info", log_format: LogFormat = "text", strea
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
-        logger.setLevel(level.upper())
+        # That uvicorn has started is no news: the command line says where the server is.
+        logger.setLevel("WARNING" if name == "uvicorn" and level == "info" else level.upper())
         logger.propagate = False
     for name in ("uvicorn.access", "uvicorn.error"):
         below = logging.getLogger(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.answer_format import AnswerFormat
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
-from quire.frontend.http.sse import DONE, event
+from quire.frontend.http.sse import DONE, EventStream, event
+from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.prompts import PromptType
 from quire.frontend.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Service:
     llm: AsyncLLM
     args: ServerArgs
     names: Sequence[str]
+    metrics: ServerMetrics
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
@@ -120,8 +122,11 @@ class Service:
             refusal = ApiError(500, f"the server failed ({type(error).__name__}); its log tells more", code="internal")
         return refusal
 
-    def explain_event(self, error: Exception) -> bytes:
-        """The same as the last events of a stream that has begun."""
+    def stream(self, events: AsyncGenerator[bytes, None]) -> EventStream:
+        """The answer that is made of `events`; an error ends it as an event."""
+        return EventStream(events, self._last_events, self.metrics.http.stream)
+
+    def _last_events(self, error: Exception) -> bytes:
         return event(msgspec.json.encode(self.refusal(error).body)) + DONE
 
     def require_tokenizer(self) -> Tokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -53,14 +53,20 @@ class EventStream(Response):
 
     `events` yields whole events, each of which is sent at once; while the client reads nothing, nothing is taken from
     it. What it raises before its first event is raised here, and can still be answered with a status; what comes later
-    is made an event by `explain`.
+    is made an event by `explain`. `counted` is entered while it lasts.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], explain: Callable[[Exception], bytes]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        explain: Callable[[Exception], bytes],
+        counted: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._events = events
         self._explain = explain
+        self._counted = counted
         self.status_code = 200
         self.background = None
         self.init_headers(HEADERS)
@@ -69,13 +75,17 @@ class EventStream(Response):
         """As ASGI has it."""
         del scope
         async with cancelled_on_disconnect(receive), aclosing(self._events):
-            await self._send_first(send)
-            try:
-                async for data in self._events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets to know
-                await send({"type": "http.response.body", "body": self._explain(error), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            with self._counted():
+                await self._stream(send)
+
+    async def _stream(self, send: Send) -> None:
+        await self._send_first(send)
+        try:
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets to know
+            await send({"type": "http.response.body", "body": self._explain(error), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_first(self, send: Send) -> None:
         """The headers with the first event; or before it, when that takes long, and comments meanwhile."""

@@ -1,0 +1,213 @@
+"""What the HTTP server costs and how it holds up: `.venv/bin/python scripts/bench_http.py --help`.
+
+`streams`: many streams at once. Told are the times between tokens over all streams, the longest that any waited, and
+the CPU time of the server's process for each token, beside that of the engine's.
+
+`stalled`: the same, in turns without and with clients that read nothing.
+
+`dropped`: connections that are opened and dropped in mid-stream; told is what is left of them.
+
+The clients run in this process and share the machine with the server; they count events and decode none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from bench.http_streams import StreamClient, StreamTimes, open_stream
+
+from quire.frontend import LLM
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SETTLE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running server: where it is, and its processes."""
+
+    url: str
+    engine_address: str
+    pid: int
+    engine_pid: int
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """CPU time so far of the server and of the engine."""
+        return _cpu_seconds(self.pid), _cpu_seconds(self.engine_pid)
+
+    def open_files(self) -> int:
+        """File descriptors of the server."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def resident_mib(self) -> float:
+        """Memory of the server."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@contextmanager
+def serving(arguments: list[str]) -> Iterator[Target]:
+    """A server of its own, ended with the `with`."""
+    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "serve", "--port", "0"]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            engine = re.search(r"at (\S+)", process.stdout.readline())
+            http = re.search(r"at (http\S+)", process.stdout.readline())
+            assert engine is not None
+            assert http is not None
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            yield Target(http[1], engine[1], process.pid, int(children[0]))
+        finally:
+            process.terminate()
+
+
+def body_of(seed: int, tokens: int, chat: bool) -> dict[str, object]:
+    """A request for exactly so many tokens."""
+    generator = random.Random(seed)
+    words = " ".join(generator.choice(["king", "fox", "well", "daughter", "wolf", "gold"]) for _ in range(20))
+    common: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": seed}
+    return common | ({"messages": [{"role": "user", "content": words}]} if chat else {"prompt": words})
+
+
+async def run_streams(target: Target, count: int, tokens: int, chat: bool, seed: int = 0) -> list[StreamTimes]:
+    """So many streams at once, to their end."""
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    clients = [await open_stream(target.url + path, body_of(seed + i, tokens, chat)) for i in range(count)]
+    await asyncio.gather(*(client.ended for client in clients))
+    return [client.result for client in clients]
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value that so many of them don't exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def streams(target: Target, args: argparse.Namespace) -> None:
+    """The times between tokens of many streams, and what they cost."""
+    await run_streams(target, args.streams, 16, args.chat, seed=1 << 20)  # KV pages are touched for the first time
+    ratios = []
+    for repetition in range(args.repetitions):
+        before, began = target.cpu_seconds(), time.perf_counter()
+        results = await run_streams(target, args.streams, args.tokens, args.chat, seed=repetition * args.streams)
+        seconds = time.perf_counter() - began
+        server, engine = (after - first for after, first in zip(target.cpu_seconds(), before, strict=True))
+        failed = sum(not result.done or result.status != 200 for result in results)
+        # The first gap of a stream is that between its own first token and the step in which all others began.
+        gaps = [gap for result in results for gap in result.gaps]
+        median, p99 = statistics.median(gaps), quantile(gaps, 0.99)
+        total = args.streams * args.tokens
+        ratios.append(p99 / median)
+        print(
+            f"{args.streams} streams, {failed} failed: {total / seconds:.0f} tokens/s; between tokens median "
+            f"{1e3 * median:.1f} ms, p99 {1e3 * p99:.1f} ms, ratio {p99 / median:.2f}, longest {1e3 * max(gaps):.0f} "
+            f"ms; server {1e6 * server / total:.0f} us CPU a token, engine {1e6 * engine / total:.0f} us"
+        )
+    print(f"p99 / median: median of {args.repetitions} is {statistics.median(ratios):.2f}")
+
+
+async def stalled(target: Target, args: argparse.Namespace) -> None:
+    """The others' times between tokens, without and with clients that read nothing."""
+    await run_streams(target, args.streams, 16, args.chat, seed=1 << 20)
+    medians: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(args.repetitions):
+        for with_stalled in (False, True):
+            asleep: list[StreamClient] = []
+            if with_stalled:
+                path = target.url + "/v1/completions"
+                asleep = [await open_stream(path, body_of(i, 1500, False), reads=False) for i in range(args.stalled)]
+                await _idle(target)  # they have had all that they are going to get
+            results = await run_streams(target, args.streams, args.tokens, args.chat)
+            medians[with_stalled].append(statistics.median(gap for result in results for gap in result.gaps))
+            for client in asleep:
+                client.close()
+            await _idle(target)
+    before, after = (statistics.median(medians[key]) for key in (False, True))
+    print(
+        f"{args.streams} streams, median between tokens: {1e3 * before:.2f} ms; with {args.stalled} clients that read "
+        f"nothing {1e3 * after:.2f} ms, ratio {after / before:.3f}; server {target.resident_mib():.0f} MiB"
+    )
+
+
+async def dropped(target: Target, args: argparse.Namespace) -> None:
+    """What connections that are dropped in mid-stream leave."""
+    await run_streams(target, 8, 16, args.chat)
+    await _idle(target)
+    files, memory = target.open_files(), target.resident_mib()
+    opened, refused = 0, 0
+    while opened < args.connections:
+        path = target.url + "/v1/completions"
+        clients = [await open_stream(path, body_of(opened + i, 1500, False)) for i in range(args.streams)]
+        opened += len(clients)
+        await asyncio.gather(*(client.began for client in clients))
+        for client in clients:
+            refused += client.result.status != 200
+            client.close()
+    began = time.perf_counter()
+    stats = await _idle(target)
+    left = await asyncio.to_thread(_files_left, target, files)
+    print(
+        f"{opened} connections dropped ({refused} had been refused): {left} file descriptors left, "
+        f"{stats['pages_held']} pages held, memory {memory:.0f} -> {target.resident_mib():.0f} MiB, "
+        f"idle after {time.perf_counter() - began:.2f} s"
+    )
+
+
+def _files_left(target: Target, before: int) -> int:
+    """How many file descriptors more than before, once that is none, or after a while."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while (left := target.open_files() - before) > 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+async def _idle(target: Target) -> dict[str, int]:
+    """Wait until nothing runs in the engine; returns its statistics."""
+
+    def wait() -> dict[str, int]:
+        with LLM(engine_address=target.engine_address) as llm:
+            deadline = time.monotonic() + _SETTLE_SECONDS
+            while (stats := llm.stats())["running"] + stats["waiting"] and time.monotonic() < deadline:
+                time.sleep(0.02)
+            return stats
+
+    return await asyncio.to_thread(wait)
+
+
+def main() -> None:
+    """Parse arguments and run one benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("streams", "stalled", "dropped"))
+    parser.add_argument("--streams", type=int, default=256, help="streams at once")
+    parser.add_argument("--tokens", type=int, default=200, help="of each answer")
+    parser.add_argument("--stalled", type=int, default=16, help="clients that read nothing")
+    parser.add_argument("--connections", type=int, default=1000, help="that are dropped, --streams at a time")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--chat", action="store_true", help="chats instead of completions")
+    parser.add_argument("serve", nargs="*", help="arguments of `quire serve`, after --")
+    args = parser.parse_args()
+    what = {"streams": streams, "stalled": stalled, "dropped": dropped}[args.what]
+    with serving(args.serve) as target:
+        uvloop.run(what(target, args))
+
+
+if __name__ == "__main__":
+    main()
