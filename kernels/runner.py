@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.kernels import host
-from quire.kernels._native import Jit, Plan, Runner, Sequences
+from quire.kernels._native import Jit, Plan, Runner, Sequences, TokenMask
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.attention import Attention, tokens_per_entry
@@ -28,7 +28,17 @@ from quire.kernels.plan import PlanBuilder
 from quire.kernels.quantization import choose_quantization
 from quire.kernels.weights import Loader, check, weights_of
 
-__all__ = ["Assembly", "ModelRunner", "Progress", "Sequences", "assemble", "describe", "load_model", "plan_of"]
+__all__ = [
+    "Assembly",
+    "ModelRunner",
+    "Progress",
+    "Sequences",
+    "TokenMask",
+    "assemble",
+    "describe",
+    "load_model",
+    "plan_of",
+]
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total)."""

@@ -187,9 +187,26 @@ void bind_memory(nb::class_<Runner>& runner) {
       });
 }
 
+void bind_mask(nb::module_& m) {
+  using Tokens = std::vector<std::int32_t>;
+  nb::class_<TokenMask>(m, "TokenMask", "Which tokens may be drawn next: a bit for each.")
+      .def(nb::init<std::int32_t>(), nb::arg("num_tokens"))
+      .def_prop_ro("address", [](TokenMask& mask) { return reinterpret_cast<Address>(mask.words().data()); })
+      .def_prop_ro("num_bytes", [](TokenMask& mask) { return mask.words().size_bytes(); })
+      .def_prop_ro("is_ready", &TokenMask::is_ready)
+      .def_prop_ro("allows_any", &TokenMask::allows_any)
+      .def("reset", &TokenMask::reset, "From now on it is being written.")
+      .def("publish", &TokenMask::publish, "It is written: the sampler may read it.")
+      .def("ban_all", &TokenMask::ban_all)
+      .def(
+          "allow", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, true); }, nb::arg("token_ids"))
+      .def("ban", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, false); }, nb::arg("token_ids"));
+}
+
 }  // namespace
 
 void bind_runner(nb::module_& m) {
+  bind_mask(m);
   m.attr("BLOCK_TOKENS") = kBlockTokens;
   m.attr("MOST_PARTS") = kMostParts;
   nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
@@ -228,11 +245,14 @@ void bind_runner(nb::module_& m) {
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
-             const std::vector<std::int64_t>& counts) {
+             const std::vector<std::int64_t>& counts, const std::vector<std::pair<std::int32_t, TokenMask*>>& masks) {
+            std::vector<RowMask> row_masks;
+            for (const auto& [index, mask] : masks) row_masks.push_back({index, mask});
             nb::gil_scoped_release release;
-            return r.step(slots, starts, counts);
+            return r.step(slots, starts, counts, row_masks);
           },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"))
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"),
+          nb::arg("masks") = std::vector<std::pair<std::int32_t, TokenMask*>>{})
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

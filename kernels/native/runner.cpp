@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 
@@ -10,8 +11,10 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kTileTokens = 32;     // of a KV tile
-constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
+constexpr std::int64_t kTileTokens = 32;                // of a KV tile
+constexpr std::int64_t kItemsPerThread = 2;             // of attention; with fewer, threads would wait for each other
+constexpr int kPatience = 20;                           // the part of a step that is spent on waiting for a late mask
+constexpr std::chrono::milliseconds kLongestWait{100};  // where nobody waits but those whose mask is late
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -47,7 +50,8 @@ void* Runner::allocate_by_node(std::size_t bytes) {
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                        std::span<const std::int64_t> counts) {
+                        std::span<const std::int64_t> counts, std::span<const RowMask> masks) {
+  const auto begun = TokenMask::Clock::now();
   check(slots, starts, counts);
   Dims dims{};
   dim(dims, Dim::capacity) = config_.capacity;
@@ -56,6 +60,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   state_rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), sequences_.at(slots[i]), starts[i], counts[i], dims);
+  set_masks(masks, slots.size());
   split_attention(dims);
   body_.run(threads_, dims);
 
@@ -68,10 +73,11 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
     const auto rows = std::span(rows_).subspan(
         first, std::min(rows_.size() - first, static_cast<std::size_t>(config_.logit_capacity)));
     compute_logits(rows, dims);
+    if (!masks.empty()) await_masks(rows, begun);
     read_logits(slots, rows, drawn);
     for (std::size_t i = 0; i < rows.size(); i++) {
       const LogitRow& row = rows[i];
-      if (result.errors.contains(row.index)) continue;
+      if (row.late || result.errors.contains(row.index)) continue;
       Sequence& sequence = sequences_.at(slots[row.index]);
       if (!drawn[i].error.empty()) {
         result.errors[row.index] = std::move(drawn[i].error);
@@ -86,9 +92,33 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
       }
     }
   }
+  std::vector<std::int64_t> ends(slots.size());
+  for (std::size_t i = 0; i < slots.size(); i++) ends[i] = starts[i] + counts[i];
+  for (const LogitRow& row : rows_) ends[row.index] -= row.late;
   for (std::size_t i = 0; i < slots.size(); i++)
-    if (!result.errors.contains(static_cast<std::int32_t>(i))) sequences_.share(slots[i], starts[i] + counts[i]);
+    if (!result.errors.contains(static_cast<std::int32_t>(i))) sequences_.share(slots[i], ends[i]);
   return result;
+}
+
+void Runner::set_masks(std::span<const RowMask> masks, std::size_t num_sequences) {
+  if (masks.empty()) return;
+  std::vector<TokenMask*> of_sequence(num_sequences);
+  for (const RowMask& each : masks) of_sequence.at(each.index) = each.mask;
+  for (LogitRow& row : rows_)
+    if (row.sample) row.mask = of_sequence[row.index];
+}
+
+/// Others wait for a mask no longer than a small part of what the step has taken so far. Where nobody else would draw,
+/// the step waits for the first one.
+void Runner::await_masks(std::span<LogitRow> rows, TokenMask::Clock::time_point begun) {
+  const auto now = TokenMask::Clock::now();
+  const auto soon = now + (now - begun) / kPatience;
+  bool any = std::ranges::any_of(rows_, [](const LogitRow& row) { return row.mask == nullptr; });
+  for (LogitRow& row : rows) {
+    if (row.mask == nullptr) continue;
+    row.late = !row.mask->wait_until(any ? soon : now + kLongestWait);
+    any |= !row.late;
+  }
 }
 
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
@@ -231,6 +261,7 @@ void Runner::read_logits(std::span<const std::int32_t> slots, std::span<const Lo
   std::atomic<std::size_t> next{0};
   threads_.run([&](int thread) {
     for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();) {
+      if (rows[i].late) continue;
       const std::span logits(inputs_.logits + static_cast<std::int64_t>(i) * config_.logit_stride,
                              static_cast<std::size_t>(config_.vocab_size));
       drawn[i] = read_row(sequences_.at(slots[rows[i].index]), rows[i], logits, scratch_[thread]);
@@ -241,7 +272,7 @@ void Runner::read_logits(std::span<const std::int32_t> slots, std::span<const Lo
 Runner::Drawn Runner::read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits,
                                SamplerScratch& scratch) {
   try {
-    if (row.sample) return {sample(logits, sequence.sampling, sequence.tokens, row.position, scratch), {}};
+    if (row.sample) return {sample(logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}};
     const std::int32_t token = sequence.tokens[row.position];
     return {{token, logprobs_of(logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
   } catch (const std::runtime_error& error) {

@@ -82,6 +82,12 @@ struct StepResult {
   std::map<std::int32_t, std::vector<float>> pooled;  ///< of the sequences that are pooled and computed to their end
 };
 
+/// The mask of the token that the sequence at `index` of a step draws.
+struct RowMask {
+  std::int32_t index;
+  TokenMask* mask;
+};
+
 /// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
  public:
@@ -106,8 +112,11 @@ class Runner {
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
   /// end, draws one token and appends it, or gives the pooled vector. Pages that are full now are shared. Throws
   /// std::invalid_argument when the batch can't be; nothing has changed then.
+  ///
+  /// `masks` are waited for when the model has run. One that is late is waited for a little while, where others have
+  /// drawn: its sequence draws nothing then, and its last token is to be computed again.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                  std::span<const std::int64_t> counts);
+                  std::span<const std::int64_t> counts, std::span<const RowMask> masks = {});
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -119,6 +128,8 @@ class Runner {
     std::int32_t row;       ///< in the step's tokens
     std::int64_t position;  ///< of the token that the logits predict
     bool sample;            ///< draw it, or else report the prompt token that stands there
+    TokenMask* mask = nullptr;
+    bool late = false;  ///< the mask was not there in time
   };
   struct StateRow {
     std::int32_t index;  ///< in the batch
@@ -139,6 +150,8 @@ class Runner {
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
+  void set_masks(std::span<const RowMask> masks, std::size_t num_sequences);
+  void await_masks(std::span<LogitRow> rows, TokenMask::Clock::time_point begun);
   void compute_logits(std::span<const LogitRow> rows, Dims& dims);
   void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
   Drawn read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits, SamplerScratch& scratch);

@@ -100,7 +100,7 @@ void check_not_all_banned(const VocabScan& scan, std::size_t vocab_size) {
 }  // namespace
 
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
-                    std::int64_t position, SamplerScratch& scratch) {
+                    std::int64_t position, SamplerScratch& scratch, const TokenMask* mask) {
   if (std::ssize(logits) != state.vocab_size()) {
     throw std::invalid_argument(std::to_string(logits.size()) + " logits for a vocabulary of " +
                                 std::to_string(state.vocab_size()));
@@ -109,13 +109,18 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
   const SamplingConfig& config = state.config();
   const bool report = config.logprobs >= 0;
   std::span<const float> raw = logits;
-  if (state.edits_logits()) {
-    if (report) {
-      scratch.raw.assign(logits.begin(), logits.end());
-      raw = scratch.raw;
-    }
+  const bool edits = state.edits_logits();
+  if (mask != nullptr || edits) {
+    const bool yields = mask != nullptr && edits;
+    if (report || yields) scratch.raw.assign(logits.begin(), logits.end());
+    if (report) raw = scratch.raw;
     VocabScan(logits, scratch);  // a NaN must be found before a ban hides it
-    state.process(logits, tokens, scratch.allowed);
+    if (mask != nullptr) mask->apply(logits);
+    if (edits) state.process(logits, tokens, scratch.allowed);
+    if (yields && VocabScan(logits, scratch).max_key() <= kLeastKey) {
+      std::ranges::copy(scratch.raw, logits.begin());
+      mask->apply(logits);
+    }
   }
   VocabScan scan(logits, scratch);
   check_not_all_banned(scan, logits.size());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sampling_state.h"
+#include "token_mask.h"
 #include "vocab_scan.h"
 
 namespace quire {
@@ -26,14 +27,17 @@ struct SampleResult {
 /// Draws the next token of a sequence. `logits` is the model's row and is overwritten; `tokens` are all of the sequence
 /// so far; `position` is the index that the new token will have, which picks its random number.
 ///
-/// The order of things is vLLM's: allowed tokens, bad words, min_tokens, bias, penalties, then (unless greedy)
-/// temperature, min_p, top_k, top_p, each on what the ones before have left. The token is drawn by running through
-/// what is left in order of ids. Equal logits are told apart by id everywhere, the lower one winning. The result
-/// depends on the arguments alone, not on the CPU. Does not update `state`: see SamplingState::append.
+/// The order of things is vLLM's: the mask, allowed tokens, bad words, min_tokens, bias, penalties, then (unless
+/// greedy) temperature, min_p, top_k, top_p, each on what the ones before have left. The token is drawn by running
+/// through what is left in order of ids. Equal logits are told apart by id everywhere, the lower one winning. The
+/// result depends on the arguments alone, not on the CPU. Does not update `state`: see SamplingState::append.
+///
+/// `mask`, which must be ready, is that of a grammar, or nullptr. Where everything that it allows is banned by what
+/// comes after it, it alone counts: what a grammar demands is drawn, whatever else was asked for.
 ///
 /// Throws std::runtime_error if a logit is NaN or infinite or if every token is banned.
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
-                    std::int64_t position, SamplerScratch& scratch);
+                    std::int64_t position, SamplerScratch& scratch, const TokenMask* mask = nullptr);
 
 /// Log probability and rank of `token`, and the `top_n` likeliest tokens. Throws std::invalid_argument if `token` or
 /// `top_n` is out of the vocabulary's range, std::runtime_error if a logit is NaN or infinite.

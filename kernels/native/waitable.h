@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 #if defined(__linux__)
@@ -9,6 +11,9 @@
 #include <unistd.h>
 
 #include <climits>
+#include <ctime>
+#else
+#include <thread>
 #endif
 
 namespace quire {
@@ -46,11 +51,26 @@ class alignas(64) Waitable {
     sleepers_.fetch_sub(1);
   }
 
+  /// Returns when the value is not `seen`, after `longest`, or now and then before.
+  void sleep_while(std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
+    sleepers_.fetch_add(1);
+    if (value_.load() == seen) sleep(seen, longest);
+    sleepers_.fetch_sub(1);
+  }
+
  private:
 #if defined(__linux__)
+  void sleep(std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
+    const auto seconds = std::chrono::floor<std::chrono::seconds>(longest);
+    const timespec timeout{seconds.count(), (longest - seconds).count()};
+    syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, &timeout);
+  }
   void sleep(std::uint32_t seen) noexcept { syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, nullptr); }
   void wake_all() noexcept { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX); }
 #else
+  void sleep(std::uint32_t, std::chrono::nanoseconds longest) noexcept {
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::microseconds(20)));
+  }
   void sleep(std::uint32_t seen) noexcept { value_.wait(seen); }
   void wake_all() noexcept { value_.notify_all(); }
 #endif

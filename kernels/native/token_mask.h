@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "waitable.h"
+
+namespace quire {
+
+/// Which tokens a sequence may draw next: a bit for each, the first token in the lowest bit of the first word. One
+/// thread writes it and publishes it while the model runs; the sampler waits until then. From `reset` to `publish` the
+/// words belong to the writer, and else nobody writes.
+class TokenMask {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
+  explicit TokenMask(std::int32_t num_tokens);
+
+  std::span<std::uint32_t> words() { return words_; }
+  bool is_ready() const { return ready_.load() != 0; }
+  void reset() { ready_.reset(0); }
+  void publish() { ready_.store(1); }
+
+  /// Whether it has been published by then.
+  bool wait_until(Clock::time_point deadline);
+
+  /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
+  void set(std::span<const std::int32_t> tokens, bool allowed);
+  void ban_all();
+  bool allows_any() const;
+
+  /// Bans by -inf the tokens that it does not allow, and those beyond its bits.
+  void apply(std::span<float> logits) const;
+
+ private:
+  std::vector<std::uint32_t> words_;
+  Waitable ready_;
+};
+
+}  // namespace quire

@@ -1,0 +1,123 @@
+"""Masks: what the sampler draws under one, and a step that does not wait long for a late one."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.kernels import _native, options, runner
+from quire.kernels.runner import ModelRunner, TokenMask
+
+
+def mask_of(allowed: list[int], num_tokens: int) -> TokenMask:
+    mask = TokenMask(num_tokens)
+    mask.allow(allowed)
+    mask.publish()
+    return mask
+
+
+def draw(logits: np.ndarray, mask: TokenMask | None, position: int = 0, **config: Any) -> dict[str, Any]:
+    return _native.sample(logits.astype(np.float32), [], 0, position, config, mask)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 300, 4099])
+def test_only_what_is_allowed_is_drawn_and_as_if_there_were_nothing_else(vocab_size: int) -> None:
+    random = np.random.default_rng(vocab_size)
+    for position in range(50):
+        logits = random.normal(size=vocab_size)
+        allowed = sorted(random.choice(vocab_size, size=random.integers(1, vocab_size + 1), replace=False).tolist())
+        banned = np.where(np.isin(np.arange(vocab_size), allowed), logits, -np.inf)
+        config = {"seed": 7, "top_p": 0.9 if position % 2 else 1.0, "logprobs": 1}
+        got = draw(logits, mask_of(allowed, vocab_size), position, **config)
+        assert got["token"] == draw(banned, None, position, **config)["token"]
+        raw = logits.astype(np.float32).astype(np.float64)
+        expected = raw[got["token"]] - np.log(np.exp(raw).sum())
+        assert got["logprob"] == pytest.approx(expected, abs=1e-4)  # of the model alone
+        assert got["top_ids"] == [int(np.argmax(logits.astype(np.float32)))]
+
+
+def test_tokens_beyond_the_mask_are_banned() -> None:
+    logits = np.arange(100.0)
+    assert draw(logits, mask_of([3, 5], 40), temperature=0.0)["token"] == 5
+
+
+def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
+    assert draw(np.arange(10.0), mask_of([3, 31], 32), temperature=0.0)["token"] == 3
+
+
+@pytest.mark.parametrize(
+    "config", [{"allowed": [1, 2]}, {"bad_words": [[5]]}, {"stop_token_ids": [5], "min_tokens": 3}], ids=str
+)
+def test_what_the_mask_demands_is_drawn_whatever_else_bans_it(config: dict[str, Any]) -> None:
+    assert draw(np.arange(10.0), mask_of([5], 10), temperature=0.0, **config)["token"] == 5
+
+
+def test_bans_hold_as_far_as_the_mask_leaves_a_choice() -> None:
+    assert draw(np.arange(10.0), mask_of([4, 5], 10), temperature=0.0, bad_words=[[5]])["token"] == 4
+
+
+def test_an_empty_mask_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="may be drawn"):
+        draw(np.arange(10.0), mask_of([], 10))
+
+
+def test_masks_hold_what_they_are_told() -> None:
+    mask = TokenMask(70)
+    assert mask.num_bytes == 12
+    assert not mask.allows_any
+    mask.allow([0, 69])
+    mask.ban([0])
+    assert int.from_bytes(ctypes.string_at(mask.address, 12), "little") == 1 << 69
+    mask.ban_all()
+    assert not mask.allows_any
+    with pytest.raises(IndexError):
+        mask.allow([96])
+    with pytest.raises(ValueError, match="at least 1"):
+        TokenMask(0)
+
+
+@pytest.fixture(scope="module")
+def engine(demo_model: Path) -> ModelRunner:
+    return runner.load_model(options.LoadOptions(str(demo_model), num_pages=64, threads=2))
+
+
+def opened(engine: ModelRunner, tokens: list[int]) -> int:
+    slot = engine.sequences.open(tokens, len(tokens), seed=3)
+    assert engine.sequences.reserve(slot, len(tokens) + 8)
+    return slot
+
+
+def test_a_late_mask_delays_its_own_sequence_alone(engine: ModelRunner) -> None:
+    tokens = [0, 5, 300, 301, 302]
+    allowed = list(range(500, 600))
+    [in_time] = engine.step([opened(engine, tokens)], [0], [5], [(0, mask_of(allowed, 2048))]).token_ids
+    assert in_time in allowed
+    late = mask_of(allowed, 2048)
+    late.reset()
+    slot, other = opened(engine, tokens), opened(engine, tokens)
+    result = engine.step([slot, other], [0, 0], [5, 5], [(0, late)])
+    assert result.token_ids[0] == -1
+    assert result.token_ids[1] >= 0
+    assert not result.errors
+    assert engine.sequences.tokens(slot) == tokens
+    late.publish()
+    assert engine.step([slot, other], [4, 5], [1, 1], [(0, late)]).token_ids[0] == in_time
+
+
+def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
+    mask = mask_of([700], 2048)
+    mask.reset()
+    writer = threading.Timer(0.01, mask.publish)
+    writer.start()
+    slot = opened(engine, [0, 5, 300])
+    tokens = [-1]
+    while tokens == [-1]:  # a step waits for a while, and then the next one does
+        start = 0 if tokens else 2
+        tokens = engine.step([slot], [start], [3 - start], [(0, mask)]).token_ids
+    assert tokens == [700]
+    writer.join()
