@@ -140,6 +140,14 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-waiting-tokens", type=whole(_MOST_INT32), default=1 << 24, metavar="N", help="of their prompts"
     )
+    group.add_argument(
+        "--grammar-timeout", type=seconds, default=10.0, metavar="S", help="most time to compile a grammar"
+    )
+    group.add_argument(
+        "--preload-grammars",
+        action="store_true",
+        help="read the tokenizer for grammars at the start, not when the first is needed, which would pause all others",
+    )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="for requests that bring none")
 
 

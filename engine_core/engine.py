@@ -12,8 +12,10 @@ import msgspec
 
 from quire.engine_core.batch import Batch
 from quire.engine_core.beams import BeamSearch
+from quire.engine_core.constrained import Constrained
 from quire.engine_core.deadlines import Deadlines
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
+from quire.engine_core.grammars import Grammars
 from quire.engine_core.inbound import Inbound
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
@@ -71,6 +73,7 @@ class EngineCore:
         *,
         seed: int = 0,
         server_stats: Callable[[], dict[str, int]] = dict,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = Scheduler(executor, limits, clock)
@@ -84,6 +87,7 @@ class EngineCore:
         self._send = send
         self.tracer = Tracer(send)
         self.server_stats = server_stats
+        self._constrained = Constrained(grammars, limits, executor.sequences)
         self._seeds = random.Random(seed)
         self._requests: dict[bytes, dict[str, Request]] = {}
         self._increments: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
@@ -92,7 +96,12 @@ class EngineCore:
 
     @property
     def has_requests(self) -> bool:
-        """Whether there is anything to step for."""
+        """Whether there are any that have not ended."""
+        return bool(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to step for. A request that waits for its grammar is nothing to step for."""
         return self.scheduler.has_requests
 
     @property
@@ -146,6 +155,7 @@ class EngineCore:
             check_request(message, self.limits)
             if (sibling := _sibling_of(message, own)) is not None:
                 check_sibling(message, sibling)
+            grammar = self._constrained.find(message.sampling_params)
         except RequestError as error:
             self._increments[client_id].append(_refusal(message, error))
             return
@@ -155,6 +165,7 @@ class EngineCore:
         )
         if (sibling := _sibling_of(message, own)) is not None:
             sibling.siblings = request.siblings = sibling.siblings or Siblings.of(sibling)
+        self._constrained.begin(request, grammar)
         request.record(EventType.QUEUED, now)
         self._requests.setdefault(client_id, own)[request_id] = request
         self.scheduler.add(request)
@@ -173,6 +184,14 @@ class EngineCore:
         """Ends the requests whose time is up, wherever they stand."""
         for request in self._deadlines.late(now):
             self._finish(request, RequestStatus.FINISHED_TIMEOUT, explain_timeout(request))
+
+    def _start_constrained(self) -> None:
+        """Lets those start whose grammar has been compiled, and ends those whose grammar is of no use."""
+        for request, error in self._constrained.settle():
+            if error is None:
+                self.scheduler.let_start(request)
+            else:
+                self._finish(request, RequestStatus.FINISHED_ERROR, error, ErrorKind.INVALID)
 
     def _end_client(self, client_id: bytes, status: RequestStatus, error: str | None = None) -> None:
         for request in reversed(list(self._requests.get(client_id, {}).values())):
@@ -206,6 +225,8 @@ class EngineCore:
         """Schedules, executes, updates and sends what one step adds. Without requests it only sends what is due."""
         begun = self.clock()
         self._end_late(begun)
+        if self._constrained.is_compiling:
+            self._start_constrained()
         batch = self.scheduler.schedule()
         if self.tracer.subscribers:
             self.tracer.scheduled(batch)
@@ -248,7 +269,7 @@ class EngineCore:
     def _execute(self, batch: Batch) -> StepResult | None:
         """None if the step failed as a whole: its requests have ended then, and the others go on."""
         try:
-            return self._executor.step(batch.slots, batch.starts, batch.counts)
+            return self._executor.step(batch.slots, batch.starts, batch.counts, self._constrained.masks(batch))
         except Exception as error:
             logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
             for request in (*batch.requests, *batch.searches):
@@ -268,6 +289,7 @@ class EngineCore:
         ):
             request.num_computed_tokens += count
             if token_id < 0 or index in errors:  # which have ended above
+                request.keep_a_token_to_compute()
                 continue
             if request.search is not None:
                 self._search_on(request, request.search, result, range(index, index + 1), now)
@@ -280,8 +302,9 @@ class EngineCore:
                 _attach(request, output)
             if logprobs is not None and (entry := logprobs[index]) is not None:
                 output.new_logprobs = [TokenLogprobs(*entry)]
-            if is_last(request, token_id):
-                self._end(request, token_id, output, now)
+            is_ruled = request.constraint is not None
+            if self._constrained.follow(request, output) if is_ruled else is_last(request, token_id):
+                self._end(request, output.new_token_ids[-1], output, now)
             increments[request.client_id].append(output)
 
         for request, rows in batch.searches.items():
@@ -332,6 +355,7 @@ class EngineCore:
         end = explain_end(request, token_id, self.limits)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
         output.error_kind = None if end.error is None else ErrorKind.INVALID
+        output.is_whole = end.is_whole
         output.events.append(EngineCoreEvent(EventType.FINISHED, now))
         self._release(request, end.status, now)
 
@@ -352,6 +376,7 @@ class EngineCore:
         if self.tracer.subscribers:
             self.tracer.finished(request, status, now)
         self.scheduler.remove(request)
+        self._constrained.end(request)
         if request.num_output_tokens:
             self.scheduler.admission.ended()
         request.status = status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, TokenMask
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
@@ -15,7 +15,7 @@ class StepResult(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The token sampled for each sequence, -1 where none was."""
+        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late."""
 
     @property
     def logprobs(self) -> Sequence[LogprobsEntry | None] | None:
@@ -50,5 +50,10 @@ class Executor(Protocol):
         Full pages are shared. False, and nothing has changed, when there are too few pages.
         """
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
-        """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next."""
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
+    ) -> StepResult:
+        """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
+
+        `masks` of the tokens that some sequences draw, by index, may be written while it computes.
+        """

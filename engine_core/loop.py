@@ -68,7 +68,7 @@ class EngineLoop:
         return is_drained or now >= self._deadline
 
     def _receive(self) -> None:
-        if not self._core.has_requests:
+        if not self._core.has_work:
             self._sleep()
         self._receive_waiting()
 

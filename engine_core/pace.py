@@ -30,10 +30,10 @@ class Pace:
         self._decode_seconds = 0.0  # of a step without prompts
 
     def learn(self, prefill_cost: float, num_decodes: int, seconds: float) -> None:
-        """One step took so long."""
+        """One step took so long. Of a few tokens it can't be told what they took."""
         if prefill_cost == 0:
             self._decode_seconds = _blend(self._decode_seconds, seconds)
-        else:
+        elif prefill_cost >= _LEAST_COST:
             rest = seconds - (self._decode_seconds if num_decodes else 0.0)
             self._token_seconds = _blend(self._token_seconds, max(rest, 0.1 * seconds) / prefill_cost)
 

@@ -16,6 +16,8 @@ import msgspec
 
 from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.grammar_tokenizer import GrammarTokenizer
+from quire.engine_core.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.server import EngineServer, Inbox
@@ -24,7 +26,7 @@ from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.address import default_address
 from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.keys import Security
-from quire.protocol.messages import PROTOCOL_VERSION, Ready
+from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
 
@@ -49,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace, parent: int | None) -> int:
+    tokenizer = GrammarTokenizer(parsed.model)
+    if parsed.preload_grammars:
+        tokenizer.preload()
     runner = _load(parsed)
     inbox: Inbox = queue.SimpleQueue()
     server = EngineServer(
@@ -57,12 +62,14 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
         inbox,
         Security(keys=parsed.curve_keys, insecure_tcp=parsed.insecure_tcp),
     )
+    grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=lambda: inbox.put((b"", Ping())))
     core = EngineCore(
         runner,
         _make_limits(parsed, runner),
         server.send,
         seed=parsed.seed,
         server_stats=lambda: msgspec.structs.asdict(server.counters),
+        grammars=grammars,
     )
     loop = EngineLoop(core, server, inbox, drain_seconds=parsed.drain_seconds, parent=parent)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())

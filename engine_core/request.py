@@ -20,6 +20,8 @@ from quire.protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from quire.engine_core.constraint import Constraint
+    from quire.engine_core.grammars import Grammar
     from quire.engine_core.siblings import Siblings
 
 
@@ -95,6 +97,8 @@ class Request:
     siblings: Siblings | None = field(default=None, repr=False)  # those of the same prompt
     search: BeamSearch | None = field(default=None, repr=False)
     pooling: PoolingParams | None = None  # of its prompt, which nothing follows
+    grammar: Grammar | None = field(default=None, repr=False)  # while it is being compiled
+    constraint: Constraint | None = field(default=None, repr=False)
     slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet told to the client
@@ -183,6 +187,10 @@ class Request:
     def has_computed_for(self, other: Request) -> bool:
         """Whether `other`, one of its siblings, can fork from it now."""
         return 0 < other.num_shared_tokens <= self.num_computed_tokens and not other.needs_every_token
+
+    def keep_a_token_to_compute(self) -> None:
+        """If all its tokens are computed, and none was drawn, as its mask was late, the last is computed again."""
+        self.num_computed_tokens -= self.num_computed_tokens == self.num_tokens
 
     def forget_computed(self) -> None:
         """Its KV pages are gone: what the prefix cache does not keep has to be computed again.

@@ -79,12 +79,21 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         """Whether a step would have anything to do."""
-        return bool(self.running or self.waiting)
+        return bool(self.running) or self.waiting.has_ready
 
     def add(self, request: Request) -> None:
         """Queues a request that `check_request` has accepted."""
         self._num_added += 1
         request.number = self._num_added
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            self.waiting.hold(request)
+        else:
+            self._wait(request)
+
+    def let_start(self, request: Request) -> None:
+        """From now on a request that has been held back may start. It has kept its place by its arrival."""
+        self.waiting.remove(request)
+        request.status = RequestStatus.WAITING
         self._wait(request)
 
     def remove(self, request: Request) -> None:
@@ -110,7 +119,7 @@ class Scheduler:
     def _stop_waiting(self, request: Request) -> None:
         self.waiting.remove(request)
         if request.siblings is not None:
-            del request.siblings.waiting[request]
+            request.siblings.waiting.pop(request, None)
 
     def _stop_running(self, request: Request) -> None:
         del self.running[request]
@@ -125,7 +134,7 @@ class Scheduler:
         for request in roster.growing:
             self._reserve(request)
         budget = self._prefill_budget(roster)
-        if self.waiting and not gave_way:
+        if self.waiting.has_ready and not gave_way:
             roster.add(self._start_newcomers(batch, roster.prefills, budget))
         self._fill(batch, roster, budget)
         # Who has ended since then is not told of again.
@@ -219,7 +228,7 @@ class Scheduler:
         to_grow = self.admission.pages_to_grow(self.running)
         newcomers: list[Request] = []
         deadline = self._clock() + _STARTING_SECONDS
-        arranged = self.policy.arrange(self.waiting, match_of, self._sequences)
+        arranged = self.policy.arrange(self.waiting.ready(), match_of, self._sequences)
         deadline = self._clock() + _STARTING_SECONDS
         for count, request in enumerate(arranged):
             is_full = bool(self.running) and width + request.width > room

@@ -16,7 +16,10 @@ class Siblings:
     def of(cls, first: Request) -> Siblings:
         """The family of a request that has been alone so far."""
         family = cls()
-        (family.running if first.status is RequestStatus.RUNNING else family.waiting)[first] = None
+        if first.status is RequestStatus.RUNNING:
+            family.running[first] = None
+        elif first.status is not RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:  # it enters when it may start
+            family.waiting[first] = None
         return family
 
     def source_of(self, request: Request) -> Request | None:

@@ -14,6 +14,7 @@ class End(NamedTuple):
     status: RequestStatus
     stop_reason: int | None = None
     error: str | None = None
+    is_whole: bool = False  # the grammar allows nothing more
 
 
 def is_last(request: Request, token_id: int) -> bool:
@@ -22,9 +23,13 @@ def is_last(request: Request, token_id: int) -> bool:
 
 
 def explain_end(request: Request, token_id: int, limits: EngineLimits) -> End:
-    """Why the request ends with `token_id`; a token that stops counts before the length."""
+    """Why the request ends with `token_id`; a token that stops, or the end of a grammar, counts before the length."""
+    if request.constraint is not None and request.constraint.error is not None:
+        return End(RequestStatus.FINISHED_ERROR, error=request.constraint.error)
     if token_id in request.stop_token_ids:
         return End(RequestStatus.FINISHED_STOPPED, None if token_id in request.eos_token_ids else token_id)
+    if request.constraint is not None and request.constraint.is_complete:
+        return End(RequestStatus.FINISHED_STOPPED, is_whole=True)
     if request.num_tokens >= request.max_total_tokens:
         return End(RequestStatus.FINISHED_LENGTH_CAPPED)
     error = (
@@ -37,7 +42,11 @@ def explain_end(request: Request, token_id: int, limits: EngineLimits) -> End:
 
 def explain_timeout(request: Request) -> str:
     """Why a request whose deadline has passed is where it is."""
-    where = {RequestStatus.RUNNING: "while it ran", RequestStatus.PREEMPTED: "while it waited for KV pages again"}
+    where = {
+        RequestStatus.RUNNING: "while it ran",
+        RequestStatus.PREEMPTED: "while it waited for KV pages again",
+        RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: "while its grammar was being compiled",
+    }
     return (
         f"the time of {request.deadline - request.arrival:g} s that the request was given was up "
         f"{where.get(request.status, 'before it could start')}, after {request.num_output_tokens} tokens; "

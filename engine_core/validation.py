@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from quire.engine_core.admission import beam_pages
 from quire.engine_core.beams import num_candidates
+from quire.engine_core.grammar_text import grammar_text
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.protocol.messages import EngineCoreRequest, ErrorKind, SamplingParams
@@ -18,6 +19,7 @@ MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 MAX_PRIORITY = 1_000_000
 MAX_SALT = 1024  # characters
+MAX_GRAMMAR = 1 << 20  # characters, of JSON where it is JSON
 _F32_MAX = 3.4e38  # the sampler computes in f32
 
 # What each number may be, as a test that NaN fails, and in words.
@@ -154,6 +156,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (None,),
     "bad_words_token_ids": (None, []),
     "prompt_logprobs": (None,),
+    "structured_outputs": (None,),
 }
 
 
@@ -188,6 +191,22 @@ def _check_beams(request: EngineCoreRequest, limits: EngineLimits) -> None:
             f"beam_width={width} with a prompt of {num_prompt} tokens and max_tokens={total - num_prompt} may need "
             f"{pages} KV pages, and the engine has {limits.num_pages}; lower beam_width or max_tokens, or start the "
             "engine with more KV memory"
+        )
+
+
+def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineLimits) -> None:
+    structured = request.sampling_params.structured_outputs
+    if structured is None:
+        return
+    if len(structured.kinds) != 1:
+        raise RequestError(
+            f"structured_outputs asks for {' and '.join(structured.kinds) or 'nothing'}; give exactly one of json, "
+            "regex, choice, grammar or json_object"
+        )
+    length = len(grammar_text(structured))
+    if length > MAX_GRAMMAR:
+        raise RequestError(
+            f"structured_outputs.{structured.kinds[0]} has {length} characters; it may have {MAX_GRAMMAR}"
         )
 
 
@@ -295,6 +314,7 @@ _CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
     _check_numbers,
     _check_tokens,
     _check_beams,
+    _check_structured_outputs,
 )
 _POOLING_CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
     _check_service,

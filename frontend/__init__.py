@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from quire.frontend.prompts import PromptType, TextPrompt, TokensPrompt
+    from quire.frontend.structured_outputs import StructuredOutputsParams
     from quire.protocol.messages import PoolingParams, SamplingParams
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "RequestOutput",
     "RequestTimeoutError",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]
@@ -77,6 +79,7 @@ _NAMES_OF_MODULES = {
         "RequestOutput",
     ),
     "quire.frontend.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "quire.frontend.structured_outputs": ("StructuredOutputsParams",),
     "quire.protocol.messages": ("PoolingParams", "SamplingParams"),
 }
 

@@ -62,6 +62,8 @@ class EngineOptions(TypedDict, total=False):
     long_prefill_token_threshold: int
     max_waiting_requests: int
     max_waiting_tokens: int
+    grammar_timeout: float
+    preload_grammars: bool
     cache_dir: str | None
     weight_cache: str | None
     engine_address: str | None
@@ -89,6 +91,9 @@ class EngineArgs:
     "lpm": who shares the longest prefix with what is cached; "sjf": who has the fewest tokens to prefill.
     long_prefill_token_threshold: tokens of one prompt in a step; 0 for as many as hardly slow the others down.
     max_waiting_requests, max_waiting_tokens (of prompts): what may wait; more is refused.
+    grammar_timeout: seconds that compiling the grammar of a request's structured_outputs may take.
+    preload_grammars: read the tokenizer for grammars at the start, which takes a second where it is large; otherwise
+    the first request with structured_outputs pauses all others for so long.
     cache_dir: where compiled kernels are kept.
     weight_cache: folder where packed weights are kept, so that the next start maps them instead of packing them.
     engine_address: attach there instead of starting an engine.
@@ -116,6 +121,8 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 24
+    grammar_timeout: float = 10.0
+    preload_grammars: bool = False
     cache_dir: str | None = None
     weight_cache: str | None = None
     engine_address: str | None = None
@@ -144,7 +151,7 @@ class EngineArgs:
 
     def command_line(self) -> list[str]:
         """The flags of the engine process, its address left out."""
-        flags: dict[str, int | str | None] = {
+        flags: dict[str, float | str | None] = {
             "--model": str(Path(self.model).absolute()),
             "--dtype": self.dtype,
             "--quantization": self.quantization,
@@ -161,11 +168,16 @@ class EngineArgs:
             "--long-prefill-threshold": self.long_prefill_token_threshold or None,
             "--max-waiting-requests": self.max_waiting_requests,
             "--max-waiting-tokens": self.max_waiting_tokens,
+            "--grammar-timeout": self.grammar_timeout,
             "--cache-dir": self.cache_dir,
             "--weight-cache": self.weight_cache,
         }
         line = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
-        switches = {"--pin-threads": self.pin_threads, "--no-prefix-caching": self.enable_prefix_caching is False}
+        switches = {
+            "--pin-threads": self.pin_threads,
+            "--no-prefix-caching": self.enable_prefix_caching is False,
+            "--preload-grammars": self.preload_grammars,
+        }
         return line + [name for name, wanted in switches.items() if wanted]
 
 
@@ -184,6 +196,7 @@ def check_arguments(args: EngineArgs) -> None:
             f"block_size={args.block_size!r} is not possible; it can be {', '.join(map(str, BLOCK_SIZES))}"
         )
     _check_switch("pin_threads", args.pin_threads)
+    _check_switch("preload_grammars", args.preload_grammars)
     if args.enable_prefix_caching is not None:
         _check_switch("enable_prefix_caching", args.enable_prefix_caching)
     if args.long_prefill_token_threshold != 0:
@@ -195,6 +208,7 @@ def check_arguments(args: EngineArgs) -> None:
     if args.kv_cache_memory_bytes is not None and args.num_pages is not None:
         raise ValueError("kv_cache_memory_bytes and num_pages both size the KV memory; give one of them")
     _check_size("kv_cache_memory_bytes", args.kv_cache_memory_bytes)
+    _check_seconds("grammar_timeout", args.grammar_timeout)
     _check_seconds("start_timeout", args.start_timeout)
     if args.engine_address is None and not Path(args.model).is_dir():
         raise ValueError(

@@ -113,7 +113,7 @@ class Completion:
         """Bring the text up to date; the stop string that ended it, or None."""
         if self._detokenizer is None:
             return None
-        stop_token = output.finish_reason is FinishReason.STOP
+        stop_token = output.finish_reason is FinishReason.STOP and not output.is_whole
         stop = self._detokenizer.update(output.new_token_ids, stop_token)
         return self._detokenizer.finish() if stop is None and output.finish_reason is not None else stop
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
 
@@ -65,6 +66,8 @@ def validate(params: SamplingParams, *, vocab_size: int | None = None) -> Sampli
         raise ValueError(
             f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}; lower it, or raise max_tokens"
         )
+    if params.structured_outputs is not None:
+        check_structured_outputs(params.structured_outputs)
     _check_several(params)
     _check_texts(params)
     _check_token_ids(params, vocab_size)
@@ -158,6 +161,7 @@ def _plain(params: SamplingParams) -> SamplingParams:
         values["stop"] = [values["stop"]]
     if values["top_k"] == -1:
         values["top_k"] = 0
+    values["structured_outputs"] = plain_structured_outputs(values["structured_outputs"])
     for name, expected in _TYPES.items():
         try:
             values[name] = msgspec.convert(values[name], expected)
@@ -181,7 +185,7 @@ def _check_several(params: SamplingParams) -> None:
         return
     if params.n > params.beam_width:
         raise ValueError(f"n={params.n} is more than beam_width={params.beam_width}; lower it, or raise beam_width")
-    for name in ("stop", "bad_words", "best_of"):
+    for name in ("stop", "bad_words", "best_of", "structured_outputs"):
         if (value := getattr(params, name)) not in (None, []):
             raise ValueError(f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0")
 

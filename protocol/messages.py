@@ -47,6 +47,31 @@ class EventType(enum.IntEnum):
     FINISHED = 5
 
 
+class StructuredOutputs(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """What the text of an answer must be. One of the first five is given; names and meanings are vLLM's.
+
+    `json`: a JSON schema, as text or as an object; `regex`: one that the whole text matches, in the syntax of Rust's
+    `regex`; `choice`: one of these texts; `grammar`: Lark, or GBNF as llama.cpp has it; `json_object`: any JSON object.
+    Where JSON may have whitespace there is none, a space or two, or a line break with some indentation, so that no
+    model writes blanks for ever; or what the regular expression `whitespace_pattern` allows; or none at all with
+    `disable_any_whitespace`.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of those of the first five that are given."""
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        return [*given, "json_object"] if self.json_object else given
+
+
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """How tokens of a request are drawn, and when it ends. Field names and meanings are vLLM's.
 
@@ -57,6 +82,9 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     `best_of`: so many completions are made, of which the `n` with the highest log probability per token are returned.
     `beam_width`: 0, or that of a beam search, which gives the `n` best sequences at its end; `length_penalty` and
     `early_stopping` belong to it and mean what they do in `transformers`.
+    `structured_outputs`: what the text must be. A grammar decides before everything else: what it demands is drawn even
+    where `bad_words`, `allowed_token_ids` or `min_tokens` ban it. An eos token, or one of `stop_token_ids`, may be
+    drawn where the text may end. When it can only end, the answer does, whatever `ignore_eos` and `min_tokens` say.
     """
 
     n: int = 1
@@ -87,6 +115,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     beam_width: int = 0
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    structured_outputs: StructuredOutputs | None = None
 
 
 class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -199,7 +228,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     wrong when `finish_reason` is ERROR, and `error_kind` whose fault it is. `prompt_logprobs` come once, with the first
     output after the prompt was computed (entry 0 is None). `events` keep their times however many outputs are merged
     into one. A beam search tells nothing but its `beams`, the best first, with its end; a request with `pooling`
-    nothing but its `pooled` vector, as little-endian f32, with STOP.
+    nothing but its `pooled` vector, as little-endian f32, with STOP. `is_whole`: it stopped as its grammar allows
+    nothing more, so that its last token belongs to the text.
     """
 
     request_id: str
@@ -214,6 +244,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     beams: list[BeamSequence] | None = None
     error_kind: ErrorKind | None = None
     pooled: bytes | None = None
+    is_whole: bool = False
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):

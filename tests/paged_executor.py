@@ -6,16 +6,18 @@ limit fails the test.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, TokenMask
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -31,6 +33,14 @@ Entry = tuple[list[int], list[float], int]
 def next_token(tokens: list[int], seed: int, vocab_size: int) -> int:
     """What the "model" says after `tokens`."""
     return zlib.crc32(repr((seed, tokens)).encode()) % vocab_size
+
+
+def allowed_tokens(mask: TokenMask) -> list[int]:
+    """What a mask that has been written allows."""
+    while not mask.is_ready:
+        pass  # another thread writes it
+    bits = int.from_bytes(ctypes.string_at(mask.address, mask.num_bytes), "little")
+    return [token for token in range(8 * mask.num_bytes) if bits >> token & 1]
 
 
 def expected_tokens(prompt: list[int], seed: int, vocab_size: int, count: int) -> list[int]:
@@ -102,7 +112,9 @@ class PagedExecutor:
         self.num_forks += 1
         return True
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
+    ) -> Result:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
@@ -111,14 +123,24 @@ class PagedExecutor:
             raise error
         result = Result([])
         requests = {slot: request for request in self.requests() for slot in request.slots}
+        masks_by_index = dict(masks)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            self._compute(index, requests[slot], slot, start, count, result)
+            self._compute(index, requests[slot], slot, start, count, result, masks_by_index.get(index))
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             if index not in result.errors:
                 self.sequences.share(slot, start + count)
         return result
 
-    def _compute(self, index: int, request: Request, slot: int, start: int, count: int, result: Result) -> None:
+    def _compute(
+        self,
+        index: int,
+        request: Request,
+        slot: int,
+        start: int,
+        count: int,
+        result: Result,
+        mask: TokenMask | None,
+    ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
         assert 0 < count <= min(len(tokens), len(pages) * self.limits.page_size) - start
@@ -144,6 +166,9 @@ class PagedExecutor:
             result.token_ids.append(-1)
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
+        if mask is not None:
+            allowed = allowed_tokens(mask)
+            token = allowed[token % len(allowed)]
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)
         if request.search is not None:
             entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
@@ -190,7 +215,7 @@ class FailingSequences(Sequences):
 class Engine:
     """An EngineCore over a PagedExecutor, with what each client has been sent. `step` checks all accounts."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, grammars: Grammars | None = None, **limits: Any) -> None:
         sizes: dict[str, Any] = {
             "vocab_size": 1000,
             "max_model_len": 256,
@@ -202,7 +227,7 @@ class Engine:
         self.limits = EngineLimits(**(sizes | limits))
         self.executor = PagedExecutor(self.limits)
         self.now = 0.0  # of a clock that stands still, so that steps seem to take no time
-        self.core = EngineCore(self.executor, self.limits, self.send, clock=lambda: self.now)
+        self.core = EngineCore(self.executor, self.limits, self.send, grammars=grammars, clock=lambda: self.now)
         self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}
 
@@ -268,6 +293,11 @@ class Engine:
         assert [output.finish_reason is not None for output in outputs] == [False] * (len(outputs) - 1) + [True]
         return outputs[-1]
 
+    def end_now(self, request_id: str) -> EngineCoreOutput:
+        """The same, without another step."""
+        self.core.flush()
+        return self.end(request_id)
+
     def check_accounts(self) -> None:
         """Every page is free, or cached, or held by those that run or by a pin; the queue is in order of arrival."""
         sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.page_size
@@ -285,5 +315,5 @@ class Engine:
             assert request.num_new_tokens > 0
         assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
         if self.limits.policy == "fcfs":
-            numbers = [request.number for request in scheduler.waiting]
+            numbers = [request.number for request in scheduler.waiting.ready()]
             assert numbers == sorted(numbers)

@@ -121,6 +121,13 @@ class EngineFlags:
     max_waiting_tokens: Annotated[
         int | None, _engine("Tokens of their prompts, likewise. Default: 16777216.", "TOKENS", min=1)
     ] = None
+    preload_grammars: Annotated[
+        bool,
+        switch("Engine", "--preload-grammars", "Be ready for grammars from the start, which takes a little longer."),
+    ] = False
+    grammar_timeout: Annotated[
+        float | None, _engine("Most time to compile the grammar of a request. Default: 10.", "SECONDS")
+    ] = None
     cache_dir: Annotated[
         Path | None, _engine("Where compiled kernels are kept. Default: quire in the user's cache folder.", "FOLDER")
     ] = None

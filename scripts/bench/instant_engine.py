@@ -11,7 +11,7 @@ from bench.cache_shapes import VOCAB_SIZE, Shape
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, TokenMask
 from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, EngineMessage, SamplingParams
 
 CLIENT = b"client"
@@ -41,7 +41,9 @@ class InstantExecutor:
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
+    ) -> Result:
         """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from bench.instant_engine import Result
 
@@ -22,7 +23,7 @@ from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
 from quire.engine_core.server import EngineServer, Inbox
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, TokenMask
 from quire.protocol.address import default_address
 from quire.protocol.messages import PROTOCOL_VERSION, Ready
 
@@ -41,7 +42,9 @@ class InstantExecutor:
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
+    ) -> Result:
         """Keeps the sequences' tokens and the prefix cache as a model's runner does, and computes nothing."""
         sequences = self.sequences
         if self.step_seconds:

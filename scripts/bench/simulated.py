@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.engine_core.executor import LogprobsEntry
 from quire.engine_core.limits import EngineLimits
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, TokenMask
 
 EOS = 0
 """The token that ends an answer."""
@@ -83,7 +83,9 @@ class SimulatedExecutor:
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> SimulatedResult:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
+    ) -> SimulatedResult:
         """Shares what is computed, and draws a token for each sequence that has caught up."""
         self._clock.now += self._step_time.seconds(counts)
         sequences, lengths = self.sequences, self.sequences.lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 from paged_executor import Engine, expected_tokens
@@ -310,7 +311,7 @@ def test_a_refusal_does_not_wait_for_the_step() -> None:
     sent_before_the_step: list[int] = []
     execute = engine.executor.step
 
-    def watch(*step: list[int]) -> object:
+    def watch(*step: Any) -> object:
         sent_before_the_step.append(len(engine.outputs("bad")))
         return execute(*step)
 

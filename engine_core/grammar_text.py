@@ -1,0 +1,53 @@
+"""Grammars as llguidance reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.protocol.messages import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_ANY_OBJECT = '{"type":"object"}'
+_WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"  # bounded, since a small model may write blanks for ever
+
+
+def grammar_text(structured: StructuredOutputs) -> str:
+    """What the client gave, as text."""
+    kind = structured.kinds[0]
+    if kind == "json_object":
+        return _ANY_OBJECT
+    given = getattr(structured, kind)
+    return given if isinstance(given, str) else msgspec.json.encode(given).decode()
+
+
+def grammar_source(structured: StructuredOutputs) -> str:
+    """The same for LLMatcher. ValueError for what is no JSON object, and for GBNF that can't be read."""
+    # Here, since it takes a while to load, and many engines never need it.
+    from llguidance import LLMatcher, gbnf_to_lark
+
+    kind, text = structured.kinds[0], grammar_text(structured)
+    match kind:
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(text))
+        case "choice":
+            return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
+        case "grammar":
+            try:
+                return gbnf_to_lark.any_to_lark(text)
+            except Exception as error:  # noqa: BLE001 - it raises plain ones
+                raise ValueError(f"it is neither Lark nor GBNF that can be read: {error}") from None
+        case _:
+            return str(LLMatcher.grammar_from_json_schema(text, overrides=_json_options(structured)))
+
+
+def _json_options(structured: StructuredOutputs) -> JsonCompileOptions:
+    """What a schema itself may say in "x-guidance" can make it lenient or slow, so that all is said here."""
+    if structured.disable_any_whitespace:
+        return {"lenient": False, "whitespace_flexible": False}
+    pattern = structured.whitespace_pattern or _WHITESPACE
+    return {"lenient": False, "whitespace_flexible": True, "whitespace_pattern": pattern}

@@ -1,0 +1,206 @@
+"""Grammars: compiled on a thread of their own, within a time limit, and kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from quire.engine_core.constraint import Constraint, shorten
+from quire.engine_core.grammar_text import grammar_source, grammar_text
+from quire.engine_core.grammar_tokenizer import GrammarTokenizer
+from quire.kernels.runner import TokenMask
+from quire.protocol.messages import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from quire.engine_core.request import Request
+
+MOST_GRAMMARS = 256  # that are kept
+_MOST_STUCK = 4  # threads whose grammar takes too long, before others have to wait for one of them
+
+Key = tuple[str, str, bool, str | None]
+Compile = Callable[[StructuredOutputs], "LLMatcher"]
+
+
+class Grammar:
+    """One grammar, from when it is first asked for: `matcher` is at its beginning, or `error` says what is wrong."""
+
+    def __init__(self, key: Key, structured: StructuredOutputs) -> None:
+        self.key = key
+        self.structured = structured
+        self.requests: dict[Request, None] = {}  # that wait for it
+        self.matcher: LLMatcher | None = None
+        self.error: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known what came of it."""
+        return self.matcher is not None or self.error is not None
+
+
+class Grammars:
+    """Gives requests their constraints. One loop calls it; other threads only compile, one at a time.
+
+    llguidance can't be interrupted: a thread whose grammar takes longer than `timeout` seconds is left to itself, and
+    another one takes its place.
+    """
+
+    def __init__(
+        self,
+        tokenizer: GrammarTokenizer,
+        *,
+        timeout: float,
+        wake: Callable[[], None] = lambda: None,
+        compile_grammar: Compile | None = None,
+    ) -> None:
+        """`wake` is called on another thread when `take_compiled` has something to give."""
+        self.tokenizer = tokenizer
+        self.num_compiled = 0
+        self._timeout = timeout
+        self._wake = wake
+        self._compile = compile_grammar or self._compile_matcher
+        self._kept: OrderedDict[Key, Grammar] = OrderedDict()
+        self._pending: set[Grammar] = set()
+        self._lock = threading.Lock()  # of what follows
+        self._queue: dict[Grammar, None] = {}
+        self._done: list[tuple[Grammar, LLMatcher | None, str | None]] = []
+        self._running: Grammar | None = None
+        self._begun = 0.0
+        self._has_thread = False
+        self._num_stuck = 0
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether `take_compiled` may have something to give, now or later."""
+        return bool(self._pending)
+
+    def find(self, structured: StructuredOutputs) -> Grammar:
+        """The grammar, which is being compiled from now on if it is not kept."""
+        kind = structured.kinds[0]
+        key = kind, grammar_text(structured), structured.disable_any_whitespace, structured.whitespace_pattern
+        grammar = self._kept.get(key)
+        if grammar is None:
+            grammar = self._kept[key] = Grammar(key, structured)
+            self._begin(grammar)
+        self._kept.move_to_end(key)
+        return grammar
+
+    def constrain(self, grammar: Grammar, vocab_size: int, stop_token_ids: Collection[int]) -> Constraint:
+        """A constraint at the beginning of a grammar that has been compiled."""
+        assert grammar.matcher is not None
+        return Constraint(grammar.matcher.deep_copy(), self.tokenizer.get(), vocab_size, stop_token_ids)
+
+    def leave(self, grammar: Grammar, request: Request) -> None:
+        """A request waits for it no longer. If nobody does, and it has not been begun, it need not be compiled."""
+        del grammar.requests[request]
+        if grammar.requests:
+            return
+        with self._lock:
+            is_queued = grammar in self._queue
+            self._queue.pop(grammar, None)
+        if is_queued:
+            self._forget(grammar)
+
+    def take_compiled(self) -> list[Grammar]:
+        """Those of which it has become known since the last call what came of them."""
+        with self._lock:
+            done, self._done = self._done, []
+            late = self._take_late()
+        for grammar, matcher, error in done:
+            grammar.matcher, grammar.error = matcher, error
+            self._pending.discard(grammar)
+        self.num_compiled += len(done)
+        if late is not None:
+            late.error = self._took_too_long
+            self._forget(late)
+            self._ensure_thread()
+        self._forget_oldest()
+        return [grammar for grammar, _, _ in done] + ([] if late is None else [late])
+
+    def _begin(self, grammar: Grammar) -> None:
+        self._pending.add(grammar)
+        with self._lock:
+            self._queue[grammar] = None
+        self._ensure_thread()
+
+    def _forget(self, grammar: Grammar) -> None:
+        self._pending.discard(grammar)
+        self._kept.pop(grammar.key, None)
+
+    def _forget_oldest(self) -> None:
+        while len(self._kept) > MOST_GRAMMARS + len(self._pending):
+            self._forget(next(grammar for grammar in self._kept.values() if grammar.is_ready))
+
+    def _take_late(self) -> Grammar | None:
+        """The grammar that is being compiled if it takes too long; its thread is not waited for any more."""
+        late = self._running
+        if late is None or time.monotonic() - self._begun <= self._timeout:
+            return None
+        self._running, self._has_thread = None, False
+        self._num_stuck += 1
+        return late
+
+    @property
+    def _took_too_long(self) -> str:
+        return (
+            f"it takes longer than the {self._timeout:g} s that are allowed to compile it; make it simpler, or start "
+            "the engine with a longer --grammar-timeout"
+        )
+
+    # On the threads that compile
+
+    def _ensure_thread(self) -> None:
+        with self._lock:
+            if self._has_thread or not self._queue or self._num_stuck >= _MOST_STUCK:
+                return
+            self._has_thread = True
+        threading.Thread(target=self._run, name="quire-grammars", daemon=True).start()
+
+    def _run(self) -> None:
+        while (grammar := self._next()) is not None:
+            begun = time.monotonic()
+            matcher, error = self._outcome(grammar)
+            if time.monotonic() - begun > self._timeout:
+                matcher, error = None, self._took_too_long
+            with self._lock:
+                if self._running is not grammar:
+                    self._num_stuck -= 1
+                    return
+                self._running = None
+                self._done.append((grammar, matcher, error))
+            self._wake()
+
+    def _next(self) -> Grammar | None:
+        with self._lock:
+            self._running = next(iter(self._queue), None)
+            if self._running is None:
+                self._has_thread = False
+            else:
+                del self._queue[self._running]
+                self._begun = time.monotonic()
+            return self._running
+
+    def _outcome(self, grammar: Grammar) -> tuple[LLMatcher | None, str | None]:
+        try:
+            return self._compile(grammar.structured), None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
+            return None, shorten(str(error)) or type(error).__name__
+
+    def _compile_matcher(self, structured: StructuredOutputs) -> LLMatcher:
+        """ValueError for a grammar that is wrong, or allows no text at all."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        tokenizer = self.tokenizer.get()
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(tokenizer, grammar_source(structured), log_level=0, limits=limits)
+        first = TokenMask(tokenizer.vocab_size)
+        if not matcher.is_error():  # the first mask shows more, and copies of the matcher have its work done
+            matcher.unsafe_compute_mask_ptr(first.address, first.num_bytes)
+        if matcher.is_error():
+            words = shorten(matcher.get_error())
+            raise ValueError("it allows no text" if words.startswith("NoExtension") else words)
+        return matcher

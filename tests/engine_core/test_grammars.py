@@ -1,0 +1,298 @@
+"""Requests that wait for their grammar, and what rules them then; llguidance is real, the model is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from paged_executor import Engine
+
+from quire.engine_core import grammars as module
+from quire.engine_core.grammar_tokenizer import GrammarTokenizer
+from quire.engine_core.grammars import Grammars
+from quire.engine_core.policies import POLICIES
+from quire.engine_core.request import RequestStatus
+from quire.protocol.messages import Abort, ErrorKind, FinishReason, Goodbye, StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+EOS = 4
+WAITS = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+DATE = StructuredOutputs(regex=r"\d{4}-\d\d-\d\d")
+
+
+class Gate:
+    """Compiles as ever, but only what it is told to let through."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._compile = Grammars(tokenizer, timeout=1.0)._compile_matcher
+        self._open = threading.Event()
+        self.begun: list[str] = []
+        self.has_begun = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __call__(self, structured: StructuredOutputs) -> LLMatcher:
+        self.begun.append(str(structured.regex))
+        self.has_begun.set()
+        self._open.wait(60)
+        return self._compile(structured)
+
+
+class Bench:
+    """An engine with grammars, and what wakes its loop."""
+
+    def __init__(
+        self, tokenizer: GrammarTokenizer, timeout: float = 60.0, *, is_open: bool = False, **limits: Any
+    ) -> None:
+        self.gate = Gate(tokenizer)
+        if is_open:
+            self.gate.open()
+        self.woken = threading.Semaphore(0)
+        self.grammars = Grammars(tokenizer, timeout=timeout, wake=self.woken.release, compile_grammar=self.gate)
+        self.engine = Engine(self.grammars, vocab_size=2048, num_pages=200, **limits)
+
+    def add(
+        self, name: str, structured: StructuredOutputs = DATE, prompt: tuple[int, ...] = (1, 2, 3), **more: Any
+    ) -> None:
+        more = {"eos_token_ids": [EOS], "max_tokens": 40, **more}
+        self.engine.add(name, list(prompt), structured_outputs=structured, **more)
+
+    def status(self, name: str) -> RequestStatus:
+        return self.engine.core._requests[b"client"][name].status
+
+    def finish(self) -> int:
+        """Steps until nothing is left, sleeping as the loop does."""
+        steps = 0
+        while self.engine.core.has_requests:
+            if not self.engine.core.has_work:
+                assert self.woken.acquire(timeout=60)
+            self.engine.step()
+            steps += 1
+        self.engine.finish()
+        return steps
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_model: Path) -> GrammarTokenizer:
+    return GrammarTokenizer(str(demo_model))
+
+
+@pytest.fixture
+def text_of(tokenizer: GrammarTokenizer) -> Callable[[list[int]], str]:
+    return lambda token_ids: tokenizer.get().decode_str([token for token in token_ids if token != EOS])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_waits_for_a_grammar_that_is_not_his(
+    tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str], policy: str
+) -> None:
+    bench = Bench(tokenizer, policy=policy)
+    bench.add("slow")
+    assert bench.status("slow") is WAITS
+    for name in "abc":
+        bench.engine.add(name, [5, 6, 7], max_tokens=4)
+    assert bench.engine.core.stats.waiting == 4
+    while bench.engine.core.has_work:
+        bench.engine.step()
+    assert all(bench.engine.end(name).finish_reason is FinishReason.LENGTH for name in "abc")
+    assert bench.status("slow") is WAITS
+    assert bench.engine.core.has_requests
+    assert bench.engine.core.stats.waiting == 1
+    bench.gate.open()
+    bench.finish()
+    assert len(text_of(bench.engine.tokens("slow"))) == len("2025-01-01")
+    assert bench.engine.end("slow").finish_reason is FinishReason.STOP
+    assert bench.engine.end("slow").is_whole
+
+
+def test_a_grammar_is_compiled_once(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, is_open=True)
+    for index in range(3):
+        bench.add(str(index))
+    bench.finish()
+    bench.add("later", seed=5)
+    assert bench.status("later") is RequestStatus.WAITING
+    bench.finish()
+    bench.add("other", StructuredOutputs(regex="x+y"))
+    assert bench.status("other") is WAITS
+    bench.finish()
+    assert bench.gate.begun == [DATE.regex, "x+y"]
+    assert bench.engine.tokens("0") == bench.engine.tokens("1") == bench.engine.tokens("2")
+
+
+@pytest.mark.parametrize("leave", [Abort(["a"]), Goodbye()])
+def test_who_leaves_while_it_is_compiled_leaves_nothing(tokenizer: GrammarTokenizer, leave: Abort | Goodbye) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a")
+    assert bench.gate.has_begun.wait(60)
+    bench.engine.core.receive(b"client", leave)
+    assert bench.engine.end_now("a").finish_reason is FinishReason.ABORT
+    assert not bench.engine.core.has_requests
+    bench.gate.open()
+    assert bench.woken.acquire(timeout=60)
+    bench.engine.step()
+    assert not bench.grammars.is_compiling
+    assert bench.engine.core.stats.waiting == 0
+    bench.add("b")  # what was begun is not lost
+    assert bench.status("b") is RequestStatus.WAITING
+    bench.finish()
+
+
+def test_what_nobody_wants_any_more_is_not_begun(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    bench.add("c", StructuredOutputs(regex="c{3}"))
+    bench.engine.core.receive(b"client", Abort(["b"]))
+    bench.gate.open()
+    bench.finish()
+    assert bench.gate.begun == [DATE.regex, "c{3}"]
+
+
+def test_siblings_wait_together_and_share_the_prompt(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, enable_prefix_caching=False)
+    prompt = tuple(range(10, 40))
+    for index in range(4):
+        bench.add(str(index), prompt=prompt, seed=index, sibling="0" if index else None)
+    bench.engine.core.receive(b"client", Abort(["0"]))
+    bench.gate.open()
+    bench.finish()
+    assert bench.engine.executor.num_forks == 2
+    assert [bench.engine.end(name).finish_reason for name in "123"] == [FinishReason.STOP] * 3
+
+
+def test_those_who_wait_for_grammars_fill_the_queue(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, max_waiting_requests=2)
+    for name in "abc":
+        bench.add(name)
+    bench.engine.core.flush()
+    assert bench.engine.end("c").error_kind is ErrorKind.OVERLOADED
+    bench.gate.open()
+    bench.finish()
+
+
+def test_time_is_up_while_it_is_compiled(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a", timeout=5.0)
+    bench.engine.now = 6.0
+    bench.engine.step()
+    end = bench.engine.end_now("a")
+    assert end.finish_reason is FinishReason.TIMEOUT
+    assert "while its grammar was being compiled" in (end.error or "")
+    bench.gate.open()
+
+
+def test_an_engine_that_drains_lets_them_end(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a")
+    bench.engine.core.draining = True
+    bench.add("b")
+    bench.gate.open()
+    bench.finish()
+    assert bench.engine.end("a").finish_reason is FinishReason.STOP
+    assert bench.engine.end("b").error_kind is ErrorKind.SHUTTING_DOWN
+
+
+def test_a_grammar_that_takes_too_long(tokenizer: GrammarTokenizer) -> None:
+    """Also while it is still being compiled; the next one has a thread of its own then."""
+    bench = Bench(tokenizer, timeout=1e-9)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    while len(bench.gate.begun) < 2:
+        bench.engine.step()
+    bench.engine.step()
+    bench.gate.open()
+    while bench.engine.core.has_requests:
+        bench.engine.step()
+    for name in "ab":
+        end = bench.engine.end_now(name)
+        assert end.finish_reason is FinishReason.ERROR
+        assert end.error_kind is ErrorKind.INVALID
+        assert "--grammar-timeout" in (end.error or "")
+
+
+def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_STUCK", 1)
+    bench = Bench(tokenizer, timeout=1e-9)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    while bench.status("b") is WAITS and "a" in bench.engine.core._requests[b"client"]:
+        bench.engine.step()
+    assert len(bench.gate.begun) == 1
+    bench.engine.core.receive(b"client", Abort(["b"]))
+    bench.gate.open()
+
+
+def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_GRAMMARS", 2)
+    bench = Bench(tokenizer, is_open=True)
+    for regex in ("a{3}", "b{3}", "a{3}", "c{3}", "a{3}", "b{3}"):
+        bench.add(regex, StructuredOutputs(regex=regex))
+        bench.finish()
+    assert bench.gate.begun == ["a{3}", "b{3}", "c{3}", "b{3}"]
+
+
+def test_forced_tokens_are_not_drawn(tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str]) -> None:
+    """They come in one output with the token that they follow, and are computed as a chunk."""
+    text = "the quick brown fox jumps over the lazy dog"
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("a", StructuredOutputs(choice=["a " + text, "b " + text]))
+    steps = bench.finish()
+    bench.add("b", StructuredOutputs(choice=["a " + text, "b " + text]), logprobs=0)
+    bench.finish()
+    tokens = bench.engine.tokens("a")
+    assert text_of(tokens) in ("a " + text, "b " + text)
+    assert tokens == bench.engine.tokens("b")
+    assert steps < len(tokens) / 2
+    assert any(len(output.new_token_ids) > 5 for output in bench.engine.outputs("a"))
+    assert all(len(output.new_token_ids) == 1 for output in bench.engine.outputs("b"))
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 20))
+def test_no_more_forced_tokens_than_were_asked_for(tokenizer: GrammarTokenizer, max_tokens: int) -> None:
+    structured = StructuredOutputs(choice=["it was a dark night"])
+    bench = Bench(tokenizer, is_open=True, max_num_batched_tokens=4)
+    bench.add("all", structured)
+    bench.add("some", structured, max_tokens=max_tokens)
+    bench.finish()
+    whole = bench.engine.tokens("all")
+    assert bench.engine.tokens("some") == whole[:max_tokens]
+    is_whole = max_tokens >= len(whole)
+    assert bench.engine.end("some").finish_reason is (FinishReason.STOP if is_whole else FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("num_pages", [12, 16, 24])
+def test_a_preempted_request_goes_on_where_it_was(tokenizer: GrammarTokenizer, num_pages: int) -> None:
+    answers = []
+    for pages in (200, num_pages):
+        bench = Bench(tokenizer, is_open=True)
+        bench.engine = Engine(bench.grammars, vocab_size=2048, num_pages=pages)
+        bench.engine.expect_no_output()
+        for index in range(6):
+            structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
+            bench.add(str(index), structured, seed=index, prompt=(index, 7, 9), max_tokens=30)
+        bench.finish()
+        answers.append([bench.engine.tokens(str(index)) for index in range(6)])
+    assert bench.engine.core.stats.preemptions > 0
+    assert answers[0] == answers[1]
+
+
+def test_an_engine_without_grammars_says_so() -> None:
+    engine = Engine()
+    engine.add("a", [1], structured_outputs=DATE)
+    engine.finish()
+    assert "knows no grammars" in (engine.end("a").error or "")
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    bench = Bench(GrammarTokenizer(str(tmp_path)), is_open=True)
+    bench.add("a")
+    bench.finish()
+    assert "tokenizer.json" in (bench.engine.end("a").error or "")
+    assert bench.engine.end("a").error_kind is ErrorKind.INVALID
