@@ -32,7 +32,7 @@ from quire.protocol.messages import Ready, StepTrace
 OutputKind = Literal["cumulative", "delta"]
 
 _WATCH_SECONDS = 0.25
-_LONG_TEXT = 20_000  # characters, whose tokens take a while: not on the event loop
+LONG_TEXT = 20_000  # characters, whose tokens take a while: not on the event loop
 _LONGEST_STEP = 30.0  # seconds; a step that has so many prompt tokens that it takes longer is not worth its budget
 
 
@@ -346,8 +346,8 @@ class AsyncLLM:
 
 def _is_long(prompt: PromptType) -> bool:
     text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-    return isinstance(text, str) and len(text) > _LONG_TEXT
+    return isinstance(text, str) and len(text) > LONG_TEXT
 
 
 def _are_long(messages: Sequence[Message]) -> bool:
-    return sum(len(str(message)) for message in messages) > _LONG_TEXT
+    return sum(len(str(message)) for message in messages) > LONG_TEXT

@@ -115,7 +115,7 @@ class CompletionTask:
 
     async def run(self) -> Completion:
         """The whole answer."""
-        outputs = await all_of(self._streams("cumulative"))
+        outputs = await all_of(await self._streams("cumulative"))
         choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
         usage = usage_of(outputs)
         if self._leaves_out_answer:
@@ -132,7 +132,7 @@ class CompletionTask:
         encode = msgspec.json.Encoder().encode
         seen: set[int] = set()
         ended: defaultdict[int, set[int]] = defaultdict(set)
-        async for number, output in merged(self._streams("delta")):
+        async for number, output in merged(await self._streams("delta")):
             tally.add(number, output)
             if not seen:
                 check_deadline(output)
@@ -153,11 +153,11 @@ class CompletionTask:
     def _leaves_out_answer(self) -> bool:
         return bool(self._body.echo) and self._body.max_tokens == 0
 
-    def _streams(self, kind: Any) -> list[Outputs]:
+    async def _streams(self, kind: Any) -> list[Outputs]:
         body, llm = self._body, self._service.llm
         return [
             llm.generate(
-                self._service.prepared(prompt, body.truncate_prompt_tokens, body.add_special_tokens),
+                await self._service.prepared(prompt, body.truncate_prompt_tokens, body.add_special_tokens),
                 self._params,
                 output_kind=kind,
                 priority=body.priority or 0,

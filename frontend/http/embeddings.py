@@ -102,7 +102,7 @@ class Embeddings:
                 tasks = [
                     group.create_task(
                         self._service.llm.embed(
-                            self._service.prepared(prompt, body.truncate_prompt_tokens, body.add_special_tokens),
+                            await self._service.prepared(prompt, body.truncate_prompt_tokens, body.add_special_tokens),
                             params,
                             priority=body.priority or 0,
                             cache_salt=body.cache_salt or "",

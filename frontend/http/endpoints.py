@@ -86,7 +86,7 @@ class Endpoints:
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages")
         if body.prompt is not None:
-            tokens = service.require_tokenizer().encode(body.prompt, add_special_tokens=body.add_special_tokens)
+            tokens = await service.encode(body.prompt, body.add_special_tokens)
         else:
             prompt = await service.llm.chat_prompt(
                 body.messages or [],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.chat.answer_format import AnswerFormat
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
@@ -87,15 +89,20 @@ class Service:
                 f"may have {self.args.max_prompts}; send several requests, or raise --max-prompts"
             )
 
-    def prepared(self, prompt: str | list[int], last: int | None, add_special_tokens: bool | None) -> PromptType:
+    async def prepared(self, prompt: str | list[int], last: int | None, add_special_tokens: bool | None) -> PromptType:
         """A prompt of which only the `last` tokens count, and that may go without the tokenizer's special tokens."""
         if last is None and add_special_tokens in (None, True):
             return prompt
         token_ids = prompt
         if isinstance(prompt, str):
-            token_ids = self.require_tokenizer().encode(prompt, add_special_tokens=add_special_tokens is not False)
+            token_ids = await self.encode(prompt, add_special_tokens is not False)
         assert isinstance(token_ids, list)
         return {"prompt_token_ids": self.truncated(token_ids, last)}
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text; those of a long one are made on another thread, while streams go on."""
+        encode = functools.partial(self.require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(encode) if len(text) > LONG_TEXT else encode()
 
     def truncated(self, token_ids: list[int], last: int | None) -> list[int]:
         """The `last` tokens of a prompt, -1 for as many as leave room for one more; None for all."""
