@@ -55,6 +55,7 @@ class Server:
     model: str
     engine_address: str
     log: list[str] = field(default_factory=list)
+    _reader: threading.Thread | None = None
 
     @classmethod
     def start(cls, *arguments: str, environment: dict[str, str] | None = None) -> Self:
@@ -74,7 +75,8 @@ class Server:
             process.kill()
             raise AssertionError(f"the server did not start: {lines} {process.communicate()}")
         server = cls(process, serving[2], serving[1], engine[1])
-        threading.Thread(target=server._read_log, daemon=True).start()
+        server._reader = threading.Thread(target=server._read_log, daemon=True)
+        server._reader.start()
         return server
 
     def request(
@@ -106,9 +108,12 @@ class Server:
             assert stats["pages_held"] == 0, stats
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; returns the exit status."""
+        """Send a signal and wait for the end; returns the exit status, and `log` is whole."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
+        status = self.process.wait(PATIENCE)
+        assert self._reader is not None
+        self._reader.join(PATIENCE)
+        return status
 
     def __enter__(self) -> Self:
         return self
