@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bindings.h"
 #include "page_pool.h"
 #include "radix_tree.h"
@@ -57,6 +59,21 @@ nb::tuple match_sequence(Sequences& sequences, std::int32_t slot) {
   return nb::make_tuple(match.tokens, match.cached_pages, match.end);
 }
 
+nb::list hottest(const RadixTree& tree, std::int32_t count) {
+  nb::list prefixes;
+  for (const HotPrefix& prefix : tree.hottest(static_cast<std::size_t>(std::max(count, 0))))
+    prefixes.append(nb::make_tuple(prefix.hits, prefix.pages, prefix.users, prefix.is_salted,
+                                   Tokens(prefix.first.begin(), prefix.first.end()),
+                                   Tokens(prefix.last.begin(), prefix.last.end())));
+  return prefixes;
+}
+
+nb::tuple page_map(Sequences& sequences, const Tokens& pinned, std::int32_t max_cells) {
+  const PageMap map = sequences.page_map(pinned, max_cells);
+  return nb::make_tuple(std::vector(map.pages.begin(), map.pages.end()), map.pages_per_cell,
+                        nb::bytes(map.cells.data(), map.cells.size()));
+}
+
 }  // namespace
 
 void bind_sequences(nb::module_& m) {
@@ -66,7 +83,7 @@ void bind_sequences(nb::module_& m) {
            "New pages for a sequence that has `after`, or None if fewer are free.")
       .def("retain", &PagePool::retain, nb::arg("page"))
       .def("release", &PagePool::release, nb::arg("page"))
-      .def("references", &PagePool::references, nb::arg("page"))
+      .def("references", nb::overload_cast<std::int32_t>(&PagePool::references, nb::const_), nb::arg("page"))
       .def_prop_ro("free_pages", &PagePool::free_pages)
       .def_prop_ro("held_pages", &PagePool::held_pages)
       .def_prop_ro("total", &PagePool::total);
@@ -89,6 +106,12 @@ void bind_sequences(nb::module_& m) {
       .def(
           "depth_first", [](const RadixTree& tree, const Tokens& ends) { return tree.depth_first(ends); },
           nb::arg("ends"), "The order in which to visit paths that end at these pages.")
+      .def(
+          "count_match", [](RadixTree& tree, const Tokens& path) { tree.count_match(path); }, nb::arg("path"),
+          "A sequence has found these pages, from a root downwards, and goes on with them.")
+      .def("hottest", &hottest, nb::arg("count"),
+           "Paths that the most sequences have found: hits, pages, sequences that have it now, whether it is salted, "
+           "tokens of the first page and, unless that is the same one, of the last.")
       .def_prop_ro("size", &RadixTree::size)
       .def_prop_ro("cached_pages", &RadixTree::cached_pages)
       .def_prop_ro("num_evicted", &RadixTree::num_evicted);
@@ -123,6 +146,9 @@ void bind_sequences(nb::module_& m) {
       .def("shared", &Sequences::shared, nb::arg("slot"),
            "Tokens in pages that others may find, and the last of these pages or -1.")
       .def("private_pages", &Sequences::private_pages, nb::arg("slot"), "How many pages no other sequence has.")
+      .def("page_map", &page_map, nb::arg("pinned"), nb::arg("max_cells"),
+           "The pool as a picture, where `pinned` are slots: pages of each state (free, held by one, shared, cached, "
+           "pinned), pages a cell, and bytes: the state of each page, or [cells][5] parts of 255.")
       .def("release_pages", &Sequences::release_pages, nb::arg("slot"))
       .def("close", &Sequences::close, nb::arg("slot"))
       .def(

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace quire {
@@ -32,6 +33,7 @@ class PagePool {
   }
 
   std::int32_t references(std::int32_t page) const;
+  std::span<const std::int32_t> references() const noexcept { return references_; }  ///< of each page
   std::int32_t total() const noexcept { return static_cast<std::int32_t>(references_.size()); }
   std::int32_t free_pages() const noexcept { return free_; }
   std::int32_t held_pages() const noexcept { return total() - free_; }

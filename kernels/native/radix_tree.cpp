@@ -173,6 +173,7 @@ void RadixTree::remove(std::int32_t page) {
   while (*at != page) at = &nodes_[*at].chain;
   *at = nodes_[page].chain;
   const std::int32_t parent = nodes_[page].parent;
+  if (nodes_[page].is_hot) cool(page);
   nodes_[page] = {};
   --size_;
   pool_.release(page);

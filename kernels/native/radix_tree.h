@@ -11,6 +11,16 @@
 
 namespace quire {
 
+/// A path of the tree that many sequences have found.
+struct HotPrefix {
+  std::uint32_t hits;                   ///< sequences that found its last page, and so all
+  std::int32_t pages;                   ///< how long it is
+  std::int32_t users;                   ///< sequences that have it now
+  bool is_salted;                       ///< not for all to find, and perhaps not to see
+  std::span<const std::int32_t> first;  ///< tokens of its first page; both spans hold until the tree changes
+  std::span<const std::int32_t> last;   ///< of its last page; none if that is the first
+};
+
 /// The prefix cache: full pages of KV memory, found by the tokens that they and all pages before them hold.
 ///
 /// A node is a page: its edge is the page's tokens, its parent the page before it, or the root of a salt; so an edge
@@ -48,6 +58,13 @@ class RadixTree {
   /// Drops cached pages, least recently used leaves first, until `count` are gone or none is left; returns how many.
   std::int32_t evict(std::int32_t count);
 
+  /// A sequence has found the pages of `path`, from a root downwards, and goes on with them. One write a page.
+  void count_match(std::span<const std::int32_t> path);
+
+  /// Up to `count` paths at which matches ended, most hits first. As many as 64 are kept to choose from, so it costs
+  /// the same in every tree; those it names are the hottest unless so many hotter ones were evicted meanwhile.
+  std::vector<HotPrefix> hottest(std::size_t count) const;
+
   bool contains(std::int32_t page) const { return nodes_[page].parent != kNone; }
   bool cached(std::int32_t page) const { return contains(page) && pool_.references(page) == 1; }
   std::int32_t size() const { return size_; }            ///< pages of the tree
@@ -66,6 +83,12 @@ class RadixTree {
     std::int32_t chain = kNone;   ///< the next page in its bucket
     std::int32_t next = kNone;    ///< in the list of cached pages
     std::int32_t previous = kNone;
+    std::uint32_t hits = 0;  ///< matches that found it
+    bool is_hot = false;     ///< an entry of `hot_` ends here
+  };
+  struct HotPath {
+    std::int32_t end;
+    std::int32_t first;  ///< page, which stays as long as `end` does
   };
   struct Root {
     std::string salt;
@@ -81,6 +104,12 @@ class RadixTree {
   void link(std::int32_t page);
   void unlink(std::int32_t page);
   void remove(std::int32_t page);
+  void admit(HotPath path);
+  void cool(std::int32_t page);
+  std::span<const std::int32_t> tokens_of(std::int32_t page) const {
+    return tokens_.subspan(static_cast<std::size_t>(page) * static_cast<std::size_t>(page_size_),
+                           static_cast<std::size_t>(page_size_));
+  }
 
   PagePool& pool_;
   std::int32_t page_size_;
@@ -91,6 +120,8 @@ class RadixTree {
   std::vector<Root> roots_;
   std::vector<std::int32_t> free_roots_;
   std::map<std::string, std::int32_t> root_of_;
+  std::vector<HotPath> hot_;                   ///< candidates for the hottest
+  std::uint32_t least_hits_ = 0;               ///< no candidate has fewer, and who has no more than these is none
   std::int32_t first_ = kNone, last_ = kNone;  ///< of the cached pages
   std::int32_t size_ = 0, cached_ = 0;
   std::int64_t num_evicted_ = 0;

@@ -1,6 +1,7 @@
 #include "sequences.h"
 
 #include <algorithm>
+#include <iterator>
 #include <ranges>
 #include <stdexcept>
 
@@ -76,6 +77,7 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
     release_pages(slot);
     return std::nullopt;
   }
+  tree_.count_match(std::span(sequence.pages).first(static_cast<std::size_t>(sequence.shared)));
   return sequence.shared * page_size_;
 }
 
@@ -140,6 +142,12 @@ std::int32_t Sequences::private_pages(std::int32_t slot) {
     count++;
   }
   return count;
+}
+
+PageMap Sequences::page_map(std::span<const std::int32_t> pinned, std::int32_t max_cells) {
+  std::vector<std::int32_t> pages;
+  for (std::int32_t slot : pinned) std::ranges::copy(at(slot).pages, std::back_inserter(pages));
+  return fold_states(page_states(pages_, tree_, pages), max_cells);
 }
 
 void Sequences::release_pages(std::int32_t slot) {

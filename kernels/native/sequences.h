@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "page_map.h"
 #include "page_pool.h"
 #include "pooling.h"
 #include "radix_tree.h"
@@ -85,6 +86,9 @@ class Sequences {
 
   /// How many of the slot's pages no other sequence has.
   std::int32_t private_pages(std::int32_t slot);
+
+  /// The pool as a picture of at most `max_cells` cells, where the pages of the `pinned` slots are pinned.
+  PageMap page_map(std::span<const std::int32_t> pinned, std::int32_t max_cells);
 
   /// Gives back the slot's pages; its tokens stay. What it shares stays in the prefix cache until pages are needed.
   void release_pages(std::int32_t slot);
