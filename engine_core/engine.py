@@ -91,6 +91,7 @@ class EngineCore:
         self._seeds = random.Random(seed)
         self._requests: dict[bytes, dict[str, Request]] = {}
         self._increments: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
+        self.last_batch = Batch()
         self._last = LastStep()
         self._totals = EngineTotals()
 
@@ -243,6 +244,7 @@ class EngineCore:
             self._update(batch, result, executed)
             self._end_pooled(batch, result, executed)
             self.scheduler.pace.learn(batch.prefill_cost, batch.num_decodes, executed - scheduled)
+        self.last_batch = batch
         self._last = LastStep(
             number=self._last.number + 1,
             prefill_tokens=batch.num_prefill_tokens,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.engine_core.snapshot import take_snapshot
 from quire.engine_core.stats import num_deferred
 from quire.engine_core.validation import check_prefix
-from quire.protocol.messages import UtilityCall
+from quire.protocol.messages import EngineSnapshot, UtilityCall
 
 if TYPE_CHECKING:
     from quire.engine_core.engine import EngineCore
@@ -51,6 +52,10 @@ def _trace_stop(core: EngineCore, client_id: bytes, _call: UtilityCall) -> None:
     core.tracer.stop(client_id, core.clock())
 
 
+def _snapshot(core: EngineCore, _client_id: bytes, _call: UtilityCall) -> EngineSnapshot:
+    return take_snapshot(core)
+
+
 def _shutdown(core: EngineCore, _client_id: bytes, _call: UtilityCall) -> None:
     core.draining = True
 
@@ -62,5 +67,6 @@ UTILITIES: dict[str, Callable[[EngineCore, bytes, UtilityCall], object]] = {
     "unpin_prefix": _unpin_prefix,
     "trace_start": _trace_start,
     "trace_stop": _trace_stop,
+    "snapshot": _snapshot,
     "shutdown": _shutdown,
 }

@@ -14,6 +14,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast
 
+import msgspec
+
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.embedding import PoolingParams
 from quire.frontend.engine import Engine
@@ -27,7 +29,7 @@ from quire.frontend.request_table import RequestTable
 from quire.frontend.sampling import SamplingParams, ranks
 from quire.frontend.streams import Mailbox, Streams
 from quire.frontend.tokenizer import Tokenizer
-from quire.protocol.messages import Ready, StepTrace
+from quire.protocol.messages import EngineSnapshot, Ready, StepTrace
 
 OutputKind = Literal["cumulative", "delta"]
 
@@ -179,6 +181,11 @@ class AsyncLLM:
         `deferred` of those that wait do so for something other than room; `totals` are the fields of `EngineTotals`.
         """
         return cast("dict[str, Any]", await asyncio.wrap_future(self._engine.client.call("stats")))
+
+    async def snapshot(self) -> EngineSnapshot:
+        """The engine at this moment: its last step, who waits, what its KV pages hold. Much more than `stats`."""
+        result = await asyncio.wrap_future(self._engine.client.call("snapshot"))
+        return msgspec.convert(result, EngineSnapshot)
 
     async def start_trace(self, on_step: Callable[[StepTrace], None]) -> None:
         """From now on, `on_step` gets what each step of the engine does, for all its clients, until `stop_trace`.

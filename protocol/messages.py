@@ -204,7 +204,7 @@ class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fiel
 
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
     """Client to engine: one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `trace_start`, `trace_stop`,
-    `shutdown`.
+    `snapshot`, `shutdown`.
 
     `token_ids` and `cache_salt` say which prefix.
     """
@@ -295,6 +295,81 @@ class RequestEvent(msgspec.Struct, array_like=True, gc=False):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
+
+
+class BatchEntry(msgspec.Struct, array_like=True, gc=False):
+    """What a step computed of one request, and how far that request is now. Beams count as one, but for `count`.
+
+    `number` is the request's in order of arrival; `count`: tokens that the step computed of it.
+    """
+
+    number: int
+    in_prefill: bool
+    count: int
+    num_computed_tokens: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+class WaitingEntry(msgspec.Struct, array_like=True, gc=False):
+    """A request that waits, since `seconds` ago it arrived; `status` is that of the engine, in lower case."""
+
+    number: int
+    num_prompt_tokens: int
+    seconds: float
+    status: str
+
+
+class HotPrefix(msgspec.Struct, array_like=True, gc=False):
+    """A beginning that many requests have found in the prefix cache.
+
+    `hits`: how many have; `pages`: how long it is; `users`: how many hold it now, pins included. The tokens are those
+    of its first page and, if that is another one, of its last; none are told of a prefix under a `cache_salt`, which
+    is there to keep it from others.
+    """
+
+    hits: int
+    pages: int
+    users: int
+    is_salted: bool = False
+    first_token_ids: list[int] = []
+    last_token_ids: list[int] = []
+
+
+class PageMap(msgspec.Struct, array_like=True, gc=False):
+    """The KV pool as a picture, its pages of `page_size` tokens in order.
+
+    `num_pages`: how many are free, held by one request, shared by several, cached (only the prefix cache has them) and
+    pinned. With one page a cell, `cells` has the state of each page as a byte: its place in that order. With more,
+    it is [cells][5]: the part of each state in the cell's pages, of 255.
+    """
+
+    page_size: int
+    num_pages: list[int]
+    pages_per_cell: int
+    cells: bytes
+
+
+class EngineSnapshot(msgspec.Struct, array_like=True, gc=False):
+    """The engine at one moment, the result of `snapshot`. `timestamp`: seconds of the engine's monotonic clock.
+
+    `batch`: the requests of the last step, also those that ended with it, and `waiting`, in the queue's order: the
+    first of them, since there may be any number; `batch_size` and `stats.waiting` count all. `prefixes`: most hits
+    first. The totals count tokens since the engine's start; prefill includes what was computed again. `seconds`:
+    how long the snapshot kept the engine, so that whoever asks can ask seldom enough.
+    """
+
+    timestamp: float
+    stats: SchedulerStats
+    batch: list[BatchEntry]
+    batch_size: int
+    waiting: list[WaitingEntry]
+    waiting_tokens: int
+    page_map: PageMap
+    prefixes: list[HotPrefix]
+    total_prefill_tokens: int
+    total_decode_tokens: int
+    seconds: float = 0.0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):

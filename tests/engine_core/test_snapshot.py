@@ -1,0 +1,122 @@
+"""What a snapshot tells of the engine."""
+
+from __future__ import annotations
+
+from paged_executor import Engine
+
+from quire.engine_core.snapshot import take_snapshot
+from quire.protocol.messages import Abort, EngineSnapshot, HotPrefix, UtilityCall, UtilityResult
+
+PROMPT = list(range(100, 122))  # 5 pages of 4, and 2 tokens
+
+
+def snapshot(engine: Engine) -> EngineSnapshot:
+    """Whose pages add up."""
+    taken = take_snapshot(engine.core)
+    free, held, shared, cached, pinned = taken.page_map.num_pages
+    stats = taken.stats
+    assert (free, cached, held + shared + pinned) == (stats.pages_free, stats.pages_cached, stats.pages_held)
+    assert len(taken.page_map.cells) == stats.pages_total
+    return taken
+
+
+def test_an_engine_that_has_done_nothing() -> None:
+    taken = snapshot(Engine())
+    assert (taken.batch, taken.batch_size, taken.waiting, taken.prefixes) == ([], 0, [], [])
+    assert taken.page_map.num_pages == [100, 0, 0, 0, 0]
+
+
+def test_who_decodes_and_who_is_in_prefill() -> None:
+    engine = Engine()
+    engine.add("a", [1, 2, 3], max_tokens=5)
+    engine.step()
+    engine.add("b", list(range(60)), max_tokens=5)
+    engine.add("c", list(range(200, 240)), max_tokens=5)
+    computed = engine.step()
+    first, *others = snapshot(engine).batch
+    assert (first.number, first.in_prefill, first.count) == (1, False, 1)
+    assert (first.num_computed_tokens, first.num_prompt_tokens, first.num_output_tokens) == (4, 3, 2)
+    assert {entry.number: entry.count for entry in others} == {2: computed["b"][1], 3: computed["c"][1]}
+    for entry in others:
+        assert (entry.in_prefill, entry.num_computed_tokens, entry.num_output_tokens) == (True, entry.count, 0)
+    engine.finish()
+
+
+def test_beams_are_one_entry() -> None:
+    engine = Engine()
+    engine.add("a", [1, 2, 3], max_tokens=6, beam_width=3, n=1)
+    engine.add("b", [4], max_tokens=6)
+    engine.step()
+    engine.step()
+    entries = [(entry.number, entry.in_prefill, entry.count) for entry in snapshot(engine).batch]
+    assert entries == [(2, False, 1), (1, False, 3)]
+    engine.finish()
+
+
+def test_those_who_wait() -> None:
+    engine = Engine(max_num_seqs=1)
+    for name in "abc":
+        engine.add(name, PROMPT, max_tokens=30)
+    engine.step()
+    engine.now += 2.0
+    taken = snapshot(engine)
+    assert [(entry.number, entry.num_prompt_tokens, entry.seconds, entry.status) for entry in taken.waiting] == [
+        (2, 22, 2.0, "waiting"),
+        (3, 22, 2.0, "waiting"),
+    ]
+    assert (taken.stats.waiting, taken.waiting_tokens) == (2, 44)
+    engine.finish()
+
+
+def test_lists_are_cut_but_counts_are_not() -> None:
+    engine = Engine(max_num_seqs=400, max_num_batched_tokens=1000, num_pages=2000)
+    for number in range(300):
+        engine.add(str(number), [number], max_tokens=3)
+    engine.step()
+    for number in range(300, 330):
+        engine.add(str(number), [1], max_tokens=3)
+    taken = snapshot(engine)
+    assert (len(taken.batch), taken.batch_size) == (256, 300)
+    assert (len(taken.waiting), taken.stats.waiting) == (16, 30)
+    engine.finish()
+
+
+def test_the_pages_of_a_prefix_that_several_have_and_of_one_that_is_pinned() -> None:
+    engine = Engine()
+    engine.add("a", PROMPT, max_tokens=20)
+    engine.add("b", PROMPT, max_tokens=20)
+    engine.step()
+    engine.step()
+    assert snapshot(engine).page_map.num_pages == [93, 2, 5, 0, 0]
+    engine.core.receive(b"client", UtilityCall(1, "pin_prefix", PROMPT[:8]))
+    assert snapshot(engine).page_map.num_pages == [93, 2, 3, 0, 2]
+    engine.core.receive(b"client", Abort(["a", "b"]))
+    assert snapshot(engine).page_map.num_pages == [95, 0, 0, 3, 2]
+    engine.finish()
+
+
+def test_hot_prefixes_tell_no_tokens_of_a_salt() -> None:
+    engine = Engine()
+    for salt in ("", "", "mine", "mine", "mine"):
+        engine.add("a", PROMPT, max_tokens=1, cache_salt=salt)
+        engine.finish()
+    assert snapshot(engine).prefixes == [
+        HotPrefix(2, 5, 0, True),
+        HotPrefix(1, 5, 0, False, PROMPT[:4], PROMPT[16:20]),
+    ]
+
+
+def test_totals_count_all_steps() -> None:
+    engine = Engine()
+    engine.add("a", PROMPT, max_tokens=4)
+    engine.finish()
+    taken = snapshot(engine)
+    assert (taken.total_prefill_tokens, taken.total_decode_tokens) == (22, 3)
+
+
+def test_a_client_gets_it_by_a_utility_call() -> None:
+    engine = Engine()
+    engine.core.receive(b"client", UtilityCall(7, "snapshot"))
+    [message] = engine.sent[b"client"]
+    assert isinstance(message, UtilityResult)
+    assert (message.call_id, message.result) == (7, take_snapshot(engine.core))
