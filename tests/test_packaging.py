@@ -36,6 +36,12 @@ def test_the_wheel_holds_the_demo_model(wheel_names: set[str], demo_model: Path)
     assert {f"quire/frontend/demo_model/{path.name}" for path in demo_model.iterdir()} <= wheel_names
 
 
+def test_the_wheel_holds_the_page(wheel_names: set[str]) -> None:
+    files = {f"quire/frontend/page/{path.name}" for path in (REPOSITORY / "frontend/page").iterdir()}
+    assert len(files) > 3
+    assert files <= wheel_names
+
+
 def test_the_wheel_holds_nothing_else(wheel_names: set[str]) -> None:
     outside = {name for name in wheel_names if not name.startswith(("quire/", "quire-"))}
     sources = {name for name in wheel_names if name.endswith((".cpp", ".h", "CMakeLists.txt", ".pyc"))}

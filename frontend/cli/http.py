@@ -79,6 +79,7 @@ def serving_of(
         tokenizer=llm.tokenizer,
         defaults=model.defaults(sampling),
         answer_format=_answer_format(model, flags),
+        has_chat_template=model.has_chat_template,
     )
     return Serving(service, listener, _tell)
 

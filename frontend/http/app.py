@@ -21,7 +21,10 @@ from quire.frontend.http.embeddings import Embeddings
 from quire.frontend.http.endpoints import Endpoints
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
 from quire.frontend.http.logs import access_log
+from quire.frontend.http.page import page_routes
 from quire.frontend.http.service import Service
+from quire.frontend.http.view import EngineView, view_routes
+from quire.frontend.metrics.recent import RecentRates
 
 REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
@@ -45,6 +48,9 @@ def make_app(service: Service) -> ASGIApp:
 def routes(service: Service) -> Sequence[Route]:
     """All that can be asked for."""
     small = Endpoints(service)
+    recent = RecentRates()
+    service.llm.add_observer(recent)
+    view = EngineView(service.llm, recent, lambda: service.draining)
     return [
         Route("/v1/completions", Completions(service).create, methods=["POST"]),
         Route("/v1/chat/completions", Chat(service).create, methods=["POST"]),
@@ -57,6 +63,8 @@ def routes(service: Service) -> Sequence[Route]:
         Route("/ready", small.ready),
         Route("/version", small.version),
         Route("/metrics", small.metrics),
+        *page_routes(),
+        *view_routes(view, service.stream),
     ]
 
 

@@ -121,5 +121,6 @@ class Endpoints:
             "root": self._service.llm.model,
             "parent": None,
             "max_model_len": self._service.llm.max_model_len,
+            "has_chat_template": self._service.has_chat_template,
             "permission": [],
         }

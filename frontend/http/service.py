@@ -35,7 +35,7 @@ class Service:
     """The server's one model, in an engine that may run anywhere.
 
     `names`: what clients may call it, the first is its own. `defaults`: its own values of sampling parameters.
-    `answer_format`: how it writes tool calls and thoughts.
+    `answer_format`: how it writes tool calls and thoughts. `has_chat_template`: whether it can answer conversations.
     """
 
     llm: AsyncLLM
@@ -45,6 +45,7 @@ class Service:
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    has_chat_template: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 

@@ -1,0 +1,58 @@
+// Calls to the server. Errors are `ApiError`s whose message is for people.
+
+import { recall, remember } from "./store.js";
+
+const ROOT = new URL("../", import.meta.url); // wherever the server is mounted
+
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function setKey(key) {
+  remember("key", key);
+}
+
+/** The response of `path`, whose status is a success. With a `body` it is a POST. */
+export async function call(path, { body, signal } = {}) {
+  const headers = {};
+  const key = recall("key", "");
+  if (key) headers.Authorization = `Bearer ${key}`;
+  if (body) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(new URL(path, ROOT), {
+      method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal,
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server can't be reached. Is it still running?");
+  }
+  if (!response.ok) throw await problem(response);
+  return response;
+}
+
+async function problem(response) {
+  const text = await response.text().catch(() => "");
+  return new ApiError(explain(response.status, words(text), response.headers.get("Retry-After")), response.status);
+}
+
+/** What an error in OpenAI's shape says. */
+export function words(text) {
+  try {
+    const body = JSON.parse(text);
+    return body.error?.message ?? body.message ?? body.detail ?? "";
+  } catch {
+    return "";
+  }
+}
+
+function explain(status, said, wait) {
+  if (status === 401) return "This server asks for an API key. Enter one below and send again.";
+  if (status === 403) return "This API key may not do that.";
+  if (status === 429) return `The server is busy. Try again in ${wait ?? "a few"} seconds.`;
+  if (status === 503) return `The server takes no requests at the moment. ${said}`;
+  return said || `The server answered with status ${status}.`;
+}

@@ -1,0 +1,23 @@
+// Numbers as people read them.
+
+const WHOLE = new Intl.NumberFormat("en");
+
+export function whole(number) {
+  return WHOLE.format(number);
+}
+
+/** "1 token", "1,200 tokens". */
+export function count(number, noun, plural = `${noun}s`) {
+  return `${whole(number)} ${number === 1 ? noun : plural}`;
+}
+
+/** Three digits: "0", "0.42", "8.5", "420", "12,300". */
+export function short(number) {
+  if (number === 0) return "0";
+  if (number >= 100) return whole(Math.round(number));
+  return number >= 10 ? number.toFixed(1) : number.toFixed(2);
+}
+
+export function milliseconds(seconds) {
+  return short(seconds * 1000);
+}

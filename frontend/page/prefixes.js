@@ -1,0 +1,32 @@
+// The beginnings that most prompts share.
+
+import { count } from "./numbers.js";
+import { fillRows, rowOf, write } from "./rows.js";
+
+const ROWS = 8;
+const END = 42; // characters of a line
+
+export class PrefixesView {
+  constructor(root) {
+    this.none = root.querySelector("#prefixes-none");
+    this.list = root.querySelector("#prefixes");
+  }
+
+  show({ prefixes, pages }) {
+    this.none.hidden = prefixes.length > 0;
+    fillRows(this.list, prefixes.slice(0, ROWS), make, (row, prefix) => fill(row, prefix, prefixes[0].hits, pages.page_size));
+  }
+}
+
+function make() {
+  return rowOf("li", ["div", "text first"], ["div", "text last"], ["div", "heat"], ["p", "figures"]);
+}
+
+function fill(row, { hits, pages, users, is_salted: isSalted, first, last }, most, pageSize) {
+  write(row.querySelector(".first"), isSalted ? "kept private by its cache salt" : first);
+  write(row.querySelector(".last"), last && `… ${last.slice(-END)}`);
+  row.title = isSalted ? "" : `${first} … ${last}`;
+  row.querySelector(".heat").style.width = `${(100 * hits) / most}%`;
+  const length = `${count(pages, "page")}, ${count(pages * pageSize, "token")}`;
+  write(row.querySelector(".figures"), `${count(hits, "hit")} · ${length} · ${users} now`);
+}

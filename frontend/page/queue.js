@@ -1,0 +1,26 @@
+// Who waits, the first of them by name.
+
+import { count, whole } from "./numbers.js";
+import { fillRows, write } from "./rows.js";
+
+const ROWS = 6;
+const WORDS = { preempted: ", preempted", waiting_for_structured_output_grammar: ", for its grammar" };
+
+export class QueueView {
+  constructor(root) {
+    this.summary = root.querySelector("#queue-summary");
+    this.list = root.querySelector("#queue");
+  }
+
+  show({ stats, waiting, waiting_tokens: tokens }) {
+    const words = stats.waiting
+      ? `${count(stats.waiting, "request")} with ${count(tokens, "prompt token")}`
+      : "Nobody waits.";
+    write(this.summary, words);
+    fillRows(this.list, waiting.slice(0, ROWS), () => document.createElement("li"), fill);
+  }
+}
+
+function fill(item, [number, prompt, seconds, status]) {
+  write(item, `#${number} · ${whole(prompt)} · ${seconds.toFixed(1)} s${WORDS[status] ?? ""}`);
+}

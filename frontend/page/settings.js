@@ -1,0 +1,48 @@
+// The sampling controls. A field that is empty leaves its value to the server.
+
+import { recall, remember } from "./store.js";
+
+const DEFAULTS = { logprobs: true };
+
+export class Settings {
+  #fields;
+
+  constructor(fieldset) {
+    this.#fields = [...fieldset.querySelectorAll("[name]")];
+    this.#fill(recall("settings", DEFAULTS));
+    fieldset.addEventListener("input", () => remember("settings", this.values));
+  }
+
+  /** By name: numbers, texts and truths; what is empty or out of range is left out. */
+  get values() {
+    const values = {};
+    for (const field of this.#fields) {
+      const value = read(field);
+      if (value !== undefined) values[field.name] = value;
+    }
+    return values;
+  }
+
+  /** The first field whose value is out of range, or undefined. */
+  get invalid() {
+    return this.#fields.find((field) => !field.checkValidity());
+  }
+
+  reset() {
+    this.#fill(DEFAULTS);
+    remember("settings", DEFAULTS);
+  }
+
+  #fill(values) {
+    for (const field of this.#fields) {
+      if (field.type === "checkbox") field.checked = values[field.name] ?? false;
+      else field.value = values[field.name] ?? "";
+    }
+  }
+}
+
+function read(field) {
+  if (field.type === "checkbox") return field.checked;
+  if (field.value === "" || !field.checkValidity()) return undefined;
+  return field.type === "number" ? field.valueAsNumber : field.value;
+}

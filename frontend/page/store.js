@@ -1,0 +1,21 @@
+// What the page remembers in this browser.
+
+const PREFIX = "quire.";
+
+/** The remembered value, or `fallback` where there is none or storage is forbidden. */
+export function recall(name, fallback) {
+  try {
+    const text = localStorage.getItem(PREFIX + name);
+    return text === null ? fallback : JSON.parse(text);
+  } catch {
+    return fallback;
+  }
+}
+
+export function remember(name, value) {
+  try {
+    localStorage.setItem(PREFIX + name, JSON.stringify(value));
+  } catch {
+    // Storage is full or forbidden; the value lasts as long as the page.
+  }
+}

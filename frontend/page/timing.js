@@ -1,0 +1,30 @@
+// How fast an answer came, as its reader saw it.
+
+export class Timing {
+  #sent = performance.now();
+  #first = null;
+  #last = null;
+  #tokens = 0;
+
+  /** Something has come, with so many tokens where that is known. */
+  arrived(tokens) {
+    this.#last = performance.now();
+    this.#first ??= this.#last;
+    this.#tokens += tokens;
+  }
+
+  /** The server's own count. */
+  counted(tokens) {
+    this.#tokens = tokens;
+  }
+
+  /** "120 tokens · 85.3 tok/s · TTFT 41 ms", as far as known. */
+  toString() {
+    if (this.#first === null) return "";
+    const parts = [`${this.#tokens} ${this.#tokens === 1 ? "token" : "tokens"}`];
+    const seconds = (this.#last - this.#first) / 1000;
+    if (this.#tokens > 1 && seconds > 0) parts.push(`${((this.#tokens - 1) / seconds).toFixed(1)} tok/s`);
+    parts.push(`TTFT ${Math.round(this.#first - this.#sent)} ms`);
+    return parts.join(" · ");
+  }
+}

@@ -1,0 +1,95 @@
+// Text that is made of tokens, each with its probability and what else might have stood there.
+
+const details = new WeakMap(); // span -> entry
+
+/** Appends text whose tokens are `entries` to `parent`. Model output is only ever inserted as text. */
+export function appendTokens(parent, text, entries) {
+  let rest = text;
+  entries.forEach((entry, index) => {
+    // Half a character has no text of its own; what it begins stands with the token that ends it.
+    const isLast = index === entries.length - 1;
+    const piece = isLast ? rest : rest.startsWith(entry.token) ? entry.token : "";
+    rest = rest.slice(piece.length);
+    if (piece) parent.append(...tokenNodes(piece, entry));
+  });
+  if (!entries.length) parent.append(rest);
+}
+
+/** A token's span; the space before its word stands outside, or it would be seen at the ends of lines. */
+function tokenNodes(text, entry) {
+  const word = text.trimStart() || text;
+  return [text.slice(0, text.length - word.length), tokenSpan(word, entry)];
+}
+
+function tokenSpan(text, entry) {
+  const span = document.createElement("span");
+  span.className = "token";
+  span.textContent = text;
+  span.tabIndex = -1;
+  const p = Math.exp(entry.logprob);
+  span.dataset.p = p.toFixed(4);
+  span.style.setProperty("--doubt", ((1 - p) ** 2).toFixed(3));
+  details.set(span, entry);
+  return span;
+}
+
+/** Shows the probabilities of the token under the pointer or in focus; arrow keys go from token to token. */
+export function watchTokens(log, tooltip) {
+  const over = (event) => event.target.closest?.(".token");
+  const hide = () => { tooltip.hidden = true; };
+  const shown = (event) => { const span = over(event); if (span) show(tooltip, span); else hide(); };
+  log.addEventListener("pointerover", shown);
+  log.addEventListener("pointerleave", hide);
+  log.addEventListener("focusin", shown);
+  log.addEventListener("focusout", hide);
+  log.addEventListener("scroll", hide);
+  log.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") hide();
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const to = step(event.target, event.key === "ArrowRight");
+    if (!to) return;
+    event.preventDefault();
+    to.focus();
+  });
+}
+
+function step(from, forward) {
+  if (from.classList.contains("text")) return forward ? from.querySelector(".token") : null;
+  if (!from.classList.contains("token")) return null;
+  return forward ? from.nextElementSibling : from.previousElementSibling;
+}
+
+function show(tooltip, span) {
+  const entry = details.get(span);
+  if (!entry) return;
+  const top = entry.top.some(({ token }) => token === entry.token) ? entry.top : [entry, ...entry.top];
+  tooltip.replaceChildren(...top.map((other) => row(other, other.token === entry.token)));
+  tooltip.hidden = false;
+  place(tooltip, span.getClientRects()[0] ?? span.getBoundingClientRect());
+}
+
+function row({ token, logprob }, chosen) {
+  const line = document.createElement("div");
+  line.className = chosen ? "row chosen" : "row";
+  const p = Math.exp(logprob);
+  line.style.setProperty("--share", `${(p * 100).toFixed(1)}%`);
+  const label = document.createElement("span");
+  label.className = "label";
+  label.textContent = visible(token);
+  const value = document.createElement("span");
+  value.textContent = p >= 0.0005 ? `${(p * 100).toFixed(1)} %` : "< 0.1 %";
+  line.append(label, value);
+  return line;
+}
+
+/** A token as one can read it: spaces and line ends are signs. */
+function visible(token) {
+  return token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "(nothing)";
+}
+
+function place(tooltip, anchor) {
+  const box = tooltip.getBoundingClientRect();
+  const above = anchor.top - box.height - 8;
+  tooltip.style.top = `${above > 4 ? above : anchor.bottom + 8}px`;
+  tooltip.style.left = `${Math.max(8, Math.min(anchor.left, innerWidth - box.width - 8))}px`;
+}

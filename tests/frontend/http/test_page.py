@@ -1,0 +1,310 @@
+"""The page in a real browser, against the real server."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from http_server import Server
+
+from quire.frontend import LLM
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+CHROMIUM = Path("/usr/bin/chromium")
+ANSWER = ".message.assistant"
+LEFT = "view/events net::ERR_ABORTED"  # what becomes of a stream when its page is closed
+TALE = "Tell me a tale about a fox and a crow"
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not there"),
+]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Each look takes its time, as a round trip to the engine does."""
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: Server) -> Iterator[Callable[..., Page]]:
+    """Opens the page; at the end of the test there must have been no error in it, unless some are `expected`."""
+    contexts: list[BrowserContext] = []
+    problems: list[str] = []
+
+    def start(expected: str = "nothing", **options: Any) -> Page:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(10_000)
+
+        def note(text: str) -> None:
+            if not re.search(f"{LEFT}|{expected}", text):
+                problems.append(text)
+
+        page.on("console", lambda message: note(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on("requestfailed", lambda request: note(f"{request.url} {request.failure}"))
+        page.goto(f"{server.url}/")
+        page.wait_for_function("() => document.querySelector('#model').textContent")
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert not problems
+
+
+def settle(page: Page, count: int = 1) -> None:
+    """Waits until so many answers are there, and complete."""
+    page.wait_for_function("count => document.querySelectorAll('.message.assistant').length === count", arg=count)
+    page.wait_for_selector("#send:visible")
+
+
+def choose(page: Page, **values: Any) -> None:
+    """Sets sampling controls."""
+    page.click("#toggle-settings")
+    for name, value in values.items():
+        page.fill(f"#settings [name={name}]", str(value))
+    page.click("#toggle-settings")
+
+
+def say(page: Page, text: str) -> None:
+    page.fill("#input", text)
+    page.press("#input", "Enter")
+
+
+def words(page: Page) -> str:
+    """Of the last answer."""
+    return page.locator(f"{ANSWER} > .text:not(.reasoning)").last.inner_text()
+
+
+def test_an_answer_is_streamed_with_its_figures(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    assert page.evaluate("document.activeElement.id") == "input"
+    choose(page, max_tokens=40, seed=1)
+    page.fill("#input", TALE)
+    page.press("#input", "Shift+Enter")
+    assert page.input_value("#input") == f"{TALE}\n"
+    page.press("#input", "Enter")
+    settle(page)
+    assert len(words(page)) > 40
+    figures = page.inner_text(f"{ANSWER} .figures")
+    assert re.fullmatch(r"40 tokens · [\d.]+ tok/s · TTFT \d+ ms · cut at the limit of tokens", figures)
+    say(page, "Go on")
+    settle(page, 2)
+
+
+def test_what_was_chosen_is_remembered(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    choose(page, temperature=0.4, system="You tell old tales.")
+    page.check("#tint")
+    page.reload()
+    assert page.input_value("[name=temperature]") == "0.4"
+    assert page.input_value("[name=system]") == "You tell old tales."
+    assert page.is_checked("#tint")
+
+
+@pytest.mark.parametrize("how", ["document.querySelector('#stop').click()", "document.dispatchEvent(escape)"])
+def test_an_answer_is_stopped(open_page: Callable[..., Page], server: Server, how: str) -> None:
+    page = open_page(expected="v1/chat/completions net::ERR_ABORTED")
+    choose(page, max_tokens=1900, temperature=5, seed=2)  # with which it would be so long
+    page.evaluate(
+        f"""() => {{
+            const escape = new KeyboardEvent("keydown", {{ key: "Escape" }});
+            const observer = new MutationObserver(() => {{
+                if (document.querySelectorAll(".token").length < 5) return;
+                observer.disconnect();
+                {how};
+            }});
+            observer.observe(document.querySelector("#log"), {{ childList: true, subtree: true }});
+        }}"""
+    )
+    say(page, TALE)
+    settle(page)
+    assert "stopped" in page.inner_text(f"{ANSWER} .figures")
+    assert page.locator(".token").count() < 1900
+    with LLM(engine_address=server.engine_address) as llm:
+        eventually(lambda: llm.stats()["running"] == 0)
+
+
+def test_an_answer_is_made_again_and_a_message_changed(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    choose(page, max_tokens=20, seed=5)
+    say(page, TALE)
+    settle(page)
+    first = words(page)
+    page.evaluate("document.querySelector('.message.assistant').id = 'old'")
+    page.click("text=Regenerate")
+    page.wait_for_selector("#old", state="detached")
+    settle(page)
+    assert words(page) == first  # by its seed
+    page.click("text=Edit")
+    assert page.input_value("#input") == TALE
+    page.keyboard.press("Escape")
+    assert page.input_value("#input") == ""
+    page.click("text=Edit")
+    say(page, "Tell me of <img src=x> & two kings")
+    settle(page)
+    assert page.locator(".message").count() == 2
+    assert page.inner_text(".message.user .text") == "Tell me of <img src=x> & two kings"
+    assert page.locator(".log img").count() == 0
+    page.click("#new")
+    assert page.locator(".message").count() == 0
+
+
+@pytest.mark.parametrize("mode", ["chat", "continue"])
+def test_probabilities_are_shown_on_hover_and_by_keyboard(open_page: Callable[..., Page], mode: str) -> None:
+    page = open_page()
+    page.click("#toggle-settings")
+    page.select_option("[name=mode]", mode)
+    page.click("#toggle-settings")
+    choose(page, max_tokens=12)
+    say(page, "Once upon a time there was a king who")
+    settle(page)
+    page.hover(".token >> nth=3")
+    assert page.locator("#tooltip .row").count() >= 5
+    assert page.locator("#tooltip .row.chosen").count() == 1
+    shares = [float(text.strip("<% ")) for text in page.locator("#tooltip .row span:last-child").all_inner_texts()]
+    assert 0 < sum(shares) <= 100.5
+    page.hover("#input")
+    page.wait_for_selector("#tooltip", state="hidden")
+    page.focus(f"{ANSWER} .text[tabindex]")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("[...document.querySelectorAll('.token')].indexOf(document.activeElement)") == 1
+    assert page.is_visible("#tooltip")
+
+
+def test_the_map_of_pages_moves_while_answers_come(open_page: Callable[..., Page], server: Server) -> None:
+    page = open_page()
+    picture = "document.querySelector('#pages').toDataURL()"
+    held = "document.querySelectorAll('.legend dd')[1].textContent"
+    page.wait_for_function("() => /[0-9]/.test(document.querySelector('.legend dd').textContent)")
+    before = page.evaluate(picture)
+    body = {"prompt": "Once", "max_tokens": 1900, "n": 2, "ignore_eos": True}
+    answers = threading.Thread(target=server.request, args=("/v1/completions", body))
+    answers.start()
+    try:
+        page.wait_for_function(f"() => {held} !== '0'")
+        assert page.evaluate(picture) != before
+        page.wait_for_selector("#batch li .what:text('decode +1')")
+        page.wait_for_function("() => parseFloat(document.querySelector('#decode-rate').textContent) > 0")
+    finally:
+        answers.join()
+    page.wait_for_function(f"() => {held} === '0'")
+
+
+@pytest.mark.parametrize("way", ["panel", "window"])
+def test_who_does_not_look_is_not_connected(open_page: Callable[..., Page], way: str) -> None:
+    page = open_page()
+    hide = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); "
+    hide += "document.dispatchEvent(new Event('visibilitychange')); }"
+
+    def see(is_seen: bool) -> None:
+        if way == "panel":
+            page.click("#toggle-engine")
+            assert page.is_visible("#engine") == is_seen
+        else:
+            page.evaluate(hide, not is_seen)
+
+    page.wait_for_selector("#pulse.idle")
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/view/events")):
+        see(False)
+    assert page.get_attribute("#pulse", "class") == "pulse"
+    see(True)
+    page.wait_for_selector("#pulse.idle")
+
+
+def test_errors_are_told_in_words(open_page: Callable[..., Page]) -> None:
+    page = open_page(expected="400")
+    choose(page, max_tokens=100_000)
+    say(page, TALE)
+    settle(page)
+    assert "max_tokens" in page.inner_text(".error")
+    choose(page, max_tokens=5)
+    page.click("text=Try again")
+    page.wait_for_selector(".error", state="detached")
+    settle(page)
+    assert words(page)
+
+
+def test_a_server_that_asks_for_a_key_gets_one(open_page: Callable[..., Page]) -> None:
+    page = open_page(expected="401")
+    keys: list[str | None] = []
+
+    def refuse(route: Any) -> None:
+        keys.append(route.request.headers.get("authorization"))
+        if keys[-1] == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, body="{}")
+
+    page.route("**/v1/models", refuse)
+    page.reload()
+    page.wait_for_selector("#key:visible")
+    page.fill("#key", "secret")
+    page.press("#key", "Enter")
+    page.wait_for_selector("#key", state="hidden")
+    page.wait_for_selector("#model:text('quire-demo')")
+    assert keys == [None, "Bearer secret"]
+
+
+def test_a_browser_that_has_the_key_needs_no_more(browser: Browser, server: Server) -> None:
+    """It sends what it was asked for with the page; and a server that ends does not wait for those who look."""
+    with Server.start("--address", server.engine_address, "--api-key", "secret") as guarded:
+        context = browser.new_context(http_credentials={"username": "any", "password": "secret"})
+        page = context.new_page()
+        page.goto(f"{guarded.url}/")
+        choose(page, max_tokens=5)
+        say(page, TALE)
+        settle(page)
+        assert words(page)
+        page.wait_for_selector("#pulse.idle")
+        guarded.stop()
+        page.wait_for_selector("#engine-note.bad:text('The server has closed the view')")
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_every_width_and_colour(open_page: Callable[..., Page], scheme: str, width: int) -> None:
+    page = open_page(color_scheme=scheme, viewport={"width": width, "height": 740}, reduced_motion="reduce")
+    choose(page, max_tokens=10)
+    say(page, "word" * 200)
+    settle(page)
+    if width == 360:
+        page.click("#toggle-settings")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.click("#toggle-engine")
+        page.wait_for_function("() => /[0-9]/.test(document.querySelector('.legend dd').textContent)")
+        assert page.is_hidden("#input")
+        assert page.evaluate("document.querySelector('#engine').scrollWidth") == width
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    background = "getComputedStyle(document.body).backgroundColor"
+    first = page.evaluate(background)
+    assert (first == "rgb(250, 249, 246)") == (scheme == "light")
+    page.click("#toggle-theme")
+    other = page.evaluate(background)
+    assert other != first
+    page.reload()
+    assert page.evaluate(background) == other
