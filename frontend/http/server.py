@@ -80,6 +80,7 @@ class Serving:
         for number in handled:
             loop.add_signal_handler(number, end, number)
         watcher = asyncio.create_task(self._watch_engine())
+        await self._service.warm_up()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:

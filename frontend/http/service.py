@@ -7,6 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ class Service:
     def name(self) -> str:
         """What answers call the model."""
         return self.names[0]
+
+    async def warm_up(self) -> None:
+        """Load what a first chat needs, so that it does not wait for that."""
+        with suppress(ValueError):  # there is no template, or one that has its own mind about conversations
+            await self.llm.chat_prompt([{"role": "user", "content": "Hello"}])
 
     @property
     def public_names(self) -> list[str]:

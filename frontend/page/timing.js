@@ -1,5 +1,8 @@
 // How fast an answer came, as its reader saw it.
 
+// Less than this is how fast the browser reads what had come already.
+const SHORTEST_SECONDS = 0.05;
+
 export class Timing {
   #sent = performance.now();
   #first = null;
@@ -23,7 +26,7 @@ export class Timing {
     if (this.#first === null) return "";
     const parts = [`${this.#tokens} ${this.#tokens === 1 ? "token" : "tokens"}`];
     const seconds = (this.#last - this.#first) / 1000;
-    if (this.#tokens > 1 && seconds > 0) parts.push(`${((this.#tokens - 1) / seconds).toFixed(1)} tok/s`);
+    if (this.#tokens > 1 && seconds > SHORTEST_SECONDS) parts.push(`${((this.#tokens - 1) / seconds).toFixed(1)} tok/s`);
     parts.push(`TTFT ${Math.round(this.#first - this.#sent)} ms`);
     return parts.join(" · ");
   }
