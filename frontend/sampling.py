@@ -14,8 +14,10 @@ from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
 
 __all__ = [
+    "MAX_BIAS",
     "MAX_COMPLETIONS",
     "MAX_LOGPROBS",
+    "RANGES",
     "SamplingParams",
     "SeedSource",
     "check_length",
@@ -26,19 +28,20 @@ __all__ = [
 
 MAX_COMPLETIONS = 1024
 MAX_LOGPROBS = 20
+MAX_BIAS = 100.0  # of a logit, and the negative of it
 SEED_LIMIT = 1 << 63  # seeds are 63-bit on the wire, so that they fit any signed 64-bit reader
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 
 # name -> (lowest, highest, whether the lowest is allowed itself)
-_RANGES: dict[str, tuple[float, float, bool]] = {
+RANGES: dict[str, tuple[float, float, bool]] = {
     "n": (1, MAX_COMPLETIONS, True),
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
     "repetition_penalty": (0.0, math.inf, False),
     "temperature": (0.0, math.inf, True),
     "top_p": (0.0, 1.0, False),
-    "top_k": (0, math.inf, True),
+    "top_k": (-1, math.inf, True),  # -1 is read as 0: off
     "min_p": (0.0, 1.0, True),
     "seed": (0, SEED_LIMIT - 1, True),
     "max_tokens": (1, math.inf, True),
@@ -46,6 +49,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "best_of": (1, MAX_COMPLETIONS, True),
     "beam_width": (0, MAX_COMPLETIONS, True),
     "length_penalty": (-10.0, 10.0, True),
+    "logprobs": (0, MAX_LOGPROBS, True),
+    "prompt_logprobs": (0, MAX_LOGPROBS, True),
 }
 
 
@@ -58,10 +63,8 @@ def validate(params: SamplingParams, *, vocab_size: int | None = None) -> Sampli
     if not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
     params = _plain(params)
-    for name, (low, high, closed) in _RANGES.items():
+    for name, (low, high, closed) in RANGES.items():
         _check_range(name, getattr(params, name), low, high, closed)
-    for name in ("logprobs", "prompt_logprobs"):
-        _check_range(name, getattr(params, name), 0, MAX_LOGPROBS, True)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ValueError(
             f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}; lower it, or raise max_tokens"
@@ -211,7 +214,7 @@ def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
                 last = "vocab_size - 1" if vocab_size is None else str(vocab_size - 1)
                 raise ValueError(f"{name} names token id {token}; ids go from 0 to {last}")
     for token, bias in (params.logit_bias or {}).items():
-        _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0, True)
+        _check_range(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS, True)
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]] | None:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request
 
-T = TypeVar("T", bound=msgspec.Struct)
-
 Refusals = Mapping[str, tuple[tuple[object, ...], str]]
 """Fields that are known and not supported: the values that ask for nothing, and why any other is refused."""
+
+
+NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})  # of a list; what is said of an empty one is up to who checks it
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a request says; a field it does not know is an error, as is one of `refused` that asks for something."""
+
+    refused: ClassVar[Refusals] = {}
+
+
+T = TypeVar("T", bound=Body)
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -71,32 +82,38 @@ def _too_large(size: int, most: int) -> ApiError:
     )
 
 
-def decode(body: bytes, kind: type[T], refused: Refusals) -> T:
-    """The body as a struct that forbids unknown fields. Raises `ApiError` 400 that names the field."""
+def decode(body: bytes, kind: type[T]) -> T:
+    """The body as what it is declared to be. Raises `ApiError` 400 that names the field."""
     if not body:
         raise bad_request("the body is empty; send a JSON object")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        if _unknown_field(error) not in refused:
+        if _unknown_field(error) not in kind.refused:
             raise explain(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise bad_request("the body is nested too deeply; nest it less", code="invalid_json") from None
-    return _without_refused(msgspec.json.decode(body), kind, refused)
+    return _without_refused(msgspec.json.decode(body), kind)
 
 
-def _without_refused(fields: dict[str, Any], kind: type[T], refused: Refusals) -> T:
+def _without_refused(fields: dict[str, Any], kind: type[T]) -> T:
     """Once more, without the fields that ask for nothing."""
-    for name in refused.keys() & fields.keys():
-        harmless, why = refused[name]
-        if (value := fields.pop(name)) is not None and value not in harmless:
+    for name in kind.refused.keys() & fields.keys():
+        harmless, why = kind.refused[name]
+        value = fields.pop(name)
+        if value is not None and not any(_same(value, each) for each in harmless):
             raise bad_request(f"{name} is not supported: {why}", name, "unsupported_parameter")
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise explain(error) from None
+
+
+def _same(given: object, known: object) -> bool:
+    """Whether two values are equal in JSON, where 0 is not false."""
+    return type(given) is type(known) and given == known
 
 
 def explain(error: msgspec.ValidationError) -> ApiError:

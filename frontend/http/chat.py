@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from quire.frontend.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.chat.tools import check_tools
-from quire.frontend.http.bodies import decode, read_body
+from quire.frontend.http.bodies import NOT_EMPTY, decode, read_body
+from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
 from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.fields import REFUSED, GenerationFields, sampling_params
+from quire.frontend.http.fields import GenerationFields, sampling_params
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
@@ -28,13 +29,13 @@ from quire.frontend.observer import TraceContext
 class ChatBody(GenerationFields, kw_only=True):
     """OpenAI's fields, and vLLM's."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], NOT_EMPTY]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Annotated[dict[str, Any], TOOL]] | None = None
+    tool_choice: Annotated[str, CHOICE] | Annotated[dict[str, Any], NAMED_TOOL] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -135,9 +136,9 @@ class Chat:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
+        """Answer a conversation: with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
         service = self._service
-        body = decode(await read_body(request, service.args), ChatBody, REFUSED)
+        body = decode(await read_body(request, service.args), ChatBody)
         service.check_model(body.model)
         answer_id = new_id("chatcmpl")
         conversation = await self._turn(body, request, answer_id).begin(service)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.http.bodies import decode, read_body
+from quire.frontend.http.bodies import NOT_EMPTY, Refusals, decode, read_body
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.fields import REFUSED, GenerationFields, sampling_params
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
@@ -24,18 +25,18 @@ from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.protocol.messages import SamplingParams
 
-_REFUSED = {
-    **REFUSED,
-    "prompt_embeds": ((), "give the prompt as text or token ids"),
-    "suffix": (("",), "no model here fills in the middle; give the text before as prompt"),
-}
-
 
 class CompletionBody(GenerationFields, kw_only=True):
     """OpenAI's fields, and vLLM's."""
 
-    prompt: str | list[str | int | list[int]]
-    max_tokens: int | None = None
+    refused: ClassVar[Refusals] = {
+        **REFUSED,
+        "prompt_embeds": ((), "give the prompt as text or token ids"),
+        "suffix": (("",), "no model here fills in the middle; give the text before as prompt"),
+    }
+
+    prompt: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0 only with echo
     echo: bool | None = None
     logprobs: int | None = None
     response_format: dict[str, Any] | None = None
@@ -72,9 +73,9 @@ class Completions:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer with a `Completion`, or with a stream of them."""
+        """Continue texts: with a `Completion`, or with a stream of them."""
         service = self._service
-        body = decode(await read_body(request, service.args), CompletionBody, _REFUSED)
+        body = decode(await read_body(request, service.args), CompletionBody)
         service.check_model(body.model)
         task = CompletionTask(service, body, request)
         if body.stream:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.http.bodies import Refusals, decode, read_body
+from quire.frontend.http.bodies import NOT_EMPTY, Body, Refusals, decode, read_body
 from quire.frontend.http.completions import prompts_of
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.service import Service
@@ -20,16 +20,16 @@ from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import EmbeddingRequestOutput
 from quire.protocol.messages import PoolingParams, SamplingParams
 
-_REFUSED: Refusals = {
-    "embed_dtype": (("float32",), "embeddings are float32"),
-    "task": (("embed",), "embeddings are all that is pooled"),
-}
 
-
-class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingBody(Body, kw_only=True):
     """OpenAI's fields and vLLM's. `pooling_type`: a text is its last token's hidden state, or the mean of all."""
 
-    input: str | list[str | int | list[int]]
+    refused: ClassVar[Refusals] = {
+        "embed_dtype": (("float32",), "embeddings are float32"),
+        "task": (("embed",), "embeddings are all that is pooled"),
+    }
+
+    input: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -73,9 +73,9 @@ class Embeddings:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer with an `EmbeddingList`."""
+        """Turn texts into vectors: an `EmbeddingList`."""
         service = self._service
-        body = decode(await read_body(request, service.args), EmbeddingBody, _REFUSED)
+        body = decode(await read_body(request, service.args), EmbeddingBody)
         service.check_model(body.model)
         prompts = prompts_of(body.input, "input")
         service.check_count(len(prompts), SamplingParams())

@@ -2,37 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.http.bodies import decode, read_body
+from quire.frontend.http.bodies import Body, decode, read_body
+from quire.frontend.http.chat_schemas import MESSAGE, TOOL
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.service import Service
 from quire.frontend.version import installed_version
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's: a text, or a conversation as the chat template writes it."""
+class Health(msgspec.Struct):
+    """The server is well."""
+
+    status: str = "ok"
+
+
+class Version(msgspec.Struct):
+    """Quire's."""
+
+    version: str
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """The model under one of its names. `created`: when the server started; `root`: its folder."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: None = None
+    max_model_len: int
+    has_chat_template: bool
+    permission: list[Any] = []
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All names of the model."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Tokens(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The tokens of a prompt, and how many the context can hold. `token_strs`: their texts."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class TokenizeBody(Body, kw_only=True):
+    """`prompt` or `messages`, and options of the chat template. Names are vLLM's."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[Annotated[dict[str, Any], MESSAGE]] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Annotated[dict[str, Any], TOOL]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's."""
+class DetokenizeBody(Body, kw_only=True):
+    """Tokens to read. Names are vLLM's."""
 
     model: str | None = None
     tokens: list[int]
@@ -45,43 +94,43 @@ class Endpoints:
         self._service = service
 
     async def health(self, _request: Request) -> Response:
-        """Status 200 while the engine steps, or has nothing to do."""
+        """Whether the engine steps, or has nothing to do. Asks for no key."""
         try:
             await self._service.llm.check_health()
         except EngineDeadError as error:
             raise ApiError(503, str(error), code="engine_dead") from None
-        return json_response({"status": "ok"})
+        return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
-        """Status 200 while requests are taken."""
+        """Whether requests are taken: not while the server shuts down."""
         if self._service.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         return await self.health(request)
 
     async def version(self, _request: Request) -> Response:
-        """Quire's version."""
-        return json_response({"version": installed_version()})
+        """The version of the server."""
+        return json_response(Version(installed_version()))
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics in Prometheus' text format, or in OpenMetrics' if that is asked for."""
+        """Show the metrics. In Prometheus' text format, or in OpenMetrics' if that is asked for."""
         service = self._service
         body, media_type = await service.metrics.render(service.llm, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
     async def models(self, _request: Request) -> Response:
-        """The list of one model, by each of its names."""
-        return json_response({"object": "list", "data": [self._model(name) for name in self._service.public_names]})
+        """List the model, by each of its names."""
+        return json_response(ModelList(data=[self._model(name) for name in self._service.public_names]))
 
     async def model(self, request: Request) -> Response:
-        """One of these."""
+        """Tell of the model by one of its names."""
         name = request.path_params["name"]
         self._service.check_model(name)
         return json_response(self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text or a conversation."""
+        """Give the tokens of a text, or of a conversation as the chat template writes it."""
         service = self._service
-        body = decode(await read_body(request, service.args), TokenizeBody, {})
+        body = decode(await read_body(request, service.args), TokenizeBody)
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages")
@@ -97,30 +146,27 @@ class Endpoints:
                 chat_template_kwargs=body.chat_template_kwargs,
             )
             tokens = prompt.token_ids
-        answer = {"count": len(tokens), "max_model_len": service.llm.max_model_len, "tokens": tokens}
+        answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=tokens)
         if body.return_token_strs:
-            answer["token_strs"] = [service.require_tokenizer().token_text(token) for token in tokens]
+            answer.token_strs = [service.require_tokenizer().token_text(token) for token in tokens]
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of tokens."""
+        """Give the text of tokens."""
         service = self._service
-        body = decode(await read_body(request, service.args), DetokenizeBody, {})
+        body = decode(await read_body(request, service.args), DetokenizeBody)
         service.check_model(body.model)
         if wrong := [token for token in body.tokens if not 0 <= token < service.llm.vocab_size]:
             raise bad_request(f"tokens holds {wrong[0]}, and ids go from 0 to {service.llm.vocab_size - 1}", "tokens")
         text = service.require_tokenizer().decode(body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": text})
+        return json_response(Detokenized(text))
 
-    def _model(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._service.created,
-            "owned_by": "quire",
-            "root": self._service.llm.model,
-            "parent": None,
-            "max_model_len": self._service.llm.max_model_len,
-            "has_chat_template": self._service.has_chat_template,
-            "permission": [],
-        }
+    def _model(self, name: str) -> ModelCard:
+        service = self._service
+        return ModelCard(
+            id=name,
+            created=service.created,
+            root=service.llm.model,
+            max_model_len=service.llm.max_model_len,
+            has_chat_template=service.has_chat_template,
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -21,6 +20,21 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+
+class ErrorDetails(msgspec.Struct):
+    """What is wrong, in words; for programs: the kind of error, the field it is about, and a code."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """An error as OpenAI has it."""
+
+    error: ErrorDetails
 
 
 class ApiError(Exception):
@@ -48,9 +62,9 @@ class ApiError(Exception):
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorAnswer:
         """What is sent, as JSON or as an event of a stream that has begun."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return ErrorAnswer(ErrorDetails(self.message, self.type, self.param, self.code))
 
     def response(self) -> Response:
         """The whole answer."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import Meta
 
-from quire.frontend.http.bodies import Refusals
+from quire.frontend import sampling
+from quire.frontend.http.bodies import Body, Refusals
 from quire.frontend.http.errors import bad_request
 from quire.protocol.messages import SamplingParams
 
@@ -40,6 +43,19 @@ REFUSED: Refusals = {
 }
 
 
+# As bodies say it: under other names too, and with any negative seed for a fresh one.
+RANGES = {
+    **sampling.RANGES,
+    "seed": (-math.inf, *sampling.RANGES["seed"][1:]),
+    "max_completion_tokens": sampling.RANGES["max_tokens"],
+    "top_logprobs": sampling.RANGES["logprobs"],
+}
+
+
+_TOKEN_IDS = Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}})
+_BIAS = Meta(extra_json_schema={"minimum": -sampling.MAX_BIAS, "maximum": sampling.MAX_BIAS})
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`include_usage`: a last chunk tells the usage; `continuous_usage_stats`: every chunk does."""
 
@@ -59,8 +75,10 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
     disable_any_whitespace: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerationFields(Body, kw_only=True):
     """Fields of a body that asks for text; None is as good as left out. Names and meanings are OpenAI's and vLLM's."""
+
+    refused: ClassVar[Refusals] = REFUSED
 
     model: str | None = None
     stream: bool | None = None
@@ -83,7 +101,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, _BIAS]], _TOKEN_IDS] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     include_stop_str_in_output: bool | None = None
