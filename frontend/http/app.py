@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and what happens around every one of them."""
+"""The ASGI application: what happens around every route."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.http.auth import ApiKeys
-from quire.frontend.http.chat import Chat
-from quire.frontend.http.completions import Completions
-from quire.frontend.http.embeddings import Embeddings
-from quire.frontend.http.endpoints import Endpoints
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
 from quire.frontend.http.logs import access_log
-from quire.frontend.http.page import page_routes
+from quire.frontend.http.routes import routes
 from quire.frontend.http.service import Service
-from quire.frontend.http.view import EngineView, view_routes
-from quire.frontend.metrics.recent import RecentRates
 
 REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
@@ -43,29 +37,6 @@ def make_app(service: Service) -> ASGIApp:
             expose_headers=[REQUEST_ID],
         )
     return app
-
-
-def routes(service: Service) -> Sequence[Route]:
-    """All that can be asked for."""
-    small = Endpoints(service)
-    recent = RecentRates()
-    service.llm.add_observer(recent)
-    view = EngineView(service.llm, recent, lambda: service.draining)
-    return [
-        Route("/v1/completions", Completions(service).create, methods=["POST"]),
-        Route("/v1/chat/completions", Chat(service).create, methods=["POST"]),
-        Route("/v1/embeddings", Embeddings(service).create, methods=["POST"]),
-        Route("/v1/models", small.models),
-        Route("/v1/models/{name:path}", small.model),
-        Route("/tokenize", small.tokenize, methods=["POST"]),
-        Route("/detokenize", small.detokenize, methods=["POST"]),
-        Route("/health", small.health),
-        Route("/ready", small.ready),
-        Route("/version", small.version),
-        Route("/metrics", small.metrics),
-        *page_routes(),
-        *view_routes(view, service.stream),
-    ]
 
 
 class Gateway:

@@ -1,51 +1,29 @@
-"""The page: static files, read once."""
+"""The page: a chat, and the live view of the engine."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.frontend.http.operations import Operation
+from quire.frontend.http.static_file import static_files
+
 _FOLDER = Path(__file__).parents[1] / "page"
-_CONTENT_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-_HEADERS = {
-    # Nothing from elsewhere, and nothing inline: a text that found its way into the page as markup could do nothing.
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked for each time, and answered with 304
-}
-
-
-class PageFile:
-    """One file of the page, with the headers it is sent with."""
-
-    def __init__(self, path: Path) -> None:
-        self.content = path.read_bytes()
-        self.etag = f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
-        self.headers = {**_HEADERS, "Content-Type": _CONTENT_TYPES[path.suffix], "ETag": self.etag}
-
-    async def answer(self, request: Request) -> Response:
-        """The file, or 304 for a browser that has this version of it."""
-        known = [tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")]
-        if self.etag in known:
-            return Response(status_code=304, headers={**_HEADERS, "ETag": self.etag})
-        return Response(self.content, headers=self.headers)
 
 
 def page_routes() -> list[Route]:
     """`GET /` and `GET /page/...` for each file of the page."""
-    files = {path.name: PageFile(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _CONTENT_TYPES}
+    files = static_files(_FOLDER)
     index = files.pop("index.html")
-    return [Route("/", index.answer), *(Route(f"/page/{name}", file.answer) for name, file in files.items())]
+
+    async def page(request: Request) -> Response:
+        """Show a chat with the model and the live view of the engine. In a browser."""
+        return await index.answer(request)
+
+    return [
+        Operation("/", page, media_types=["text/html"]),
+        *(Route(f"/page/{name}", file.answer, include_in_schema=False) for name, file in files.items()),
+    ]

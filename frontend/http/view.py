@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.http.operations import Operation
 from quire.frontend.http.picture import Picture, PictureMaker
 from quire.frontend.http.sse import event
 from quire.frontend.metrics.recent import RecentRates
@@ -123,6 +124,7 @@ def view_routes(view: EngineView, stream: Callable[[AsyncGenerator[bytes, None]]
     """`GET /view/events`; `stream` makes an answer of events."""
 
     async def events(_request: Request) -> Response:
+        """Tell what the engine does. First a minute of history, then a picture about four times a second, for good."""
         return stream(view.events())
 
-    return [Route("/view/events", events)]
+    return [Operation("/view/events", events, events=[History, Picture, Problem])]

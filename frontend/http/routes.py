@@ -1,0 +1,80 @@
+"""What the server answers, and what its document tells of it."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from quire.frontend.http.chat import Chat, ChatBody, ChatChunk, ChatCompletion
+from quire.frontend.http.completions import Completion, CompletionBody, Completions
+from quire.frontend.http.documentation import Documentation
+from quire.frontend.http.embeddings import EmbeddingBody, EmbeddingList, Embeddings
+from quire.frontend.http.endpoints import (
+    DetokenizeBody,
+    Detokenized,
+    Endpoints,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeBody,
+    Tokens,
+    Version,
+)
+from quire.frontend.http.operations import Operation
+from quire.frontend.http.page import page_routes
+from quire.frontend.http.service import Service
+from quire.frontend.http.view import EngineView, view_routes
+from quire.frontend.metrics.recent import RecentRates
+
+
+def routes(service: Service) -> list[Route]:
+    """All that can be asked for, in the order of `/openapi.json`, which tells of every `Operation`."""
+    small = Endpoints(service)
+    recent = RecentRates()
+    service.llm.add_observer(recent)
+    view = EngineView(service.llm, recent, lambda: service.draining)
+    table: list[Route] = [
+        Operation(
+            "/v1/chat/completions",
+            Chat(service).create,
+            body=ChatBody,
+            answer=ChatCompletion,
+            events=[ChatChunk],
+            ends_with_done=True,
+            generates=True,
+            example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
+        ),
+        Operation(
+            "/v1/completions",
+            Completions(service).create,
+            body=CompletionBody,
+            answer=Completion,
+            events=[Completion],
+            ends_with_done=True,
+            generates=True,
+            example={"prompt": "Once upon a time", "max_tokens": 60},
+        ),
+        Operation(
+            "/v1/embeddings",
+            Embeddings(service).create,
+            body=EmbeddingBody,
+            answer=EmbeddingList,
+            generates=True,
+            example={"input": ["Once upon a time", "There was once a fox"]},
+        ),
+        Operation("/v1/models", small.models, answer=ModelList),
+        Operation("/v1/models/{name:path}", small.model, answer=ModelCard, errors=[404]),
+        Operation(
+            "/tokenize", small.tokenize, body=TokenizeBody, answer=Tokens, example={"prompt": "Once upon a time"}
+        ),
+        Operation(
+            "/detokenize", small.detokenize, body=DetokenizeBody, answer=Detokenized, example={"tokens": [1, 2, 3]}
+        ),
+        Operation("/health", small.health, answer=Health, errors=[503]),
+        Operation("/ready", small.ready, answer=Health, errors=[503]),
+        Operation("/version", small.version, answer=Version),
+        Operation("/metrics", small.metrics, media_types=["text/plain", "application/openmetrics-text"]),
+    ]
+    table += page_routes()
+    table += view_routes(view, service.stream)
+    table += Documentation(service, table).routes()
+    return table

@@ -1,0 +1,55 @@
+"""`/docs`: the page that shows what the server answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import Server
+
+CHROMIUM = Path("/usr/bin/chromium")
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def test_its_files_come_from_here_and_run_nothing_else(server: Server) -> None:
+    page = server.request("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(rb"<script>|<style|https?://", page.body)
+    files = re.findall(r'(?:href|src)="((?:docs|page)/[^"]+)"', page.body.decode())
+    assert len(files) == 3
+    assert all(server.request(f"/{file}").status == 200 for file in files)
+    again = server.request("/docs", headers={"If-None-Match": page.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
+def test_it_shows_the_operations_and_tries_one(server: Server) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    problems: list[str] = []
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        page: Any = browser.new_page(viewport={"width": 390, "height": 844})
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(f"{server.url}/docs")
+        chat = page.locator("#post_v1_chat_completions")
+        playwright.expect(chat.locator(".curl pre")).to_contain_text(f"curl {server.url}/v1/chat/completions")
+        told = server.request("/openapi.json").json()
+        assert page.locator(".operation").count() == sum(map(len, told["paths"].values()))
+        chat.get_by_text("Fields", exact=True).click()
+        field = chat.locator(".field", has_text="top_p").first
+        playwright.expect(field).to_contain_text("number, above 0, at most 1")
+        chat.get_by_text("Try it").click()
+        chat.get_by_label("Body").fill(json.dumps({"messages": MESSAGES, "stream": True, "max_tokens": 3}))
+        chat.get_by_role("button", name="Send").click()
+        playwright.expect(chat.get_by_role("status")).to_have_text(re.compile("^200"))
+        playwright.expect(chat.locator("form pre")).to_contain_text("data: [DONE]")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        browser.close()
+    assert not problems
