@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
+from quire.engine_core.admission import Admission
 from quire.engine_core.batch import Batch
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.limits import EngineLimits
@@ -18,11 +20,14 @@ from quire.protocol.messages import EngineCoreOutput, SamplingParams
 class Constrained:
     """What the engine does for them at each stage; for others it does nothing."""
 
-    def __init__(self, grammars: Grammars | None, limits: EngineLimits, sequences: Sequences) -> None:
+    def __init__(
+        self, grammars: Grammars | None, limits: EngineLimits, sequences: Sequences, admission: Admission
+    ) -> None:
         """Without `grammars` there are none."""
         self._grammars = grammars
         self._limits = limits
         self._sequences = sequences
+        self._admission = admission
         self._masks = MaskWriter()
         self._num_ruled = 0  # requests that have a constraint
 
@@ -66,9 +71,9 @@ class Constrained:
                     self._rule(request, grammar)
                 yield request, None if grammar.error is None else _explain(grammar)
 
-    def masks(self, batch: Batch) -> Sequence[tuple[int, TokenMask]]:
-        """Of the tokens that a step draws, by row. Some are written only while it runs."""
-        return self._masks.begin(batch) if self._num_ruled else ()
+    def masks(self, batch: Batch, step_seconds: float) -> Sequence[tuple[int, TokenMask]]:
+        """Of the tokens that a step draws, by row. Some are written while it runs, for about `step_seconds`."""
+        return self._masks.begin(batch, step_seconds) if self._num_ruled else ()
 
     def follow(self, request: Request, output: EngineCoreOutput) -> bool:
         """Goes on in the grammar by the token of `output`, and adds those that must follow; whether it ends so."""
@@ -77,13 +82,17 @@ class Constrained:
         if constraint.error is not None or token_ids[0] in request.stop_token_ids:
             return True
         constraint.follow(token_ids[0])
-        forced = constraint.forced
-        if request.sampling.logprobs is None:
-            while forced and not is_last(request, token_ids[-1]):
-                token_ids.append(forced.popleft())
-                self._sequences.append(request.slot, token_ids[-1])
-                request.num_tokens += 1
+        if constraint.forced and request.sampling.logprobs is None:
+            self._jump(request, constraint.forced, token_ids)
         return is_last(request, token_ids[-1]) or constraint.has_ended
+
+    def _jump(self, request: Request, forced: deque[int], token_ids: list[int]) -> None:
+        """Adds the forced tokens. With the one that was drawn they are computed as a chunk, which is no decode."""
+        while forced and not is_last(request, token_ids[-1]):
+            token_ids.append(forced.popleft())
+            self._sequences.append(request.slot, token_ids[-1])
+            request.num_tokens += 1
+        self._admission.decoded(len(token_ids))
 
     def end(self, request: Request) -> None:
         """A request ends, wherever it stands."""

@@ -12,7 +12,7 @@ from quire.kernels.runner import TokenMask
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_UNKNOWN_SECONDS = 1.0  # what a first mask may take
+_UNKNOWN_SECONDS = 1e-3  # that a first mask may take
 _FORGET = 0.7  # of what a mask took, at each that takes less
 _MOST_WORDS = 500  # characters of what llguidance says
 
@@ -34,36 +34,39 @@ class Constraint:
         self.mask_seconds = _UNKNOWN_SECONDS  # what the next mask is likely to take
         self.error: str | None = None  # why it can't go on
         self._matcher = matcher
+        self._mask_address = self.mask.address
         self._mask_bytes = (num_tokens + 31) // 32 * 4  # of the tokenizer's tokens: others are never allowed
         self._stop_token_ids = sorted(stop_token_ids)
         self._ignored = [token for token in tokenizer.eos_tokens if token not in stop_token_ids]
         self.forced: deque[int] = deque()  # must come next; the matcher has them already
+        self._is_stopped = False
         self._has_mask = False
 
     @property
     def is_complete(self) -> bool:
         """Whether the text is whole, and nothing may follow."""
-        return not self.forced and self._matcher.is_stopped()
+        return self._is_stopped and not self.forced
 
     @property
     def has_ended(self) -> bool:
         """Whether it allows nothing more, or there is an `error`."""
-        return self.error is not None or self.is_complete
+        return (self._is_stopped and not self.forced) or self.error is not None
 
     def follow(self, token_id: int) -> None:
-        """Goes on by a token that the mask has allowed; `forced` are those that must come then."""
+        """Goes on by a token that the mask has allowed; `forced` are those that must come then. Of every token."""
         self._has_mask = False
-        if self.forced:
-            self.forced.popleft()
-        elif not self._matcher.consume_token(token_id):
+        matcher, forced = self._matcher, self.forced
+        if forced:
+            forced.popleft()
+        elif not matcher.consume_token(token_id):
             self.error = self._explain()
-        if not self.forced and not self._matcher.is_stopped():
-            self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        self.forced.extend(self._matcher.compute_ff_tokens())
-        if self.forced and not self._matcher.consume_tokens(list(self.forced)):
-            self.error = self._explain()
+        elif matcher.is_stopped():
+            self._is_stopped = True
+        elif token_ids := matcher.compute_ff_tokens():
+            forced.extend(token_ids)
+            if not matcher.consume_tokens(token_ids):
+                self.error = self._explain()
+            self._is_stopped = matcher.is_stopped()
 
     def begin_mask(self) -> bool:
         """Whether the mask of the next token is still to be written; then this takes it from the sampler."""
@@ -75,22 +78,24 @@ class Constraint:
 
     def write_mask(self) -> None:
         """Computes the mask and hands it to the sampler."""
-        begun = time.perf_counter()
+        begun = time.thread_time()
+        mask, matcher = self.mask, self._matcher
         if self.forced:
-            self.mask.ban_all()
-            self.mask.allow([self.forced[0]])
+            mask.ban_all()
+            mask.allow([self.forced[0]])
         else:
-            self._matcher.unsafe_compute_mask_ptr(self.mask.address, self._mask_bytes)
-            if self._matcher.is_error():
-                self.error = self._explain()
-            else:
+            matcher.unsafe_compute_mask_ptr(self._mask_address, self._mask_bytes)
+            if matcher.is_accepting():
                 self._allow_to_end()
-        self.mask_seconds = max(time.perf_counter() - begun, _FORGET * self.mask_seconds)
-        self.mask.publish()
+            elif matcher.is_error():
+                self.error = self._explain()
+        seconds = time.thread_time() - begun
+        self.mask_seconds = max(seconds, _FORGET * self.mask_seconds)
+        mask.publish()
 
     def _allow_to_end(self) -> None:
-        if self._matcher.is_accepting():
-            self.mask.allow(self._stop_token_ids)
+        """Adds what stops, and takes away the eos tokens that don't, if something is left."""
+        self.mask.allow(self._stop_token_ids)
         if self._ignored:
             self.mask.ban(self._ignored)
             if not self.mask.allows_any:

@@ -87,7 +87,7 @@ class EngineCore:
         self._send = send
         self.tracer = Tracer(send)
         self.server_stats = server_stats
-        self._constrained = Constrained(grammars, limits, executor.sequences)
+        self._constrained = Constrained(grammars, limits, executor.sequences, self.scheduler.admission)
         self._seeds = random.Random(seed)
         self._requests: dict[bytes, dict[str, Request]] = {}
         self._increments: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
@@ -271,7 +271,8 @@ class EngineCore:
     def _execute(self, batch: Batch) -> StepResult | None:
         """None if the step failed as a whole: its requests have ended then, and the others go on."""
         try:
-            return self._executor.step(batch.slots, batch.starts, batch.counts, self._constrained.masks(batch))
+            masks = self._constrained.masks(batch, self._last.execute_seconds)
+            return self._executor.step(batch.slots, batch.starts, batch.counts, masks)
         except Exception as error:
             logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
             for request in (*batch.requests, *batch.searches):

@@ -9,18 +9,23 @@ from quire.engine_core.batch import Batch
 from quire.engine_core.constraint import Constraint
 from quire.kernels.runner import TokenMask
 
-_HANDOFF_SECONDS = 5e-5  # what waking a thread costs: masks that take no longer are written at once
+_SHORT_STEP = 1e-3  # seconds: in a step that takes no longer, to wake a thread costs more than it saves,
+_FEW_SECONDS = 1e-4  # unless the masks take longer than that
 
 
 class MaskWriter:
-    """A thread that writes masks in the order in which they are asked for; it starts when it is first needed."""
+    """A thread that writes masks in the order in which they are asked for; it starts when it is first needed.
+
+    In short steps masks that are likely to take little are written before the model runs: where all cores compute, a
+    thread that is woken takes one of them away in the midst of a launch, and the others wait for it.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[list[Constraint]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def begin(self, batch: Batch) -> list[tuple[int, TokenMask]]:
-        """The masks of the tokens that a step draws, by row. Some are written only while it runs."""
+    def begin(self, batch: Batch, step_seconds: float) -> list[tuple[int, TokenMask]]:
+        """The masks of the tokens that a step draws, by row, which may be written while it runs, for `step_seconds`."""
         masks, due, seconds = [], [], 0.0
         for row, (request, count) in enumerate(zip(batch.requests, batch.counts, strict=False)):  # then come beams
             constraint = request.constraint
@@ -30,10 +35,10 @@ class MaskWriter:
             if constraint.begin_mask():
                 due.append(constraint)
                 seconds += constraint.mask_seconds
-        if seconds > _HANDOFF_SECONDS:
-            self._hand_over(due)
-        else:
+        if step_seconds <= _SHORT_STEP and seconds <= _FEW_SECONDS:
             _write(due)
+        elif due:
+            self._hand_over(due)
         return masks
 
     def _hand_over(self, due: list[Constraint]) -> None:

@@ -203,6 +203,8 @@ def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineLimits)
             f"structured_outputs asks for {' and '.join(structured.kinds) or 'nothing'}; give exactly one of json, "
             "regex, choice, grammar or json_object"
         )
+    if structured.choice == []:
+        raise RequestError("structured_outputs.choice is empty, so that it allows no text; give some")
     length = len(grammar_text(structured))
     if length > MAX_GRAMMAR:
         raise RequestError(

@@ -97,6 +97,7 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
+        self.num_late_masks = 0  # that are not there in time from now on
         self._memory: dict[tuple[int, int], int] = {}
         self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
         self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
@@ -128,7 +129,8 @@ class PagedExecutor:
             self._compute(index, requests[slot], slot, start, count, result, masks_by_index.get(index))
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             if index not in result.errors:
-                self.sequences.share(slot, start + count)
+                is_late = index in masks_by_index and result.token_ids[index] < 0
+                self.sequences.share(slot, start + count - is_late)
         return result
 
     def _compute(
@@ -166,6 +168,10 @@ class PagedExecutor:
             result.token_ids.append(-1)
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
+        if mask is not None and self.num_late_masks:
+            self.num_late_masks -= 1
+            result.token_ids.append(-1)
+            return
         if mask is not None:
             allowed = allowed_tokens(mask)
             token = allowed[token % len(allowed)]

@@ -283,6 +283,22 @@ def test_a_preempted_request_goes_on_where_it_was(tokenizer: GrammarTokenizer, n
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("num_late", [1, 2, 5, 40])
+def test_a_late_mask_changes_no_token(tokenizer: GrammarTokenizer, num_late: int) -> None:
+    """Whether its sequence is in prefill or decodes; its last token is computed again."""
+    bench = Bench(tokenizer, is_open=True)
+    structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
+    answers = []
+    for late in (0, num_late):
+        bench.engine.executor.num_late_masks = late
+        for index in range(3):
+            bench.add(f"{late} {index}", structured, seed=index, prompt=tuple(range(index, 9)), max_tokens=12)
+        bench.finish()
+        answers.append([bench.engine.tokens(f"{late} {index}") for index in range(3)])
+    assert answers[0] == answers[1]
+    assert bench.engine.executor.num_late_masks == 0
+
+
 def test_an_engine_without_grammars_says_so() -> None:
     engine = Engine()
     engine.add("a", [1], structured_outputs=DATE)

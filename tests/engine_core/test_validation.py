@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.validation import RequestError, check_request
-from quire.protocol.messages import EngineCoreRequest, SamplingParams
+from quire.protocol.messages import EngineCoreRequest, SamplingParams, StructuredOutputs
 
 LIMITS = EngineLimits(
     vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, page_size=32, num_pages=500
@@ -198,3 +198,22 @@ def test_what_the_engine_would_have_to_ignore_is_refused() -> None:
 def test_whatever_comes_is_judged(prompt: list[int], fields: dict[str, Any]) -> None:
     """A refusal is always a RequestError with a text, never another exception."""
     assert refusal(prompt, **fields) != ""
+
+
+@pytest.mark.parametrize(
+    ("structured", "words"),
+    [
+        (StructuredOutputs(), "asks for nothing"),
+        (StructuredOutputs(regex="a", choice=["b"]), "asks for regex and choice"),
+        (StructuredOutputs(choice=[]), "allows no text"),
+        (StructuredOutputs(grammar="x" * 2_000_000), "2000000 characters"),
+    ],
+)
+def test_structured_outputs_of_no_use(structured: StructuredOutputs, words: str) -> None:
+    assert words in (refusal(structured_outputs=structured) or "")
+    assert "beam search" in (refusal(structured_outputs=structured, beam_width=2, temperature=0.0) or "")
+
+
+def test_structured_outputs_of_use() -> None:
+    for structured in (StructuredOutputs(regex="a"), StructuredOutputs(json={"type": "null"}, regex=None)):
+        assert refusal(structured_outputs=structured) is None

@@ -1,0 +1,72 @@
+"""Batches that are run with and without grammars, in turns."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from quire.frontend import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+
+_RECORD = {
+    "type": "object",
+    "properties": {
+        "identifier": {"type": "integer", "minimum": 0},
+        "description": {"type": "string", "maxLength": 20},
+        "is_available": {"type": "boolean"},
+    },
+    "required": ["identifier", "description", "is_available"],
+    "additionalProperties": False,
+}
+GRAMMARS: dict[str, StructuredOutputsParams] = {
+    "strings": StructuredOutputsParams(
+        json={"type": "array", "items": {"type": "string", "minLength": 4000}, "minItems": 1000}
+    ),
+    "records": StructuredOutputsParams(
+        json={"type": "array", "items": _RECORD, "minItems": 1000}, disable_any_whitespace=True
+    ),
+    "text": StructuredOutputsParams(regex=r"([A-Z][a-z]{0,12}( [a-z]{1,12}){1,9}[.] ){1000,}"),
+}
+
+
+def seconds_a_token(outputs: list[RequestOutput]) -> float:
+    """The median of the mean times between tokens of requests."""
+    means = []
+    for output in outputs:
+        metrics, count = output.metrics, len(output.outputs[0].token_ids)
+        assert metrics.first_token_time is not None
+        assert metrics.last_token_time is not None
+        means.append((metrics.last_token_time - metrics.first_token_time) / (count - 1))
+    return statistics.median(means)
+
+
+class Mix:
+    """`free` requests, and `ruled` ones that a grammar rules in every second run."""
+
+    def __init__(self, llm: LLM, grammar: str, free: int, ruled: int, tokens: int) -> None:
+        self._llm, self._grammar, self._free, self._ruled = llm, GRAMMARS[grammar], free, ruled
+        self._tokens = tokens
+        self._ratios: dict[str, list[float]] = {"free": [], "ruled": []}
+        self._turns = 0
+        self.name = f"{free:2} free and {ruled:2} ruled by {grammar}"
+
+    def turn(self) -> None:
+        """Runs the batch both ways."""
+        self._turns += 1
+        order = (None, self._grammar) if self._turns % 2 else (self._grammar, None)
+        found = {grammar is not None: self._run(grammar) for grammar in order}
+        for name, ratios in self._ratios.items():
+            if found[True][name]:
+                ratios.append(seconds_a_token(found[True][name]) / seconds_a_token(found[False][name]))
+
+    def report(self) -> str:
+        """The medians so far."""
+        told = [f"{name} {statistics.median(ratios) - 1:+6.1%}" for name, ratios in self._ratios.items() if ratios]
+        return f"{self.name:34} {', '.join(told)}"
+
+    def _run(self, grammar: StructuredOutputsParams | None) -> dict[str, list[RequestOutput]]:
+        common: dict[str, Any] = {"max_tokens": self._tokens, "ignore_eos": True}
+        free = [SamplingParams(seed=seed, **common) for seed in range(self._free)]
+        ruled = [SamplingParams(seed=seed, structured_outputs=grammar, **common) for seed in range(self._ruled)]
+        prompts = [[10 + seed, 300, 301] for seed in range(self._free + self._ruled)]
+        outputs = self._llm.generate(prompts, free + ruled, use_tqdm=False)
+        return {"free": outputs[: self._free], "ruled": outputs[self._free :]}
