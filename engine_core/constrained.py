@@ -16,6 +16,8 @@ from quire.engine_core.validation import RequestError
 from quire.kernels.runner import Sequences, TokenMask
 from quire.protocol.messages import EngineCoreOutput, SamplingParams
 
+_STOP_SECONDS = 2.0
+
 
 class Constrained:
     """What the engine does for them at each stage; for others it does nothing."""
@@ -99,6 +101,11 @@ class Constrained:
         if request.grammar is not None:
             self._leave(request, request.grammar)
         self._num_ruled -= request.constraint is not None
+
+    def stop(self) -> bool:
+        """Ends the threads; False if one of them is at something that takes too long, and can't be interrupted."""
+        has_written = self._masks.stop(_STOP_SECONDS)
+        return (self._grammars is None or self._grammars.stop(_STOP_SECONDS)) and has_written
 
     def _rule(self, request: Request, grammar: Grammar) -> None:
         assert self._grammars is not None

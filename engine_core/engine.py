@@ -145,6 +145,10 @@ class EngineCore:
         self.flush()
         self.tracer.flush(self.clock())
 
+    def stop(self) -> bool:
+        """Ends the threads that work for this one, when there is nothing more to step; False if one can't be ended."""
+        return self._constrained.stop()
+
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         request_id, own = message.request_id, self._requests.get(client_id, {})
         if request_id in own:

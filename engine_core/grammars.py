@@ -71,6 +71,7 @@ class Grammars:
         self._running: Grammar | None = None
         self._begun = 0.0
         self._has_thread = False
+        self._threads: set[threading.Thread] = set()
         self._num_stuck = 0
 
     @property
@@ -121,6 +122,16 @@ class Grammars:
         self._forget_oldest()
         return [grammar for grammar, _, _ in done] + ([] if late is None else [late])
 
+    def stop(self, seconds: float) -> bool:
+        """Begins with no other grammar; whether all threads have ended within so many seconds."""
+        with self._lock:
+            self._queue.clear()
+            threads = list(self._threads)
+        deadline = time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
     def _begin(self, grammar: Grammar) -> None:
         self._pending.add(grammar)
         with self._lock:
@@ -158,7 +169,9 @@ class Grammars:
             if self._has_thread or not self._queue or self._num_stuck >= _MOST_STUCK:
                 return
             self._has_thread = True
-        threading.Thread(target=self._run, name="quire-grammars", daemon=True).start()
+            thread = threading.Thread(target=self._run, name="quire-grammars", daemon=True)
+            self._threads = {thread, *(each for each in self._threads if each.is_alive())}
+        thread.start()
 
     def _run(self) -> None:
         while (grammar := self._next()) is not None:

@@ -21,7 +21,7 @@ class MaskWriter:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[list[Constraint]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Constraint] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def begin(self, batch: Batch, step_seconds: float) -> list[tuple[int, TokenMask]]:
@@ -41,6 +41,14 @@ class MaskWriter:
             self._hand_over(due)
         return masks
 
+    def stop(self, seconds: float) -> bool:
+        """Ends the thread when it has written what it was asked for; whether it has ended within so many seconds."""
+        if self._thread is None:
+            return True
+        self._queue.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def _hand_over(self, due: list[Constraint]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="quire-masks", daemon=True)
@@ -48,8 +56,15 @@ class MaskWriter:
         self._queue.put(due)
 
     def _run(self) -> None:
-        while True:
-            _write(self._queue.get())
+        while self._write_next():
+            pass
+
+    def _write_next(self) -> bool:
+        """False at the end. What was written is not kept while the thread sleeps."""
+        due = self._queue.get()
+        if due is not None:
+            _write(due)
+        return due is not None
 
 
 def _write(due: list[Constraint]) -> None:

@@ -74,14 +74,27 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
     loop = EngineLoop(core, server, inbox, drain_seconds=parsed.drain_seconds, parent=parent)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
+    status = 1
     try:
         server.start(core.refuse_early)
         print("READY", server.address, flush=True)
         tune_interpreter()
         loop.run()
+        status = 0
     finally:
         server.stop()
-    return 0
+        if not core.stop():
+            _leave(status)
+    return status
+
+
+def _leave(status: int) -> None:
+    """Ends the process at once: the interpreter's end would crash in a thread that is inside llguidance."""
+    if (error := sys.exc_info()[1]) is not None:
+        logger.error("the engine failed", exc_info=error)
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _load(parsed: argparse.Namespace) -> ModelRunner:

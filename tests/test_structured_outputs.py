@@ -280,3 +280,26 @@ def test_grammars_may_be_loaded_at_the_start_and_have_a_time_limit(engine: Engin
     llm = engine(demo_model, preload_grammars=True, grammar_timeout=1e-9)
     with pytest.raises(RequestError, match="--grammar-timeout"):
         answer(llm, regex="a")
+
+
+def test_an_engine_ends_while_it_compiles(demo_model: Path) -> None:
+    """Also where it takes long: the process ends as ever, and does not crash."""
+    rules = 8_000
+    grammar = "start: " + " | ".join(f"r{i}" for i in range(rules)) + "\n"
+    grammar += "\n".join(f'r{i}: "{i}"' for i in range(rules))
+
+    async def run(llm: AsyncLLM) -> None:
+        stream = llm.generate(PROMPT, params(grammar=grammar))
+        begun = asyncio.ensure_future(anext(stream))
+        while not (await llm.stats())["waiting"] and not begun.done():
+            pass  # each look is a round trip
+        begun.cancel()
+        with contextlib.suppress(asyncio.CancelledError, RequestError):
+            await begun
+
+    llm = AsyncLLM(str(demo_model), num_pages=64)
+    process = llm._engine._process
+    assert process is not None
+    asyncio.run(run(llm))
+    llm.close()
+    assert process._process.returncode == 0

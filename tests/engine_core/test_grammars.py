@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,9 @@ class Gate:
         return self._compile(structured)
 
 
+_BENCHES: list[Bench] = []
+
+
 class Bench:
     """An engine with grammars, and what wakes its loop."""
 
@@ -55,7 +58,8 @@ class Bench:
             self.gate.open()
         self.woken = threading.Semaphore(0)
         self.grammars = Grammars(tokenizer, timeout=timeout, wake=self.woken.release, compile_grammar=self.gate)
-        self.engine = Engine(self.grammars, vocab_size=2048, num_pages=200, **limits)
+        self.engine = Engine(self.grammars, vocab_size=2048, **{"num_pages": 200, **limits})
+        _BENCHES.append(self)
 
     def add(
         self, name: str, structured: StructuredOutputs = DATE, prompt: tuple[int, ...] = (1, 2, 3), **more: Any
@@ -76,6 +80,15 @@ class Bench:
             steps += 1
         self.engine.finish()
         return steps
+
+
+@pytest.fixture(autouse=True)
+def threads_end() -> Iterator[None]:
+    yield
+    while _BENCHES:
+        bench = _BENCHES.pop()
+        bench.gate.open()
+        assert bench.engine.core.stop()
 
 
 @pytest.fixture(scope="module")
@@ -271,8 +284,7 @@ def test_no_more_forced_tokens_than_were_asked_for(tokenizer: GrammarTokenizer, 
 def test_a_preempted_request_goes_on_where_it_was(tokenizer: GrammarTokenizer, num_pages: int) -> None:
     answers = []
     for pages in (200, num_pages):
-        bench = Bench(tokenizer, is_open=True)
-        bench.engine = Engine(bench.grammars, vocab_size=2048, num_pages=pages)
+        bench = Bench(tokenizer, is_open=True, num_pages=pages)
         bench.engine.expect_no_output()
         for index in range(6):
             structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
@@ -297,6 +309,22 @@ def test_a_late_mask_changes_no_token(tokenizer: GrammarTokenizer, num_late: int
         answers.append([bench.engine.tokens(f"{late} {index}") for index in range(3)])
     assert answers[0] == answers[1]
     assert bench.engine.executor.num_late_masks == 0
+
+
+def test_threads_end_with_the_engine_unless_they_are_stuck(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine_core.constrained._STOP_SECONDS", 0.0)
+    bench = Bench(tokenizer)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    assert bench.gate.has_begun.wait(60)
+    assert not bench.engine.core.stop()
+    bench.gate.open()
+    monkeypatch.setattr("quire.engine_core.constrained._STOP_SECONDS", 60.0)
+    assert bench.engine.core.stop()
+    assert len(bench.gate.begun) == 1
+    bench.engine.core.end_all()
 
 
 def test_an_engine_without_grammars_says_so() -> None:
