@@ -122,9 +122,15 @@ class EngineFlags:
         int | None, _engine("Tokens of their prompts, likewise. Default: 16777216.", "TOKENS", min=1)
     ] = None
     preload_grammars: Annotated[
-        bool,
-        switch("Engine", "--preload-grammars", "Be ready for grammars from the start, which takes a little longer."),
-    ] = False
+        bool | None,
+        typer.Option(
+            "--preload-grammars/--no-preload-grammars",
+            help="Be ready for grammars from the start, instead of pausing all for the first one that comes. Default: "
+            "yes for the HTTP server, else no.",
+            show_default=False,
+            rich_help_panel="Engine",
+        ),
+    ] = None
     grammar_timeout: Annotated[
         float | None, _engine("Most time to compile the grammar of a request. Default: 10.", "SECONDS")
     ] = None

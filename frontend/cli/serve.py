@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +42,7 @@ def serve(
     if prompt is not None and _is_model(prompt):
         if engine.model is not None:
             raise typer.BadParameter("the model is given twice; leave out --model, or the argument")
-        engine, prompt = EngineFlags(**{**asdict(engine), "model": Path(prompt)}), None
+        engine, prompt = replace(engine, model=Path(prompt)), None
     if prompt is None:
         _serve(http, engine, attach, sampling)
         return
@@ -81,6 +81,8 @@ def _serve(http: HttpFlags, engine: EngineFlags, attach: AttachFlags, sampling: 
 
     from quire.frontend.cli.http import listen, serving_of
 
+    if engine.preload_grammars is None and attach.address is None:  # clients come with grammars while others stream
+        engine = replace(engine, preload_grammars=True)
     args, listener = listen(http)  # before the model loads: a port that is taken is told at once
     with listener, open_model(engine, attach) as model:
         serving = serving_of(model, args, listener, http, sampling)
