@@ -251,8 +251,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """The engine after one step. Pages are KV pages: `free + cached + held == total` always.
 
     Tokens and seconds are those of the step: of prompts (and what is computed again after a preemption, and what a
-    grammar has forced), of decodes, and the prompt tokens of requests that it started which were found in the cache. `preemptions`, `evictions` (pages)
-    and `wasted_tokens` (computed again after a preemption) are counted from the engine's start.
+    grammar has forced), of decodes, and the prompt tokens of requests that it started which were found in the cache.
+    `preemptions`, `evictions` (pages) and `wasted_tokens` (computed again after a preemption) are counted from the
+    engine's start.
     """
 
     step: int = 0
