@@ -17,12 +17,15 @@ from quire.frontend.http.generation import Outputs, check_deadline, grown, last_
 from quire.frontend.http.service import Service
 from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.protocol.messages import SamplingParams
+from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What an API asks the assistant, in the form of Chat Completions. `template` are options of the chat template."""
+    """What an API asks the assistant, in the form of Chat Completions. `template` are options of the chat template.
+
+    `structured_outputs`: what the answer must be, unless the tools say what it must be.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     params: SamplingParams
@@ -33,6 +36,7 @@ class Turn:
     cache_salt: str = ""
     timeout: float | None = None
     trace: TraceContext | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     async def begin(self, service: Service) -> Conversation:
         """The conversation, written as a prompt. Raises `ValueError` or `ApiError` for what can't be."""
@@ -42,7 +46,10 @@ class Turn:
         text, params, written = prompt.text or "", self.params, service.answer_format
         if written.reads_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
-        written.parser(text, self.tools)  # raises where tools can't be called
+        calls = written.grammar(text, self.tools)  # raises where tools can't be called
+        constraint = self.structured_outputs if calls is None else StructuredOutputs(grammar=calls)
+        if constraint is not None:
+            params = msgspec.structs.replace(params, structured_outputs=constraint)
         return Conversation(
             token_ids=service.truncated(prompt.token_ids, self.truncate),
             params=params,
