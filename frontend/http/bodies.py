@@ -28,6 +28,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 T = TypeVar("T", bound=Body)
+S = TypeVar("S", bound=msgspec.Struct)
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -116,10 +117,18 @@ def _same(given: object, known: object) -> bool:
     return type(given) is type(known) and given == known
 
 
-def explain(error: msgspec.ValidationError) -> ApiError:
-    """Status 400 in words that name the field as its sender wrote it."""
+def convert(value: Any, kind: type[S], where: str) -> S:
+    """A part of a body, which stands at `where` in it, as a struct. Raises `ApiError` 400 that names the field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise explain(error, where) from None
+
+
+def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:
+    """Status 400 in words that name the field as its sender wrote it; `where` is the part of the body it is in."""
     match = _AT.fullmatch(str(error))
-    path = (match["path"] or "").removeprefix(".") if match else ""
+    path = (where + ((match["path"] or "") if match else "")).removeprefix(".")
     what = match["what"] if match else str(error)
     if (unknown := _UNKNOWN.fullmatch(what)) is not None:
         name = f"{path}.{unknown['name']}".removeprefix(".")

@@ -16,11 +16,15 @@ DESCRIPTIONS: Mapping[str, str] = {
     "parallel_tool_calls": "Whether an answer may have more than one call.",
     "stream": "Send the answer as server-sent events while it is made.",
     "stream_options": "What a stream tells besides; only with stream=true.",
+    "system": "What the model is told before the conversation: a text, or blocks of text.",
+    "instructions": "What the model is told before the conversation.",
     # How long
     "max_tokens": "Most tokens of an answer. Left out: 16 for a completion, what the context can hold for a chat.",
     "max_completion_tokens": "The same as max_tokens.",
+    "max_output_tokens": "Most tokens of the answer. Left out: what the context can hold.",
     "min_tokens": "The answer does not end before so many tokens.",
     "stop": "Texts before which the answer ends.",
+    "stop_sequences": "Texts before which the answer ends.",
     "stop_token_ids": "Tokens with which the answer ends.",
     "ignore_eos": "Go on after the model's end token.",
     "include_stop_str_in_output": "Keep the text of stop in the answer.",
@@ -44,6 +48,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "early_stopping": "Of a beam search: end when n answers have ended.",
     # Their form
     "response_format": "The form of the answer: text, json_object, or json_schema with a schema.",
+    "text": "The form of the answer: text, json_object, or json_schema with a schema.",
+    "output_config": "The form of the answer, by a JSON schema; effort is handed to the chat template.",
     "structured_outputs": "The form of the answer, by one of json, regex, choice and grammar.",
     "echo": "Begin the answer with the prompt.",
     "logprobs": "Tell the log probabilities: of a chat whether, of a completion with how many of the likeliest tokens.",
@@ -59,6 +65,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "normalize": "Scale vectors to length 1, which is the default.",
     "pooling_type": "A text's vector is its last token's hidden state, or the mean of all tokens' states.",
     "include_reasoning": "Whether the answer shows the model's thoughts, as reasoning_content.",
+    "include": "What an answer tells besides: the log probabilities of its text.",
+    "reasoning": "How hard to think, which is handed to the chat template. Thoughts are told whole.",
+    "thinking": "Whether to think first, where the model has a choice. Left out: as the model does by itself.",
     "reasoning_effort": "Handed to the chat template.",
     # How the prompt is made
     "chat_template": "A Jinja template to use instead of the model's.",
@@ -71,10 +80,11 @@ DESCRIPTIONS: Mapping[str, str] = {
     # How the request is served
     "priority": "Lower comes first where the engine's policy looks at it.",
     "cache_salt": "Cached prefixes are shared only among requests of the same salt.",
-    # What shows in no answer
+    # What changes no answer
     "user": "Taken, and used for nothing.",
     "metadata": "Taken, and used for nothing.",
     "safety_identifier": "Taken, and used for nothing.",
+    "cache_control": "Taken, and used for nothing; prefixes are found by themselves.",
     "prompt_cache_key": "Taken, and used for nothing; prefixes are found by themselves.",
     "request_id": "Taken, and used for nothing; the header X-Request-Id names a request.",
 }

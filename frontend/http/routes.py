@@ -21,6 +21,10 @@ from quire.frontend.http.endpoints import (
 )
 from quire.frontend.http.operations import Operation
 from quire.frontend.http.page import page_routes
+from quire.frontend.http.responses.body import ResponsesBody
+from quire.frontend.http.responses.endpoint import Responses
+from quire.frontend.http.responses.events import EVENTS as RESPONSE_EVENTS
+from quire.frontend.http.responses.response import Response
 from quire.frontend.http.service import Service
 from quire.frontend.http.view import EngineView, view_routes
 from quire.frontend.metrics.recent import RecentRates
@@ -28,7 +32,7 @@ from quire.frontend.metrics.recent import RecentRates
 
 def routes(service: Service) -> list[Route]:
     """All that can be asked for, in the order of `/openapi.json`, which tells of every `Operation`."""
-    small = Endpoints(service)
+    small, responses = Endpoints(service), Responses(service)
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining)
@@ -61,6 +65,16 @@ def routes(service: Service) -> list[Route]:
             generates=True,
             example={"input": ["Once upon a time", "There was once a fox"]},
         ),
+        Operation(
+            "/v1/responses",
+            responses.create,
+            body=ResponsesBody,
+            answer=Response,
+            events=RESPONSE_EVENTS,
+            generates=True,
+            example={"input": "Tell me a tale.", "max_output_tokens": 60},
+        ),
+        Route("/v1/responses/{id:path}", responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False),
         Operation("/v1/models", small.models, answer=ModelList),
         Operation("/v1/models/{name:path}", small.model, answer=ModelCard, errors=[404]),
         Operation(

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,9 +136,11 @@ class Service:
             refusal = ApiError(500, f"the server failed ({type(error).__name__}); its log tells more", code="internal")
         return refusal
 
-    def stream(self, events: AsyncGenerator[bytes, None]) -> EventStream:
-        """The answer that is made of `events`; an error ends it as an event."""
-        return EventStream(events, self._last_events, self.metrics.http.stream)
+    def stream(
+        self, events: AsyncGenerator[bytes, None], explain: Callable[[Exception], bytes] | None = None
+    ) -> EventStream:
+        """The answer that is made of `events`; an error ends it as an event, OpenAI's unless `explain` makes it."""
+        return EventStream(events, explain or self._last_events, self.metrics.http.stream)
 
     def _last_events(self, error: Exception) -> bytes:
         return event(msgspec.json.encode(self.refusal(error).body)) + DONE
