@@ -11,16 +11,19 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.http.auth import ApiKeys
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
 from quire.frontend.http.logs import access_log
+from quire.frontend.http.messages.errors import error_body, is_anthropic
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import Service
 
 REQUEST_ID = "X-Request-Id"
+ANTHROPIC_REQUEST_ID = "request-id"
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
 _WORKING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -40,7 +43,7 @@ def make_app(service: Service) -> ASGIApp:
 
 
 class Gateway:
-    """Around every request: its id, the API key, errors as OpenAI has them, and a line in the access log."""
+    """Around every request: its id, the API key, errors as the API has them, and a line in the access log."""
 
     def __init__(self, service: Service, known: Sequence[Route]) -> None:
         self._service = service
@@ -53,15 +56,16 @@ class Gateway:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        exchange = Exchange(send, _request_id(headers))
+        exchange = Exchange(scope, send, _request_id(headers))
         scope["app"] = self  # so that the router raises for a wrong method
+        scope["request_id"] = exchange.request_id
         try:
             self._admit(scope, headers)
             await self._app(scope, receive, exchange.send)
         except Exception as error:  # noqa: BLE001 - whatever it is, it gets an answer
             refusal = _http_error(error) or self._service.refusal(error)
             if exchange.status == 0 and refusal.status != CLIENT_CLOSED_REQUEST:
-                await refusal.response()(scope, receive, exchange.send)
+                await exchange.answer(refusal)(scope, receive, exchange.send)
             exchange.outcome = refusal.status
         finally:
             self._tell(scope, exchange)
@@ -87,11 +91,12 @@ class Gateway:
 class Exchange:
     """One request and its answer. `outcome` is the status that it came to if another one had been sent already."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self.request_id = request_id
         self.status = 0
         self.outcome = 0
         self.num_bytes = 0
+        self._is_anthropic = is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
         self._send = send
         self._began = time.perf_counter()
 
@@ -99,10 +104,17 @@ class Exchange:
         """What the application sends, with the request's id among the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message).append(REQUEST_ID, self.request_id)
+            headers = MutableHeaders(scope=message)
+            headers.append(REQUEST_ID, self.request_id)
+            if self._is_anthropic:
+                headers.append(ANTHROPIC_REQUEST_ID, self.request_id)
         else:
             self.num_bytes += len(message.get("body", b""))
         await self._send(message)
+
+    def answer(self, refusal: ApiError) -> Response:
+        """A refusal in the shape of the API that was asked."""
+        return refusal.response(error_body(refusal, self.request_id) if self._is_anthropic else None)
 
     @property
     def seconds(self) -> float:

@@ -66,11 +66,10 @@ class ApiError(Exception):
         """What is sent, as JSON or as an event of a stream that has begun."""
         return ErrorAnswer(ErrorDetails(self.message, self.type, self.param, self.code))
 
-    def response(self) -> Response:
-        """The whole answer."""
-        return Response(
-            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
-        )
+    def response(self, body: msgspec.Struct | None = None) -> Response:
+        """The whole answer; `body` is that of an API with a shape of its own."""
+        data = msgspec.json.encode(self.body if body is None else body)
+        return Response(data, self.status, headers=self.headers, media_type="application/json")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

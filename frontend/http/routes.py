@@ -19,6 +19,11 @@ from quire.frontend.http.endpoints import (
     Tokens,
     Version,
 )
+from quire.frontend.http.messages.body import CountBody, MessagesBody
+from quire.frontend.http.messages.endpoint import Messages
+from quire.frontend.http.messages.errors import AnthropicErrorAnswer
+from quire.frontend.http.messages.message import EVENTS as MESSAGE_EVENTS
+from quire.frontend.http.messages.message import Message, TokenCount
 from quire.frontend.http.operations import Operation
 from quire.frontend.http.page import page_routes
 from quire.frontend.http.responses.body import ResponsesBody
@@ -32,7 +37,7 @@ from quire.frontend.metrics.recent import RecentRates
 
 def routes(service: Service) -> list[Route]:
     """All that can be asked for, in the order of `/openapi.json`, which tells of every `Operation`."""
-    small, responses = Endpoints(service), Responses(service)
+    small, responses, messages = Endpoints(service), Responses(service), Messages(service)
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining)
@@ -75,6 +80,24 @@ def routes(service: Service) -> list[Route]:
             example={"input": "Tell me a tale.", "max_output_tokens": 60},
         ),
         Route("/v1/responses/{id:path}", responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False),
+        Operation(
+            "/v1/messages",
+            messages.create,
+            body=MessagesBody,
+            answer=Message,
+            events=MESSAGE_EVENTS,
+            generates=True,
+            error=AnthropicErrorAnswer,
+            example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
+        ),
+        Operation(
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            body=CountBody,
+            answer=TokenCount,
+            error=AnthropicErrorAnswer,
+            example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
+        ),
         Operation("/v1/models", small.models, answer=ModelList),
         Operation("/v1/models/{name:path}", small.model, answer=ModelCard, errors=[404]),
         Operation(
