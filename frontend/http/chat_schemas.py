@@ -44,6 +44,7 @@ _TOOL_CALL = {
 _MESSAGE: dict[str, Any] = {
     "title": "Message",
     "required": ["role"],
+    "anyOf": [{"required": ["content"]}, {"required": ["tool_calls"]}, {"required": ["refusal"]}],
     "properties": {
         "role": {
             "type": "string",

@@ -189,6 +189,12 @@ def test_refusals_are_the_clients_own_exceptions(openai: OpenAI) -> None:
         openai.chat.completions.create(messages=TALE, stream=True, **{**GREEDY, "temperature": -1})
 
 
+def test_a_field_that_is_not_supported_may_say_that_it_is_not_wanted(server: Server) -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    for value, status in ((None, 200), (False, 200), (0, 400), (True, 400)):
+        assert server.request("/v1/completions", {**body, "store": value}).status == status
+
+
 def test_models_are_listed_and_found(openai: OpenAI) -> None:
     [model] = openai.models.list().data
     assert model.id == "quire-demo"
