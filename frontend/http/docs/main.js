@@ -65,8 +65,10 @@ function answerFields(operation, schemas) {
   const made = Object.entries(operation.told.responses["200"].content).flatMap(([kind, content]) => {
     const data = content.schema.properties?.data;
     const told = data ? (data.anyOf?.find((each) => each.contentSchema) ?? data).contentSchema : content.schema;
-    const title = element("span", { className: "muted" }, kind);
-    return schemas.objects(told).map((each) => details("", [each.title ?? "object", " ", title], ...words(each.description), schemas.fields(each)));
+    return schemas.objects(told).map((each) => {
+      const title = [each.title ?? "object", " ", element("span", { className: "muted" }, kind)];
+      return details("", title, ...words(each.description), schemas.fields(each));
+    });
   });
   return made.length ? [details("fields", ["Answer"], ...made)] : [];
 }

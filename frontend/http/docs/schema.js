@@ -51,6 +51,7 @@ export class Schemas {
   fields(schema) {
     const required = new Set(schema.required ?? []);
     const known = Object.entries(schema.properties).filter(([, field]) => !field["x-refused"]);
+    known.sort(([one], [other]) => required.has(other) - required.has(one)); // and otherwise as they come
     const refused = Object.entries(schema.properties).filter(([, field]) => field["x-refused"]);
     const list = element("dl", {}, ...known.map(([name, field]) => this.field(name, field, required.has(name))));
     if (!refused.length) return list;
