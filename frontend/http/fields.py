@@ -48,6 +48,7 @@ RANGES = {
     **sampling.RANGES,
     "seed": (-math.inf, *sampling.RANGES["seed"][1:]),
     "max_completion_tokens": sampling.RANGES["max_tokens"],
+    "max_output_tokens": sampling.RANGES["max_tokens"],
     "top_logprobs": sampling.RANGES["logprobs"],
 }
 
