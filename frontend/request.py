@@ -39,6 +39,10 @@ class Service:
     timeout: float | None = None
     trace: TraceContext = field(default_factory=TraceContext)
 
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.priority < 2**63:
+            raise RequestError(f"priority={self.priority} is out of range; it must be from -2**63 to 2**63 - 1")
+
 
 DEFAULT_SERVICE = Service()
 

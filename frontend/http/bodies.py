@@ -30,7 +30,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 T = TypeVar("T", bound=Body)
 S = TypeVar("S", bound=msgspec.Struct)
 
-_AT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+_AT = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 
@@ -52,7 +52,6 @@ async def read_body(request: Request, args: ServerArgs) -> bytes:
             408,
             f"the body did not arrive within {args.body_timeout:g} s ({size} bytes did); send it faster",
             code="request_timeout",
-            headers={"Connection": "close"},
         ) from None
     except ClientDisconnect:
         raise ApiError(CLIENT_CLOSED_REQUEST, "the client left before it had sent its request") from None
@@ -79,7 +78,6 @@ def _too_large(size: int, most: int) -> ApiError:
         413,
         f"the body has {size} bytes or more, and {most} are allowed; send less, or raise --max-body-bytes",
         code="request_too_large",
-        headers={"Connection": "close"},
     )
 
 
@@ -88,28 +86,32 @@ def decode(body: bytes, kind: type[T]) -> T:
     if not body:
         raise bad_request("the body is empty; send a JSON object")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return _decoded(body, kind)
     except msgspec.ValidationError as error:
-        if _unknown_field(error) not in kind.refused:
-            raise explain(error) from None
+        raise explain(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise bad_request("the body is nested too deeply; nest it less", code="invalid_json") from None
-    return _without_refused(msgspec.json.decode(body), kind)
 
 
-def _without_refused(fields: dict[str, Any], kind: type[T]) -> T:
-    """Once more, without the fields that ask for nothing."""
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if _unknown_field(error) not in kind.refused:
+            raise
+    return msgspec.convert(_without_refused(msgspec.json.decode(body), kind), kind)
+
+
+def _without_refused(fields: dict[str, Any], kind: type[Body]) -> dict[str, Any]:
+    """Without the fields that ask for nothing."""
     for name in kind.refused.keys() & fields.keys():
         harmless, why = kind.refused[name]
         value = fields.pop(name)
         if value is not None and not any(_same(value, each) for each in harmless):
             raise bad_request(f"{name} is not supported: {why}", name, "unsupported_parameter")
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise explain(error) from None
+    return fields
 
 
 def _same(given: object, known: object) -> bool:

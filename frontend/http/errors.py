@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -13,6 +14,8 @@ from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import ErrorKind
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's: nobody reads the answer, but the access log tells
+
+_FIELD = re.compile(r"(?P<field>[a-z_]+(?:\[\w+\]|\.[a-z_]+)*)(?:=| (?:is|has|holds|names) )")
 
 _TYPES = {
     401: "authentication_error",
@@ -96,7 +99,7 @@ def api_error(error: Exception, retry_after: int) -> ApiError | None:
         case ToolError():
             refusal = bad_request(str(error), error.param)
         case ValueError():
-            refusal = bad_request(str(error))
+            refusal = bad_request(str(error), _field_of(str(error)))
         case _:
             refusal = None
     return refusal
@@ -109,4 +112,10 @@ def _of_kind(error: RequestError, retry_after: int) -> ApiError:
         return ApiError(503, str(error), code="shutting_down", headers={"Retry-After": str(retry_after)})
     if error.kind is ErrorKind.FAILED:
         return ApiError(500, str(error), code="engine_error")
-    return bad_request(str(error))
+    return bad_request(str(error), _field_of(str(error)))
+
+
+def _field_of(message: str) -> str | None:
+    """The field that a message begins with, as those of values that are refused do: `temperature=-1 is ...`."""
+    match = _FIELD.match(message)
+    return None if match is None else match["field"]

@@ -93,7 +93,8 @@ class Service:
         if count > self.args.max_prompts:
             raise bad_request(
                 f"{num_prompts} prompts with n={params.best_of or params.n} are {count} completions, and one request "
-                f"may have {self.args.max_prompts}; send several requests, or raise --max-prompts"
+                f"may have {self.args.max_prompts}; send several requests, or raise --max-prompts",
+                "prompt" if num_prompts > 1 else "n",
             )
 
     async def prepared(self, prompt: str | list[int], last: int | None, add_special_tokens: bool | None) -> PromptType:

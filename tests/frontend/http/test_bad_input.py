@@ -1,0 +1,283 @@
+"""Bad requests: each gets the right refusal in OpenAI's shape, and the server serves on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from http_server import Reply, Server
+from raw_http import RawConnection, post
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GOOD = {"prompt": "Once upon", "max_tokens": 1}
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+# What the body is, the status, the field that is named (None: the body as a whole), and a part of the message.
+BODIES: dict[str, tuple[bytes, int, str | None, str]] = {
+    "nothing": (b"", 400, None, "empty"),
+    "null": (b"null", 400, None, "object"),
+    "a list": (b"[]", 400, None, "object"),
+    "a string": (b'"x"', 400, None, "object"),
+    "no JSON": (b"prompt=x", 400, None, "JSON"),
+    "truncated": (b'{"prompt":"x"', 400, None, "JSON"),
+    "two objects": (b'{"prompt":"x"}{}', 400, None, "JSON"),
+    "single quotes": (b"{'prompt':'x'}", 400, None, "JSON"),
+    "a byte order mark": (b'\xef\xbb\xbf{"prompt":"x"}', 400, None, "JSON"),
+    "UTF-16": ('{"prompt":"x"}'.encode("utf-16"), 400, None, "JSON"),
+    "bad UTF-8": (b'{"prompt":"\xff"}', 400, None, "utf-8"),
+    "bad UTF-8 after a refused field": (b'{"store":false,"prompt":"\xff"}', 400, None, "utf-8"),
+    "a lone surrogate": (b'{"prompt":"\\ud800"}', 400, None, "JSON"),
+    "a bare NUL": (b'{"prompt":"\x00"}', 400, None, "JSON"),
+    "NaN": (b'{"prompt":"x","temperature":NaN}', 400, None, "byte"),
+    "Infinity": (b'{"prompt":"x","temperature":Infinity}', 400, None, "byte"),
+    "1e999": (b'{"prompt":"x","temperature":1e999}', 400, "temperature", "out of range"),
+    "a number of 5,000 digits": (b'{"prompt":"x","max_tokens":' + b"9" * 5000 + b"}", 400, "max_tokens", "range"),
+    "a deep prompt": (b'{"prompt":' + DEEP + b"}", 400, "prompt[0][0]", "int"),
+    "deep metadata": (b'{"prompt":"x","metadata":{"a":' + DEEP + b"}}", 400, None, "nested too deeply"),
+    "deep and refused": (b'{"store":false,"prompt":"x","metadata":{"a":' + DEEP + b"}}", 400, None, "nested"),
+    "broken and refused": (b'{"store":false,"prompt":"x", bad}', 400, None, "JSON"),
+}
+
+# Fields besides a good prompt, and the field that is named.
+COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": {}}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", [1]]}, "prompt"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": [1.5]}, "prompt[0]"),
+    ({"prompt": [[1, None]]}, "prompt[0][1]"),
+    ({"prompt": ["x"] * 5000}, "prompt"),
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"n": 10**30}, "n"),
+    ({"n": 5, "best_of": 2}, "best_of"),
+    ({"best_of": 3, "stream": True}, "best_of"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 10**12}, "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9}, "min_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 2}, "top_p"),
+    ({"top_k": -5}, "top_k"),
+    ({"min_p": 5}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 99}, "presence_penalty"),
+    ({"frequency_penalty": [1]}, "frequency_penalty"),
+    ({"seed": 10**30}, "seed"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [5]}, "stop[0]"),
+    ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 1e5}}, "logit_bias[1]"),
+    ({"logprobs": 100}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"priority": 10**30}, "priority"),
+    ({"cache_salt": "x" * 10**6}, "cache_salt"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {}}, "stream_options"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    ({"echo": "loud"}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"user": 5}, "user"),
+    ({"use_beam_search": True, "n": 100_000}, "n"),
+    ({"model": 5}, "model"),
+    ({"Prompt": "x"}, "Prompt"),
+    ({"a\u0000b": 1}, "a\u0000b"),
+]
+
+CHAT_FIELDS: list[tuple[dict[str, Any], str | None]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": [5]}, "messages[0]"),
+    ({"messages": [{}]}, "messages[0]"),
+    ({"messages": [{**USER, "role": 5}]}, "messages[0]"),
+    ({"messages": [{**USER, "role": "alien"}]}, None),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [USER, {"role": "user", "content": [5]}]}, "messages[1].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{**USER, "name": 5}]}, "messages[0].name"),
+    ({"messages": [USER] * 5000}, None),
+    ({"tools": 5}, "tools"),
+    ({"tools": [5]}, "tools[0]"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    ({"chat_template": "{% for %}"}, None),
+    ({"chat_template": "{{ 1 // 0 }}"}, None),
+    ({"chat_template": "{{ ''.__class__ }}"}, None),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ({"functions": []}, "functions"),
+    ({"prompt": "x"}, "prompt"),
+]
+
+OTHERS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("/tokenize", {}, None),
+    ("/tokenize", {"prompt": 5}, "prompt"),
+    ("/tokenize", {"prompt": "x", "messages": [USER]}, None),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": "x"}, "tokens"),
+    ("/detokenize", {"tokens": [True]}, "tokens[0]"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {"tokens": [10**40]}, "tokens"),
+    ("/v1/embeddings", {}, "input"),
+    ("/v1/embeddings", {"input": []}, "input"),
+    ("/v1/embeddings", {"input": 5}, "input"),
+    ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
+    ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
+]
+
+HEADERS: list[tuple[dict[str, str], int, str | None]] = [
+    ({"X-Request-Timeout": "soon"}, 400, "X-Request-Timeout"),
+    ({"X-Request-Timeout": "-1"}, 400, "X-Request-Timeout"),
+    ({"X-Request-Timeout": "nan"}, 400, "X-Request-Timeout"),
+    ({"X-Request-Timeout": "inf"}, 400, "X-Request-Timeout"),
+    ({"Content-Type": "text/plain"}, 415, None),
+    ({"Content-Type": "application/x-www-form-urlencoded"}, 415, None),
+    ({"Content-Type": ""}, 415, None),
+    ({"Content-Encoding": "gzip"}, 415, None),
+]
+
+
+def short(value: Any) -> str:
+    """The name of a case."""
+    return str(value)[:40]
+
+
+@pytest.fixture(autouse=True)
+def serves_on(server: Server) -> Any:
+    """A good request right after each bad one."""
+    yield
+    assert server.request(COMPLETIONS, GOOD).status == 200
+
+
+def check(reply: Reply, status: int, param: str | None, part: str = "") -> None:
+    assert reply.status == status, reply.body
+    error = reply.error
+    assert error["param"] == param, error
+    assert part in error["message"], error
+    assert error["type"] == {404: "not_found_error"}.get(status, "invalid_request_error")
+    if param is not None:
+        assert param in error["message"], error
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_is_no_object_in_json_is_refused(server: Server, name: str) -> None:
+    body, *expected = BODIES[name]
+    check(server.request(COMPLETIONS, body), *expected)
+
+
+@pytest.mark.parametrize(("fields", "param"), COMPLETION_FIELDS, ids=short)
+def test_a_completion_with_a_bad_field_is_refused(server: Server, fields: dict[str, Any], param: str) -> None:
+    check(server.request(COMPLETIONS, {**GOOD, **fields}), 400, param)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "part"),
+    [
+        ("", "the prompt is empty"),
+        ([[]], "the prompt is empty"),
+        ([-1], "token id -1"),
+        ([10**6], "token id 1000000"),
+        ([10**22], "token id 1"),
+        ("x" * 10**6, "tokens"),
+    ],
+    ids=short,
+)
+def test_a_prompt_that_cant_be_served_is_refused(server: Server, prompt: Any, part: str) -> None:
+    check(server.request(COMPLETIONS, {**GOOD, "prompt": prompt}), 400, None, part)
+
+
+@pytest.mark.parametrize(("fields", "param"), CHAT_FIELDS, ids=short)
+def test_a_chat_with_a_bad_field_is_refused(server: Server, fields: dict[str, Any], param: str | None) -> None:
+    check(server.request(CHAT, {"messages": [USER], "max_tokens": 1, **fields}), 400, param)
+
+
+@pytest.mark.parametrize(("path", "body", "param"), OTHERS, ids=short)
+def test_the_other_endpoints_refuse_as_well(server: Server, path: str, body: dict[str, Any], param: str | None) -> None:
+    check(server.request(path, body), 400, param)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/v1/embeddings"])
+def test_every_endpoint_refuses_what_it_cant_read(server: Server, path: str) -> None:
+    check(server.request(path, b'{"'), 400, None, "JSON")
+    check(server.request(path, {"mystery": 1}), 400, "mystery", "not a known field")
+    check(server.request(path, b"[" * 100_000), 400, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, GOOD),
+        (CHAT, {"messages": [USER]}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/embeddings", {"input": "x"}),
+    ],
+)
+def test_an_unknown_model_is_not_found(server: Server, path: str, body: dict[str, Any]) -> None:
+    for name in ("gpt-5", "", "\u0000", "../demo", "x" * 100_000):
+        check(server.request(path, {**body, "model": name}), 404, "model")
+
+
+@pytest.mark.parametrize(("headers", "status", "param"), HEADERS, ids=str)
+def test_bad_headers_are_refused(server: Server, headers: dict[str, str], status: int, param: str | None) -> None:
+    check(server.request(COMPLETIONS, GOOD, headers=headers), status, param)
+
+
+def test_unusual_input_is_served(server: Server) -> None:
+    for body in (
+        {**GOOD, "prompt": "a\u0000b"},
+        {**GOOD, "stop": ["x"] * 10_000},
+        {**GOOD, "metadata": {"a": [[[[[]]]]]}},
+        {**GOOD, "logit_bias": {"1": -100}, "user": "\U0001f600"},
+    ):
+        assert server.request(COMPLETIONS, body).status == 200
+    twice = server.request(COMPLETIONS, b'{"prompt":"x","max_tokens":5,"max_tokens":1}')
+    assert twice.json()["usage"]["completion_tokens"] == 1  # the last one counts, as JSON parsers have it
+    assert server.request(COMPLETIONS, GOOD, headers={"traceparent": "00-zz", "tracestate": "=,="}).status == 200
+
+
+def test_a_request_id_that_could_forge_a_log_line_is_replaced(server: Server) -> None:
+    for given in ("a b", "x" * 129, "\xe9", "", "a\tb"):
+        reply = server.request("/version", headers={"X-Request-Id": given})
+        assert reply.headers["x-request-id"] not in ("", given)
+    assert server.request("/version", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    with RawConnection(server.url) as connection:
+        request = post(COMPLETIONS, GOOD, "X-Request-Id: a\r\nX-Other: b")
+        reply = connection.send(request).reply()
+        assert reply.status == 200
+        assert reply.headers["x-request-id"] == "a"
+        assert "x-other" not in reply.headers
+
+
+def test_a_stream_that_cant_begin_is_refused_with_a_status(server: Server) -> None:
+    reply = server.request(COMPLETIONS, {**GOOD, "stream": True, "max_tokens": 99_999})
+    assert reply.headers["content-type"] == "application/json"
+    assert json.loads(reply.body)["error"]["param"] == "max_tokens"

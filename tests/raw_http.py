@@ -1,0 +1,66 @@
+"""HTTP by hand, for tests of what no client would send."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from http_server import PATIENCE, Reply
+
+
+class RawConnection:
+    """One connection: what is sent is sent as it is, and answers are read one after another."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.socket = socket.create_connection((parts.hostname, parts.port or 80), PATIENCE)
+
+    def send(self, data: bytes) -> Self:
+        """Send bytes."""
+        self.socket.sendall(data)
+        return self
+
+    def reply(self) -> Reply:
+        """The next answer, whole."""
+        response = self.begin_reply()
+        return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+    def begin_reply(self) -> http.client.HTTPResponse:
+        """The next answer, of which only the headers are read."""
+        response = http.client.HTTPResponse(self.socket)
+        response.begin()
+        return response
+
+    def is_closed(self) -> bool:
+        """Wait for what comes next; whether that is the end of the connection."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        """Leave."""
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def post(path: str, body: Any, *headers: str, length: int | None = None) -> bytes:
+    """A request as bytes; `body` is JSON of any value, or bytes as they are."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: test",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data) if length is None else length}",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + data
