@@ -205,6 +205,13 @@ class HttpFlags:
     ssl_keyfile_password: Annotated[str | None, _http("Of the private key.", "TEXT")] = None
     max_body_bytes: Annotated[int | None, _http("Largest body of a request. Default: 33554432.", "BYTES", min=1)] = None
     body_timeout: Annotated[float | None, _http("Most seconds for a body to arrive. Default: 30.", "S")] = None
+    header_timeout: Annotated[
+        float | None, _http("Most seconds for the headers of a request to arrive. Default: 30.", "S")
+    ] = None
+    send_timeout: Annotated[
+        float | None, _http("Most seconds that a client may read nothing of its answer. Default: 300.", "S")
+    ] = None
+    max_connections: Annotated[int | None, _http("Most connections at once. Default: 4096.", "N", min=1)] = None
     max_prompts: Annotated[
         int | None, _http("Most completions of a request: its prompts times n. Default: 1024.", "N", min=1)
     ] = None

@@ -80,11 +80,12 @@ def _serve(http: HttpFlags, engine: EngineFlags, attach: AttachFlags, sampling: 
     import signal
 
     from quire.frontend.cli.http import listen, serving_of
+    from quire.frontend.http.listener import removed
 
     if engine.preload_grammars is None and attach.address is None:  # clients come with grammars while others stream
         engine = replace(engine, preload_grammars=True)
     args, listener = listen(http)  # before the model loads: a port that is taken is told at once
-    with listener, open_model(engine, attach) as model:
+    with listener, removed(args.uds), open_model(engine, attach) as model:
         serving = serving_of(model, args, listener, http, sampling)
         received = model.runner.get_loop().run_until_complete(serving.run())
         if received is None:

@@ -20,6 +20,8 @@ class ServerArgs:
     root_path: where a proxy shows the server, if not at /. cors_origins: web pages that may call it; "*" for all.
     ssl_certfile, ssl_keyfile: TLS. ssl_keyfile_password: of the key.
     max_body_bytes, body_timeout (seconds to read it), max_prompts (of one request, times `n`): more is refused.
+    header_timeout: seconds that a connection may take to send the headers of a request; send_timeout: seconds that a
+    client may read nothing of what was sent. max_connections: at once; further ones are told to try again.
     request_timeout: seconds after which any request ends, None for no limit; the header X-Request-Timeout sets less.
     drain_seconds: what open requests get after SIGTERM.
     keep_alive: seconds that an idle connection stays open.
@@ -38,6 +40,9 @@ class ServerArgs:
     ssl_keyfile_password: str | None = None
     max_body_bytes: int = 32 << 20
     body_timeout: float = 30.0
+    header_timeout: float = 30.0
+    send_timeout: float = 300.0
+    max_connections: int = 4096
     max_prompts: int = 1024
     request_timeout: float | None = None
     drain_seconds: float = 30.0
@@ -46,10 +51,10 @@ class ServerArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} is not a port; give 1 to 65535, or 0 for a free one")
-        for name in ("max_body_bytes", "max_prompts"):
+        for name in ("max_body_bytes", "max_connections", "max_prompts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} allows nothing; give 1 or more")
-        for name in ("body_timeout", "request_timeout", "keep_alive"):
+        for name in ("header_timeout", "body_timeout", "send_timeout", "request_timeout", "keep_alive"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e9:
                 raise ValueError(f"{name}={value} is not a time; give seconds above 0")

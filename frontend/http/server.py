@@ -7,14 +7,16 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.listener import allow_connections
+from quire.frontend.http.protocol import protocol_factory
 from quire.frontend.http.service import Service
-
 
 class HttpServer(uvicorn.Server):
     """uvicorn's, whose signals are ours. `on_started` is called once it takes connections."""
@@ -40,7 +42,8 @@ class Serving:
     def __init__(self, service: Service, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
         self._service = service
         self._listener = listener
-        self._server = HttpServer(_config(service.args, make_app(service)), lambda: on_started(self))
+        args = replace(service.args, max_connections=allow_connections(service.args.max_connections))
+        self._server = HttpServer(_config(args, make_app(service)), lambda: on_started(self))
 
     @property
     def engine_address(self) -> str:
@@ -100,40 +103,11 @@ class Serving:
         self._end()
 
 
-def bind(args: ServerArgs, port: int) -> socket.socket:
-    """The socket that `args` asks for, at this port. Raises `OSError` that says what to do."""
-    if args.uds is not None:
-        listener = socket.socket(socket.AF_UNIX)
-        try:
-            listener.bind(args.uds)
-        except OSError as error:
-            raise OSError(
-                f"the UNIX socket {args.uds} can't be had: {error.strerror}; remove it, or name another"
-            ) from None
-        return listener
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            args.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise OSError(f"host {args.host!r} is not an address of this machine: {error.strerror}") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            f"port {port} on {args.host} can't be had: {error.strerror}; choose another with --port, 0 for a free one"
-        ) from None
-    return listener
-
-
 def _config(args: ServerArgs, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",  # it runs on the caller's
-        http="httptools",
+        http=protocol_factory(args),
         ws="none",
         lifespan="off",
         log_config=None,
