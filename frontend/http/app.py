@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -16,7 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.http.auth import ApiKeys
-from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
 from quire.frontend.http.logs import access_log
 from quire.frontend.http.messages.errors import error_body, is_anthropic
 from quire.frontend.http.routes import routes
@@ -62,11 +63,10 @@ class Gateway:
         try:
             self._admit(scope, headers)
             await self._app(scope, receive, exchange.send)
+        except asyncio.CancelledError:  # the server ends
+            await exchange.refuse(cut_off(), scope, receive)
         except Exception as error:  # noqa: BLE001 - whatever it is, it gets an answer
-            refusal = _http_error(error) or self._service.refusal(error)
-            if exchange.status == 0 and refusal.status != CLIENT_CLOSED_REQUEST:
-                await exchange.answer(refusal)(scope, receive, exchange.send)
-            exchange.outcome = refusal.status
+            await exchange.refuse(_http_error(error) or self._service.refusal(error), scope, receive)
         finally:
             self._tell(scope, exchange)
 
@@ -78,7 +78,7 @@ class Gateway:
         self._service.metrics.http.request(route, scope["method"], status, exchange.seconds)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        self._keys.check(scope["path"], headers)
+        self._keys.check(scope["path"].removeprefix(scope.get("root_path", "")), headers)
         if self._service.draining and scope["method"] in _WORKING:
             raise ApiError(
                 503,
@@ -115,6 +115,12 @@ class Exchange:
     def answer(self, refusal: ApiError) -> Response:
         """A refusal in the shape of the API that was asked."""
         return refusal.response(error_body(refusal, self.request_id) if self._is_anthropic else None)
+
+    async def refuse(self, refusal: ApiError, scope: Scope, receive: Receive) -> None:
+        """Answer with an error, if there is no answer yet and somebody to read it."""
+        if self.status == 0 and refusal.status != CLIENT_CLOSED_REQUEST:
+            await self.answer(refusal)(scope, receive, self.send)
+        self.outcome = refusal.status
 
     @property
     def seconds(self) -> float:

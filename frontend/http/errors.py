@@ -80,6 +80,13 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def cut_off() -> ApiError:
+    """Status 503: the server ends, and does not wait for the answer."""
+    return ApiError(
+        503, "the server has shut down before this request came to its end; send it again", code="shutting_down"
+    )
+
+
 def api_error(error: Exception, retry_after: int) -> ApiError | None:
     """The refusal that an exception of the frontend's amounts to, None for a defect.
 

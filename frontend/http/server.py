@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,17 +19,49 @@ from quire.frontend.http.listener import allow_connections
 from quire.frontend.http.protocol import protocol_factory
 from quire.frontend.http.service import Service
 
-class HttpServer(uvicorn.Server):
-    """uvicorn's, whose signals are ours. `on_started` is called once it takes connections."""
+_FAREWELL_SECONDS = 2.0  # for the last words of what the end of the server cuts off
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's, whose signals and whose end are ours. `on_started` is called once it takes connections."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], drain_seconds: float) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._drain_seconds = drain_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Take connections."""
         await super().startup(sockets)
         self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new connections, let answers end for a while, then cut them off; idle connections stay for so long.
+
+        uvicorn's closes idle connections first, so that nobody is told why, and leaves what it cuts off to its fate.
+        """
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        tasks = self.server_state.tasks
+        end = time.monotonic() + self._drain_seconds
+        while tasks and not self.force_exit and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(set(tasks), timeout=min(left, 0.1))
+        for task in set(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(set(tasks), timeout=_FAREWELL_SECONDS)
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        """Close all once what was sent has gone out, or at least after a while."""
+        connections = self.server_state.connections
+        for connection in set(connections):
+            connection.transport.close()
+        end = time.monotonic() + _FAREWELL_SECONDS
+        while connections and time.monotonic() < end:  # noqa: ASYNC110 - they leave the set without an event
+            await asyncio.sleep(0.01)
+        for connection in set(connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -43,7 +76,7 @@ class Serving:
         self._service = service
         self._listener = listener
         args = replace(service.args, max_connections=allow_connections(service.args.max_connections))
-        self._server = HttpServer(_config(args, make_app(service)), lambda: on_started(self))
+        self._server = HttpServer(_config(args, make_app(service)), lambda: on_started(self), args.drain_seconds)
 
     @property
     def engine_address(self) -> str:
@@ -117,7 +150,6 @@ def _config(args: ServerArgs, app: ASGIApp) -> uvicorn.Config:
         root_path=args.root_path,
         backlog=4096,
         timeout_keep_alive=max(1, round(args.keep_alive)),
-        timeout_graceful_shutdown=max(1, round(args.drain_seconds)),
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
         ssl_keyfile_password=args.ssl_keyfile_password,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+FAREWELL_SECONDS = 1.0  # for the client to take what it is told when the server ends
 KEEP_ALIVE_SECONDS = 15.0  # between comments while there is nothing to say, so that no proxy gives up
 
 DONE = b"data: [DONE]\n\n"
@@ -67,6 +68,7 @@ class EventStream(Response):
         self._events = events
         self._explain = explain
         self._counted = counted
+        self._has_begun = False
         self.status_code = 200
         self.background = None
         self.init_headers(HEADERS)
@@ -74,9 +76,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         del scope
-        async with cancelled_on_disconnect(receive), aclosing(self._events):
-            with self._counted():
-                await self._stream(send)
+        try:
+            async with cancelled_on_disconnect(receive), aclosing(self._events):
+                with self._counted():
+                    await self._stream(send)
+        except asyncio.CancelledError:
+            await self._say_farewell(send)
+            raise
 
     async def _stream(self, send: Send) -> None:
         await self._send_first(send)
@@ -87,24 +93,37 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": self._explain(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _say_farewell(self, send: Send) -> None:
+        """The server ends, and a stream that has begun must not look as if it were whole."""
+        if not self._has_begun:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                error = self._explain(cut_off())
+                await send({"type": "http.response.body", "body": error, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def _send_first(self, send: Send) -> None:
         """The headers with the first event; or before it, when that takes long, and comments meanwhile."""
         first = asyncio.ensure_future(anext(self._events, b""))
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         try:
             if not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
-                await send(start)
+                await self._begin(send)
                 while not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
                     await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
                 data = self._explained(first)
             else:
                 data = first.result()
-                await send(start)
+                await self._begin(send)
         finally:
             if not first.done():
                 first.cancel()
                 await asyncio.wait({first})
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _begin(self, send: Send) -> None:
+        self._has_begun = True
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
     def _explained(self, first: asyncio.Future[bytes]) -> bytes:
         error = first.exception()
