@@ -82,6 +82,7 @@ def serving_of(
         answer_format=_answer_format(model, flags),
         has_chat_template=model.has_chat_template,
     )
+    llm.add_observer(service.pace)
     return Serving(service, listener, _tell)
 
 

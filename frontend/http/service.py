@@ -19,6 +19,7 @@ from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.chat.answer_format import AnswerFormat
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
+from quire.frontend.http.pace import Pace
 from quire.frontend.http.sse import DONE, EventStream, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
@@ -48,6 +49,7 @@ class Service:
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     has_chat_template: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
+    pace: Pace = field(default_factory=Pace)
     draining: bool = False
 
     @property
@@ -73,7 +75,7 @@ class Service:
     @property
     def retry_after(self) -> int:
         """Seconds after which a request that was refused is worth another try."""
-        return 1
+        return self.pace.retry_after
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 unless `name` is the model's; a request that names none means this one."""
