@@ -19,6 +19,11 @@ class RawConnection:
         assert parts.hostname is not None
         self.socket = socket.create_connection((parts.hostname, parts.port or 80), PATIENCE)
 
+    @property
+    def address(self) -> str:
+        """Our end of it, as the server's access log writes it."""
+        return "{}:{}".format(*self.socket.getsockname())
+
     def send(self, data: bytes) -> Self:
         """Send bytes."""
         self.socket.sendall(data)

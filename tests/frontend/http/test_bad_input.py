@@ -189,8 +189,8 @@ def check(reply: Reply, status: int, param: str | None, part: str = "") -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_what_is_no_object_in_json_is_refused(server: Server, name: str) -> None:
-    body, *expected = BODIES[name]
-    check(server.request(COMPLETIONS, body), *expected)
+    body, status, param, part = BODIES[name]
+    check(server.request(COMPLETIONS, body), status, param, part)
 
 
 @pytest.mark.parametrize(("fields", "param"), COMPLETION_FIELDS, ids=short)

@@ -1,0 +1,148 @@
+"""Clients that go away, or stay and do not read: their requests end, and nobody else notices."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_watch import EngineWatch, halted, wait_until
+from http_server import Server
+from raw_http import RawConnection, post
+
+from quire.protocol.messages import EventType, FinishReason, RequestEvent, StepTrace
+
+COMPLETIONS = "/v1/completions"
+LONG: Any = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True}
+STREAM: Any = {**LONG, "stream": True}
+PROMPTS: Any = {"prompt": [[first, *range(1900)] for first in range(1, 9)], "max_tokens": 50}
+NUM_CONNECTIONS, AT_ONCE = 1000, 200
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The demo model, a few requests at once, whose prompts fill a step; events are made large by its name."""
+    limits = ["--max-num-seqs", "8", "--long-prefill-threshold", "2048", "--send-timeout", "1"]
+    with Server.start(*limits, "--served-model-name", "m" * 4000) as server:
+        yield server
+
+
+@pytest.fixture
+def watch(server: Server) -> Iterator[EngineWatch]:
+    with EngineWatch(server) as watch:
+        yield watch
+
+
+def leave(server: Server, connection: RawConnection) -> float:
+    """Close a connection while the engine is held still, until the server has noticed; returns when it went on."""
+    address = connection.address
+    with halted(server):
+        connection.close()
+        wait_given_up(server, address)
+        return time.monotonic()
+
+
+def wait_given_up(server: Server, address: str) -> None:
+    """Wait until the access log says that a request could not be answered to its end."""
+    wait_until(
+        lambda: any(f"{address} " in line and " 499 in " in line for line in server.log),
+        f"the server did not give up the request of {address}",
+    )
+
+
+def check_aborted(watch: EngineWatch, number: int, since: float) -> int:
+    """The engine has ended a request before its second step from then on; returns in how many steps it had been."""
+
+    def ends(step: StepTrace) -> list[RequestEvent]:
+        return [event for event in step.events if event.number == number and event.type is EventType.FINISHED]
+
+    steps = watch.until(lambda step: bool(ends(step)))
+    assert ends(steps[-1])[0].finish_reason is FinishReason.ABORT
+    its_steps = [step for step in steps if number in [each.number for each in step.sequences]]
+    assert sum(step.begin > since for step in its_steps) <= 1, [step.begin - since for step in its_steps]
+    return len(its_steps)
+
+
+def prefills(step: StepTrace) -> bool:
+    """Whether a step takes long: a decode of the demo model does not take as long as a message to the engine."""
+    return step.stats is not None and step.stats.prefill_tokens > 1000
+
+
+@pytest.mark.parametrize("body", [STREAM, LONG], ids=["streamed", "whole"])
+def test_a_client_that_leaves_while_tokens_come_ends_its_request_within_a_step(
+    server: Server, watch: EngineWatch, body: dict[str, Any]
+) -> None:
+    connection = RawConnection(server.url).send(post(COMPLETIONS, body))
+    number = watch.decode()
+    with RawConnection(server.url).send(post(COMPLETIONS, {**PROMPTS, "cache_salt": f"others {body}"})):
+        watch.until(prefills)
+        check_aborted(watch, number, leave(server, connection))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_client_that_leaves_during_prefill_ends_its_request_within_a_step(
+    server: Server, watch: EngineWatch, stream: bool
+) -> None:
+    body = {**PROMPTS, "stream": stream, "cache_salt": f"prefill {stream}"}
+    connection = RawConnection(server.url).send(post(COMPLETIONS, body))
+    number = watch.until(prefills)[-1].sequences[-1].number
+    check_aborted(watch, number, leave(server, connection))
+
+
+@pytest.mark.parametrize("body", [STREAM, LONG], ids=["streamed", "whole"])
+def test_a_client_that_leaves_the_queue_is_never_served(
+    server: Server, watch: EngineWatch, body: dict[str, Any]
+) -> None:
+    with RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, "n": 8})) as busy:
+        watch.until(lambda step: step.stats is not None and step.stats.running == 8)
+        connection = RawConnection(server.url).send(post(COMPLETIONS, body))
+        number = watch.event(EventType.QUEUED).number
+        assert check_aborted(watch, number, leave(server, connection)) == 0
+        assert busy.begin_reply().status == 200
+
+
+def test_a_client_that_sent_another_request_ahead_is_seen_to_leave(server: Server, watch: EngineWatch) -> None:
+    connection = RawConnection(server.url).send(post(COMPLETIONS, STREAM) + post(COMPLETIONS, STREAM))
+    number = watch.decode()
+    leave(server, connection)
+    check_aborted(watch, number, math.inf)
+
+
+def test_a_client_that_reads_nothing_costs_no_memory_and_is_left_in_the_end(server: Server, watch: EngineWatch) -> None:
+    connection = RawConnection(server.url)
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    before = resident_bytes(server)
+    connection.send(post(COMPLETIONS, {**STREAM, "n": 7}))  # some 40 MB, the system takes 5
+    watch.decode()
+    assert server.request(COMPLETIONS, {**LONG, "max_tokens": 1}).status == 200  # others go on
+    wait_given_up(server, connection.address)
+    assert resident_bytes(server) - before < 8 << 20
+    connection.close()
+
+
+def test_a_thousand_streams_dropped_leave_nothing(server: Server) -> None:
+    server.request(COMPLETIONS, {**LONG, "max_tokens": 1})
+    most_files, most_threads = count(server, "fd"), count(server, "task")
+    for _ in range(NUM_CONNECTIONS // AT_ONCE):
+        connections = [RawConnection(server.url).send(post(COMPLETIONS, STREAM)) for _ in range(AT_ONCE)]
+        for connection in connections:
+            assert connection.socket.recv(12) == b"HTTP/1.1 200"
+            connection.close()
+    wait_until(lambda: count(server, "fd") <= most_files, "file descriptors are left")
+    assert count(server, "task") <= most_threads
+    server.check_pages()
+
+
+def count(server: Server, what: str) -> int:
+    """File descriptors ("fd") or threads ("task") of the server."""
+    return len(os.listdir(f"/proc/{server.process.pid}/{what}"))
+
+
+def resident_bytes(server: Server) -> int:
+    """Memory of the server's process."""
+    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,117 @@
+"""How the server ends: by signals, by its engine's death, and what it leaves."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_watch import EngineWatch, engine_pid, wait_until
+from http_server import PATIENCE, Server, events_of
+from raw_http import RawConnection, post
+
+COMPLETIONS = "/v1/completions"
+READY = b"GET /ready HTTP/1.1\r\nHost: test\r\n\r\n"
+STREAM: Any = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+
+
+def streaming(server: Server, **fields: Any) -> http.client.HTTPResponse:
+    """A stream that has begun."""
+    return RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **fields})).begin_reply()
+
+
+def running(server: Server, count: int) -> None:
+    """Wait until the engine runs so many requests."""
+    with EngineWatch(server, idle=False) as watch:
+        watch.wait_for(running=count)
+
+
+def is_refused(server: Server) -> bool:
+    """Whether nobody listens any more."""
+    try:
+        RawConnection(server.url).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_sigterm_lets_streams_end_and_takes_no_more() -> None:
+    with Server.start() as server:
+        kept = RawConnection(server.url)
+        assert kept.send(READY).reply().status == 200
+        stream = streaming(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: kept.send(READY).reply().status == 503, "/ready does not tell that the server ends")
+        refused = kept.send(post(COMPLETIONS, {"prompt": "x"})).reply()
+        assert (refused.status, refused.error["code"], refused.headers["connection"]) == (503, "shutting_down", "close")
+        assert int(refused.headers["retry-after"]) >= 1
+        wait_until(lambda: is_refused(server), "the server takes connections while it ends")
+        *events, done = events_of(stream.read())
+        assert done == "[DONE]"
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+def test_what_the_drain_does_not_wait_for_is_told_so() -> None:
+    with Server.start("--drain-seconds", "0.2") as server:
+        pid = engine_pid(server)
+        stream = streaming(server, n=16)
+        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, "n": 16, "stream": False}))
+        running(server, 32)
+        server.process.send_signal(signal.SIGTERM)
+        *_, error, done = events_of(stream.read())
+        assert (error["error"]["code"], done) == ("shutting_down", "[DONE]")
+        reply = whole.reply()
+        assert (reply.status, reply.error["code"]) == (503, "shutting_down")
+        assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_sigint_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "quire.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # what a server leaves that was killed
+    with Server.start("--uds", str(path)) as server:
+        pid = engine_pid(server)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(post(COMPLETIONS, {**STREAM, "n": 16}))
+            reply = http.client.HTTPResponse(client)
+            reply.begin()
+            server.process.send_signal(signal.SIGINT)
+            assert events_of(reply.read())[-2]["error"]["code"] == "shutting_down"
+        assert server.process.wait(PATIENCE) == 128 + signal.SIGINT
+        assert not path.exists()
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_when_the_engine_dies_requests_are_told_and_the_server_ends() -> None:
+    with Server.start() as server:
+        stream = streaming(server, n=16)
+        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, "n": 16, "stream": False}))
+        running(server, 32)
+        os.kill(engine_pid(server), signal.SIGKILL)
+        *_, error, done = events_of(stream.read())
+        assert (error["error"]["code"], error["error"]["type"], done) == ("engine_dead", "server_error", "[DONE]")
+        reply = whole.reply()
+        assert (reply.status, reply.error["code"]) == (503, "engine_dead")
+        assert server.process.wait(PATIENCE) == 1
+        wait_until(lambda: any("SIGKILL" in line or "signal 9" in line for line in server.log), f"{server.log}")
+
+
+@pytest.mark.parametrize("taken", ["a server", "a file"])
+def test_a_unix_socket_that_is_in_use_is_not_taken(tmp_path: Path, taken: str) -> None:
+    path = tmp_path / "quire.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        if taken == "a file":
+            path.touch()
+        else:
+            other.bind(str(path))
+            other.listen()
+        with pytest.raises(AssertionError, match="can't be had"):
+            Server.start("--uds", str(path))
+    assert path.exists()
