@@ -2,8 +2,8 @@
 
 The same batch is run with and without grammars, in turns, since the load of a shared machine changes by the second.
 Some requests are free, and others are ruled by a grammar in every second run; all get the same number of tokens. Told
-are the medians, over the turns, of the ratios of the times between tokens: of those who are free in both, and of those
-who are ruled in one.
+are the medians, over the turns, of the ratios of the times between tokens, and the ratios of the shortest: of those who
+are free in both, and of those who are ruled in one.
 
 `strings` allows any JSON strings, so that every token is drawn among many; so does `text`, whose masks take longer;
 `records` has many forced tokens.

@@ -45,7 +45,7 @@ class Mix:
     def __init__(self, llm: LLM, grammar: str, free: int, ruled: int, tokens: int) -> None:
         self._llm, self._grammar, self._free, self._ruled = llm, GRAMMARS[grammar], free, ruled
         self._tokens = tokens
-        self._ratios: dict[str, list[float]] = {"free": [], "ruled": []}
+        self._seconds: dict[str, list[tuple[float, float]]] = {"free": [], "ruled": []}  # without and with the grammar
         self._turns = 0
         self.name = f"{free:2} free and {ruled:2} ruled by {grammar}"
 
@@ -54,14 +54,20 @@ class Mix:
         self._turns += 1
         order = (None, self._grammar) if self._turns % 2 else (self._grammar, None)
         found = {grammar is not None: self._run(grammar) for grammar in order}
-        for name, ratios in self._ratios.items():
+        for name, pairs in self._seconds.items():
             if found[True][name]:
-                ratios.append(seconds_a_token(found[True][name]) / seconds_a_token(found[False][name]))
+                pairs.append((seconds_a_token(found[False][name]), seconds_a_token(found[True][name])))
 
     def report(self) -> str:
-        """The medians so far."""
-        told = [f"{name} {statistics.median(ratios) - 1:+6.1%}" for name, ratios in self._ratios.items() if ratios]
+        """What the grammar costs: the median of the ratios of the turns, and the ratio of the best."""
+        told = [self._costs(name, pairs) for name, pairs in self._seconds.items() if pairs]
         return f"{self.name:34} {', '.join(told)}"
+
+    @staticmethod
+    def _costs(name: str, pairs: list[tuple[float, float]]) -> str:
+        median = statistics.median(ruled / free for free, ruled in pairs)
+        best = min(ruled for _, ruled in pairs) / min(free for free, _ in pairs)
+        return f"{name} {median - 1:+6.1%} (best {best - 1:+6.1%})"
 
     def _run(self, grammar: StructuredOutputsParams | None) -> dict[str, list[RequestOutput]]:
         common: dict[str, Any] = {"max_tokens": self._tokens, "ignore_eos": True}
