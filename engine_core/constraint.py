@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from quire.kernels.runner import TokenMask
@@ -34,6 +35,7 @@ class Constraint:
         self.mask_seconds = _UNKNOWN_SECONDS  # what the next mask is likely to take
         self.error: str | None = None  # why it can't go on
         self._matcher = matcher
+        self._vocab_size = vocab_size
         self._mask_address = self.mask.address
         self._mask_bytes = (num_tokens + 31) // 32 * 4  # of the tokenizer's tokens: others are never allowed
         self._stop_token_ids = sorted(stop_token_ids)
@@ -63,8 +65,8 @@ class Constraint:
         elif matcher.is_stopped():
             self._is_stopped = True
         elif token_ids := matcher.compute_ff_tokens():
-            forced.extend(token_ids)
-            if not matcher.consume_tokens(token_ids):
+            forced.extend(takewhile(self._vocab_size.__gt__, token_ids))  # a tokenizer may have more than the model
+            if forced and not matcher.consume_tokens(list(forced)):
                 self.error = self._explain()
             self._is_stopped = matcher.is_stopped()
 

@@ -118,6 +118,7 @@ class Grammars:
         if late is not None:
             late.error = self._took_too_long
             self._forget(late)
+        if self._pending:
             self._ensure_thread()
         self._forget_oldest()
         return [grammar for grammar, _, _ in done] + ([] if late is None else [late])
@@ -180,12 +181,15 @@ class Grammars:
             if time.monotonic() - begun > self._timeout:
                 matcher, error = None, self._took_too_long
             with self._lock:
-                if self._running is not grammar:
+                is_late = self._running is not grammar
+                if is_late:
                     self._num_stuck -= 1
-                    return
-                self._running = None
-                self._done.append((grammar, matcher, error))
+                else:
+                    self._running = None
+                    self._done.append((grammar, matcher, error))
             self._wake()
+            if is_late:
+                return
 
     def _next(self) -> Grammar | None:
         with self._lock:

@@ -9,15 +9,16 @@ from quire.engine_core.batch import Batch
 from quire.engine_core.constraint import Constraint
 from quire.kernels.runner import TokenMask
 
-_SHORT_STEP = 1e-3  # seconds: in a step that takes no longer, to wake a thread costs more than it saves,
-_FEW_SECONDS = 1e-4  # unless the masks take longer than that
+_SHORT_STEP = 1e-3  # seconds, in which a thread that is woken has hardly begun
+_FEW_SECONDS = 2e-5  # of masks that are not worth waking a thread
+_FEW_SECONDS_OF_SHORT_STEP = 1e-4
 
 
 class MaskWriter:
     """A thread that writes masks in the order in which they are asked for; it starts when it is first needed.
 
-    In short steps masks that are likely to take little are written before the model runs: where all cores compute, a
-    thread that is woken takes one of them away in the midst of a launch, and the others wait for it.
+    Masks that are likely to take little are written before the model runs: where all cores compute, a thread that is
+    woken takes one of them away in the midst of a launch, and the others wait for it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class MaskWriter:
             if constraint.begin_mask():
                 due.append(constraint)
                 seconds += constraint.mask_seconds
-        if step_seconds <= _SHORT_STEP and seconds <= _FEW_SECONDS:
+        if seconds <= (_FEW_SECONDS if step_seconds > _SHORT_STEP else _FEW_SECONDS_OF_SHORT_STEP):
             _write(due)
         elif due:
             self._hand_over(due)

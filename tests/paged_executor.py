@@ -173,7 +173,7 @@ class PagedExecutor:
             result.token_ids.append(-1)
             return
         if mask is not None:
-            allowed = allowed_tokens(mask)
+            allowed = [token for token in allowed_tokens(mask) if token < self.limits.vocab_size]
             token = allowed[token % len(allowed)]
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)
         if request.search is not None:

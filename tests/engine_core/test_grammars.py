@@ -12,7 +12,7 @@ from paged_executor import Engine
 
 from quire.engine_core import grammars as module
 from quire.engine_core.grammar_tokenizer import GrammarTokenizer
-from quire.engine_core.grammars import Grammars
+from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.policies import POLICIES
 from quire.engine_core.request import RequestStatus
 from quire.protocol.messages import Abort, ErrorKind, FinishReason, Goodbye, StructuredOutputs
@@ -58,7 +58,7 @@ class Bench:
             self.gate.open()
         self.woken = threading.Semaphore(0)
         self.grammars = Grammars(tokenizer, timeout=timeout, wake=self.woken.release, compile_grammar=self.gate)
-        self.engine = Engine(self.grammars, vocab_size=2048, **{"num_pages": 200, **limits})
+        self.engine = Engine(self.grammars, **{"vocab_size": 2048, "num_pages": 200, **limits})
         _BENCHES.append(self)
 
     def add(
@@ -231,15 +231,18 @@ def test_a_grammar_that_takes_too_long(tokenizer: GrammarTokenizer) -> None:
 
 
 def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes then waits until one of them ends."""
     monkeypatch.setattr(module, "_MOST_STUCK", 1)
     bench = Bench(tokenizer, timeout=1e-9)
     bench.add("a")
     bench.add("b", StructuredOutputs(regex="b+"))
-    while bench.status("b") is WAITS and "a" in bench.engine.core._requests[b"client"]:
+    while "a" in bench.engine.core._requests[b"client"]:
         bench.engine.step()
+    assert bench.status("b") is WAITS
     assert len(bench.gate.begun) == 1
-    bench.engine.core.receive(b"client", Abort(["b"]))
     bench.gate.open()
+    bench.finish()
+    assert len(bench.gate.begun) == 2
 
 
 def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +268,22 @@ def test_forced_tokens_are_not_drawn(tokenizer: GrammarTokenizer, text_of: Calla
     assert steps < len(tokens) / 2
     assert any(len(output.new_token_ids) > 5 for output in bench.engine.outputs("a"))
     assert all(len(output.new_token_ids) == 1 for output in bench.engine.outputs("b"))
+
+
+def test_no_token_is_forced_that_the_model_lacks(tokenizer: GrammarTokenizer) -> None:
+    """The tokenizer has 2,048 of them."""
+    [first] = tokenizer.get().tokenize_str("x")
+    grammars = Grammars(tokenizer, timeout=60.0)
+    grammar = Grammar(("choice", "", False, None), StructuredOutputs())
+    grammar.matcher = grammars._compile_matcher(StructuredOutputs(choice=["x the quick brown fox"]))
+    forced = []
+    for vocab_size in (2048, 300):
+        constraint = grammars.constrain(grammar, vocab_size, [EOS])
+        constraint.follow(first)
+        forced.append(list(constraint.forced))
+        assert constraint.error is None
+    assert max(forced[0]) >= 300 > max(forced[1], default=0)
+    assert forced[0][: len(forced[1])] == forced[1]
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 20))
