@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
+from quire.frontend.chat.answer_rule import answer_rule
 from quire.frontend.chat.assistant import AssistantParser
 from quire.frontend.chat.reasoning import (
     CLOSE,
@@ -20,6 +23,7 @@ from quire.frontend.chat.tool_grammar import tool_grammar
 from quire.frontend.chat.tool_parsers import TOOL_PARSERS, detect_parser
 from quire.frontend.chat.tool_parsers.base import new_call_id
 from quire.frontend.chat.tools import ToolError, ToolUse
+from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +84,29 @@ class AnswerFormat:
         thoughts = None if self.reasoning_parser is None else ReasoningParser(self._beginning(prompt))
         return AssistantParser(calls, thoughts, tools is None or tools.parallel)
 
-    def grammar(self, prompt: str, tools: ToolUse | None) -> str | None:
+    def params(self, params: SamplingParams, prompt: str, tools: ToolUse | None = None) -> SamplingParams:
+        """`params`, which have been checked, of an answer to the rendered `prompt` that a parser is to read.
+
+        They keep the marks in the text, and constrain it for the sake of the tools. What `structured_outputs` asks for
+        is asked of what the model says: it may think before, and call a tool instead; when it must call one, there are
+        no words to ask it of. Raises ToolError, as `grammar` does.
+        """
+        return msgspec.structs.replace(
+            params,
+            skip_special_tokens=params.skip_special_tokens and not self.reads_special_tokens,
+            structured_outputs=self._constraint(params.structured_outputs, prompt, tools),
+        )
+
+    def grammar(self, prompt: str, tools: ToolUse | None, words: str | None = None) -> str | None:
         """The Lark grammar that the answer must follow for the sake of its tools, if any.
 
+        `words`, the right side of a rule, is what it must be if it calls none.
         Raises ToolError if the model is to choose among tools whose calls it has no known format for.
         """
         name = self._tool_parser(tools)
         if tools is None or name is None:
             return None
-        return tool_grammar(tools, name, self._beginning(prompt), self.special_tokens)
+        return tool_grammar(tools, name, self._beginning(prompt), self.special_tokens, words)
 
     def after_thinking(self, prompt: str, body: str) -> str | None:
         """The Lark grammar of an answer that follows `body`, the right side of a rule, but may or must think first.
@@ -97,6 +115,20 @@ class AnswerFormat:
         """
         begins = self._beginning(prompt)
         return None if begins is Beginning.ANSWER else after_thinking(body, begins, self.special_tokens)
+
+    def _constraint(
+        self, structured: StructuredOutputs | None, prompt: str, tools: ToolUse | None
+    ) -> StructuredOutputs | None:
+        """The same with thoughts and calls; None if every answer is allowed."""
+        if structured is None:
+            grammar = self.grammar(prompt, tools)
+        elif tools is not None and tools.callable_tools:
+            grammar = self.grammar(prompt, tools, answer_rule(structured))
+        elif self._beginning(prompt) is Beginning.ANSWER:
+            return structured
+        else:
+            grammar = self.after_thinking(prompt, answer_rule(structured))
+        return None if grammar is None else StructuredOutputs(grammar=grammar)
 
     def _beginning(self, prompt: str) -> Beginning:
         return Beginning.ANSWER if self.reasoning_parser is None else beginning(self.reasoning_parser, prompt)

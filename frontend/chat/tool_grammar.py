@@ -43,24 +43,29 @@ def tool_grammar(
     parser: str,
     begins: Beginning = Beginning.ANSWER,
     special_tokens: Container[str] = (),
+    words: str | None = None,
 ) -> str | None:
     """A grammar of the answers that `use` allows, with calls as `parser` reads them; None if all are allowed.
 
     Forced calls, and words or calls if a tool is strict, have arguments of the tools' schemas; keywords that
     llguidance does not know are passed over, unless the tool is strict. `begins` leaves room to think first.
-    `special_tokens` are the texts that are special tokens of the tokenizer.
+    `special_tokens` are the texts that are special tokens of the tokenizer. `words`, the right side of a rule, is what
+    an answer must be that calls nothing; a forced call has no words.
     """
     tools = use.callable_tools
-    if not tools or not (use.forced or any(tool.strict for tool in tools)):
+    if not tools or not (use.forced or words is not None or any(tool.strict for tool in tools)):
         return None
-    return _Writer(FORMATS[parser], use, special_tokens).write(begins)
+    return _Writer(FORMATS[parser], use, special_tokens).write(begins, words)
 
 
 def refused_schema(use: ToolUse) -> ToolError | None:
     """The first tool whose schema llguidance refuses, and why: to tell, once the engine has refused a grammar."""
     from llguidance import LLMatcher
 
+    callable_tools = use.callable_tools
     for index, tool in enumerate(use.tools):
+        if tool not in callable_tools:
+            continue  # it is in no grammar
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(_schema(tool)))
         refused, messages = LLMatcher.validate_grammar_with_warnings(grammar)
         if refused:
@@ -76,7 +81,7 @@ class _Writer:
         self._use = use
         self._special = special_tokens
 
-    def write(self, begins: Beginning) -> str:
+    def write(self, begins: Beginning, words: str | None) -> str:
         """The rules, `start` first."""
         tools = self._use.callable_tools
         form = self._format
@@ -88,7 +93,7 @@ class _Writer:
             *thinking_rules(begins, self._special),
         ]
         if not self._use.forced:
-            rules += self._answer()
+            rules += self._answer() if words is None else ["answer: words | calls", f"words: {words}"]
         for index, tool in enumerate(tools):
             rules += self._call(index, tool)
         return "\n".join(rules) + "\n"
