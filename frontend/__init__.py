@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from quire.frontend.chat.assistant import AssistantMessage, ToolCall
+    from quire.frontend.chat.tools import ToolError, check_tools
     from quire.frontend.engine_args import EngineArgs
     from quire.frontend.errors import (
         EngineConnectionError,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AssistantMessage",
     "AsyncLLM",
     "BeamSearchOutput",
     "BeamSearchParams",
@@ -56,11 +59,16 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "ToolCall",
+    "ToolError",
+    "check_tools",
 ]
 
 _NAMES_OF_MODULES = {
     "quire.frontend.async_llm": ("AsyncLLM",),
     "quire.frontend.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+    "quire.frontend.chat.assistant": ("AssistantMessage", "ToolCall"),
+    "quire.frontend.chat.tools": ("ToolError", "check_tools"),
     "quire.frontend.engine_args": ("EngineArgs",),
     "quire.frontend.errors": (
         "EngineConnectionError",

@@ -16,7 +16,10 @@ from typing import Any, Literal, Self, Unpack, cast
 
 import msgspec
 
+from quire.frontend.answer_reader import AnswerReader
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from quire.frontend.chat.refusal import tool_at_fault
+from quire.frontend.chat.tools import ToolUse, check_tools
 from quire.frontend.embedding import PoolingParams
 from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
@@ -38,7 +41,7 @@ LONG_TEXT = 20_000  # characters, whose tokens take a while: not on the event lo
 _LONGEST_STEP = 30.0  # seconds; a step that has so many prompt tokens that it takes longer is not worth its budget
 
 
-class AsyncLLM:
+class AsyncLLM(AnswerReader):
     """A model that streams, in an engine process of its own or in a running one; arguments as of `LLM`.
 
     It works on one event loop at a time, asyncio's or uvloop's (`uvloop.run(main())`, as the command line has it). Use
@@ -78,7 +81,10 @@ class AsyncLLM:
         requests of the same salt. `timeout`: seconds after which the request ends with finish reason "timeout", even
         before it has started. `trace`: for spans, see `add_observer`.
         """
-        make = functools.partial(self._engine.prompt, prompt)
+
+        def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
+            return self._engine.prompt(prompt), params
+
         service = Service(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
         return self._stream(make, _is_long(prompt), sampling_params, request_id, output_kind, service)
 
@@ -148,24 +154,33 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
         trace: TraceContext | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer to a conversation, written as a prompt by the chat template; else as `generate`."""
+        """Stream the answer to a conversation, written as a prompt by the chat template; else as `generate`.
+
+        `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's; what `structured_outputs` asks for is asked of
+        what the model says, after its thoughts and unless it calls a tool. The text is what the model writes: `parse`
+        tells thoughts, words and calls apart, and so does `answer_format.parser` while they arrive. Raises `ToolError`
+        (a `ValueError`) for tools that can't be used.
+        """
+        use = check_tools(tools, tool_choice, parallel_tool_calls)
         make = functools.partial(
-            self._engine.chat_prompt,
+            self._engine.chat_question,
             messages,
+            tools=use,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
         service = Service(priority, cache_salt, timeout, trace or TraceContext("chat"))
-        return self._stream(make, _are_long(messages), sampling_params, request_id, output_kind, service)
+        return self._stream(make, _are_long(messages), sampling_params, request_id, output_kind, service, use)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
@@ -320,12 +335,13 @@ class AsyncLLM:
 
     async def _stream(
         self,
-        make_prompt: Callable[[], Prompt],
+        make: Callable[[SamplingParams], tuple[Prompt, SamplingParams]],
         is_long: bool,
         params: SamplingParams | None,
         request_id: str | None,
         output_kind: OutputKind,
         service: Service,
+        tools: ToolUse | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if output_kind not in ("cumulative", "delta"):
             raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
@@ -333,15 +349,16 @@ class AsyncLLM:
         checked = self._engine.params(params)
         if output_kind == "delta" and ranks(checked):
             raise ValueError("best_of and beam search choose at the end, so there are no deltas; use 'cumulative'")
-        prompt = await asyncio.to_thread(make_prompt) if is_long else make_prompt()
-        request = self._engine.request(self._name(request_id), prompt, checked, service, arrived)
+        prompt, own = await asyncio.to_thread(make, checked) if is_long else make(checked)
+        request = self._engine.request(self._name(request_id), prompt, own, service, arrived)
         stream = self._streams.open(request)
         try:
             finished = False
             while not finished:
                 await stream.growth()
                 if request.error is not None:
-                    raise copy.copy(request.error)  # one of its own for each consumer, with its own traceback
+                    at_fault = await asyncio.to_thread(tool_at_fault, request.error, tools) if tools else None
+                    raise at_fault or copy.copy(request.error)  # one of its own for each, with its own traceback
                 if not request.has_news:
                     continue
                 output = request.output(output_kind == "delta")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.frontend.chat.answer_format import AnswerFormat
+from quire.frontend.chat.tools import ToolUse
 from quire.frontend.client import CoreClient, Delivery
 from quire.frontend.embedding import EmbeddingRequest, PoolingParams, check_embedding, validate_pooling
 from quire.frontend.engine_args import EngineArgs
@@ -139,6 +142,31 @@ class Engine:
         # The template writes the special tokens itself.
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return checked_prompt(Prompt(token_ids, text), self.client.ready.vocab_size)
+
+    @functools.cached_property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes thoughts and tool calls."""
+        from quire.frontend.chat_template import template_sources
+
+        tokenizer = self.tokenizer
+        added = {} if tokenizer is None else tokenizer.added_tokens
+        return AnswerFormat.detect(
+            "" if tokenizer is None else template_sources(tokenizer.path).get("default", ""),
+            added_tokens=added.values(),
+            special_tokens=[] if tokenizer is None else [added[token] for token in tokenizer.special_token_ids],
+            tool_parser=self.args.tool_call_parser,
+            reasoning_parser=self.args.reasoning_parser,
+        )
+
+    def chat_question(
+        self, messages: Sequence[Message], params: SamplingParams, tools: ToolUse | None, **template: Any
+    ) -> tuple[Prompt, SamplingParams]:
+        """The prompt of a conversation, by the options of `chat_prompt`, and the parameters of its answer.
+
+        Raises `RequestError` or `ToolError`.
+        """
+        prompt = self.chat_prompt(messages, tools=None if tools is None else tools.for_template(), **template)
+        return prompt, self.params(self.answer_format.params(params, prompt.text or "", tools))
 
     def _template(self, tokenizer: Tokenizer, source: str | None) -> ChatTemplate:
         # Here, since jinja2 takes a tenth of a second to load, which would delay the start of every engine.

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
+from quire.frontend.chat.reasoning import REASONING_PARSERS
+from quire.frontend.chat.tool_parsers import TOOL_PARSERS
 from quire.frontend.vllm_args import refuse
 from quire.protocol.keys import Security
 
@@ -26,6 +28,8 @@ _NAMES: dict[str, tuple[str | None, ...]] = {
     "quantization": (*QUANTIZATIONS, None),
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "scheduling_policy": SCHEDULING_POLICIES,
+    "tool_call_parser": ("none", *TOOL_PARSERS, None),
+    "reasoning_parser": ("none", *REASONING_PARSERS, None),
 }
 # Most of what is counted, at least 1 of each; the engine has the same limits.
 _MOST: dict[str, int] = {
@@ -66,6 +70,8 @@ class EngineOptions(TypedDict, total=False):
     preload_grammars: bool
     cache_dir: str | None
     weight_cache: str | None
+    tool_call_parser: str | None
+    reasoning_parser: str | None
     engine_address: str | None
     curve_keys: str | None
     insecure_tcp: bool
@@ -96,6 +102,8 @@ class EngineArgs:
     the first request with structured_outputs pauses all others for so long.
     cache_dir: where compiled kernels are kept.
     weight_cache: folder where packed weights are kept, so that the next start maps them instead of packing them.
+    tool_call_parser: how the model writes tool calls, "hermes", "llama3_json", "json_call" or "none"; reasoning_parser:
+    how it writes its thoughts, "think", "qwen3", "deepseek_r1" or "none". As its chat template shows when None.
     engine_address: attach there instead of starting an engine.
     curve_keys: folder of keys for tcp://; insecure_tcp: tcp:// without keys.
     start_timeout: seconds until an engine that is not ready, or does not answer, is given up.
@@ -125,6 +133,8 @@ class EngineArgs:
     preload_grammars: bool = False
     cache_dir: str | None = None
     weight_cache: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     engine_address: str | None = None
     curve_keys: str | None = None
     insecure_tcp: bool = False
@@ -220,6 +230,7 @@ def check_arguments(args: EngineArgs) -> None:
 # Arguments that mean something with an engine that runs already; the rest was decided when it was started.
 _ATTACH = {
     "engine_address", "tokenizer", "skip_tokenizer_init", "seed", "curve_keys", "insecure_tcp", "start_timeout",
+    "tool_call_parser", "reasoning_parser",
 }  # fmt: skip
 
 

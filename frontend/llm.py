@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
+from quire.frontend.answer_reader import AnswerReader
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from quire.frontend.chat.refusal import tool_at_fault
+from quire.frontend.chat.tools import check_tools
 from quire.frontend.client import Delivery
 from quire.frontend.embedding import EmbeddingRequest, PoolingParams
 from quire.frontend.engine import Engine
@@ -28,7 +31,7 @@ from quire.protocol.messages import ErrorKind
 T = TypeVar("T")
 
 
-class LLM:
+class LLM(AnswerReader):
     """A model that is ready to generate, in an engine process of its own or in a running one.
 
     `LLM("/path/of/a/checkpoint")`, or `LLM()` for the demo model; keywords are the fields of `EngineArgs`, named as
@@ -120,27 +123,40 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] = 0,
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, written as prompts by the model's chat template; else as `generate`."""
+        """Answer one conversation or many, written as prompts by the model's chat template; else as `generate`.
 
-        def render(conversation: Sequence[Message]) -> Prompt:
-            return self._engine.chat_prompt(
-                conversation,
+        `tools`, `tool_choice` and `parallel_tool_calls`, the same for all, are those of `AsyncLLM.chat`, and `parse`
+        tells what an answer says. Raises `ToolError` (a `ValueError`) for tools that can't be used.
+        """
+        use = check_tools(tools, tool_choice, parallel_tool_calls)
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
+        given = _each(sampling_params, SamplingParams, self._engine.params, "sampling_params", len(conversations))
+
+        def ask(index: int) -> tuple[Prompt, SamplingParams]:
+            return self._engine.chat_question(
+                conversations[index],
+                given[index],
+                use,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
             )
 
-        single = not messages or isinstance(messages[0], Mapping)
-        conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
-        made = [_named(index, render, conversation) for index, conversation in enumerate(conversations)]
-        return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
+        asked = [_named(index, ask, index) for index in range(len(conversations))]
+        prompts, params = [prompt for prompt, _ in asked], [params for _, params in asked]
+        try:
+            return self._run(prompts, params, use_tqdm, priority, cache_salt, timeout)
+        except RequestError as error:
+            raise tool_at_fault(error, use) or error from None
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `ValueError` when there is none."""

@@ -63,7 +63,6 @@ _VLLM: dict[str, tuple[tuple[object, ...], Kind]] = {
     "compilation_config": ((None,), "device"),
     "guided_decoding_backend": ((None,), "other"),
     "structured_outputs_config": ((None,), "other"),
-    "reasoning_parser": ((None, ""), "other"),
     "task": ((None, "auto", "generate"), "other"),
     "runner": ((None, "auto", "generate"), "other"),
     "convert": ((None, "auto", "none"), "other"),

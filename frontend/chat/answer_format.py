@@ -41,8 +41,8 @@ class AnswerFormat:
         *,
         added_tokens: Iterable[str] = (),
         special_tokens: Iterable[str] = (),
-        tool_parser: str = "auto",
-        reasoning_parser: str = "auto",
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> AnswerFormat:
         """The format that a chat template shows, or the parsers that are named; "none" is for none.
 
@@ -50,8 +50,8 @@ class AnswerFormat:
         """
         _check_name("tool_parser", tool_parser, TOOL_PARSERS)
         _check_name("reasoning_parser", reasoning_parser, REASONING_PARSERS)
-        tools = detect_parser(template_source) if tool_parser == "auto" else tool_parser
-        reasoning = detect_reasoning(template_source, added_tokens) if reasoning_parser == "auto" else reasoning_parser
+        tools = detect_parser(template_source) if tool_parser is None else tool_parser
+        reasoning = detect_reasoning(template_source, added_tokens) if reasoning_parser is None else reasoning_parser
         return cls(
             None if tools == "none" else tools,
             None if reasoning == "none" else reasoning,
@@ -145,7 +145,7 @@ class AnswerFormat:
         return self.tool_parser or "json_call"
 
 
-def _check_name(option: str, name: str, known: Iterable[str]) -> None:
-    allowed = ["auto", "none", *sorted(known)]
-    if name not in allowed:
+def _check_name(option: str, name: str | None, known: Iterable[str]) -> None:
+    allowed = ["none", *sorted(known)]
+    if name is not None and name not in allowed:
         raise ValueError(f"{option}={name!r} is not known; give one of {', '.join(allowed)}")

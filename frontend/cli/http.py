@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quire.frontend.chat.answer_format import AnswerFormat
 from quire.frontend.cli.flags import HttpFlags, SamplingFlags
 from quire.frontend.cli.model import Model
 from quire.frontend.cli.output import write
@@ -79,27 +78,10 @@ def serving_of(
         metrics=metrics,
         tokenizer=llm.tokenizer,
         defaults=model.defaults(sampling),
-        answer_format=_answer_format(model, flags),
         has_chat_template=model.has_chat_template,
     )
     llm.add_observer(service.pace)
     return Serving(service, listener, _tell)
-
-
-def _answer_format(model: Model, flags: HttpFlags) -> AnswerFormat:
-    from quire.frontend.chat_template import template_sources
-
-    source = "" if model.folder is None else template_sources(model.folder).get("default", "")
-    tokenizer = model.llm.tokenizer
-    added = {} if tokenizer is None else tokenizer.added_tokens
-    special = frozenset() if tokenizer is None else tokenizer.special_token_ids
-    return AnswerFormat.detect(
-        source,
-        added_tokens=added.values(),
-        special_tokens=[text for token_id, text in added.items() if token_id in special],
-        tool_parser=flags.tool_call_parser or "auto",
-        reasoning_parser=flags.reasoning_parser or "auto",
-    )
 
 
 def _tell(serving: Serving) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,8 +60,11 @@ class Model:
 
 
 @contextmanager
-def open_model(engine: EngineFlags, attach: AttachFlags) -> Iterator[Model]:
-    """Start an engine, or attach to one; at the end of the `with` it is left, and ended if it was started here."""
+def open_model(engine: EngineFlags, attach: AttachFlags, more: Mapping[str, Any] | None = None) -> Iterator[Model]:
+    """Start an engine, or attach to one; at the end of the `with` it is left, and ended if it was started here.
+
+    `more`: arguments of `AsyncLLM` that are no flags of either.
+    """
     import asyncio
 
     import uvloop
@@ -69,7 +72,7 @@ def open_model(engine: EngineFlags, attach: AttachFlags) -> Iterator[Model]:
     from quire.frontend.async_llm import AsyncLLM
 
     model, options = engine_options(engine, attach)
-    llm = AsyncLLM(model, **options)
+    llm = AsyncLLM(model, **{**options, **(more or {})})
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             # Not by `runner.run`: it takes Ctrl-C for a wish to cancel, and a coroutine that never waits ignores that.

@@ -85,7 +85,8 @@ def _serve(http: HttpFlags, engine: EngineFlags, attach: AttachFlags, sampling: 
     if engine.preload_grammars is None and attach.address is None:  # clients come with grammars while others stream
         engine = replace(engine, preload_grammars=True)
     args, listener = listen(http)  # before the model loads: a port that is taken is told at once
-    with listener, removed(args.uds), open_model(engine, attach) as model:
+    parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
+    with listener, removed(args.uds), open_model(engine, attach, parsers) as model:
         serving = serving_of(model, args, listener, http, sampling)
         received = model.runner.get_loop().run_until_complete(serving.run())
         if received is None:

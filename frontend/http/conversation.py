@@ -7,8 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import msgspec
-
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.chat.events import Event
@@ -43,16 +41,12 @@ class Turn:
         service.check_count(1, self.params)
         tools = None if self.tools is None else self.tools.for_template()
         prompt = await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
-        text, params, written = prompt.text or "", self.params, service.answer_format
-        if written.reads_special_tokens:
-            params = msgspec.structs.replace(params, skip_special_tokens=False)
-        calls = written.grammar(text, self.tools)  # raises where tools can't be called
-        constraint = self.structured_outputs if calls is None else StructuredOutputs(grammar=calls)
-        if constraint is not None:
-            params = msgspec.structs.replace(params, structured_outputs=constraint)
+        text, params, written = prompt.text or "", self.params, service.llm.answer_format
+        if self.structured_outputs is not None:
+            params = msgspec.structs.replace(params, structured_outputs=self.structured_outputs)
         return Conversation(
             token_ids=service.truncated(prompt.token_ids, self.truncate),
-            params=params,
+            params=written.params(params, text, self.tools),
             new_parser=lambda: written.parser(text, self.tools),
             priority=self.priority,
             cache_salt=self.cache_salt,

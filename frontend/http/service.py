@@ -16,7 +16,6 @@ import msgspec
 from starlette.requests import Request
 
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
-from quire.frontend.chat.answer_format import AnswerFormat
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
 from quire.frontend.http.pace import Pace
@@ -37,7 +36,7 @@ class Service:
     """The server's one model, in an engine that may run anywhere.
 
     `names`: what clients may call it, the first is its own. `defaults`: its own values of sampling parameters.
-    `answer_format`: how it writes tool calls and thoughts. `has_chat_template`: whether it can answer conversations.
+    `has_chat_template`: whether it can answer conversations.
     """
 
     llm: AsyncLLM
@@ -46,7 +45,6 @@ class Service:
     metrics: ServerMetrics
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     has_chat_template: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     pace: Pace = field(default_factory=Pace)
