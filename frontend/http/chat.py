@@ -20,6 +20,7 @@ from quire.frontend.http.fields import GenerationFields, sampling_params
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
+from quire.frontend.http.response_format import ResponseFormat, wanted_format
 from quire.frontend.http.service import Service
 from quire.frontend.http.sse import DONE, cancelled_on_disconnect, event
 from quire.frontend.http.usage import Tally, Usage, usage_of
@@ -37,7 +38,7 @@ class ChatBody(GenerationFields, kw_only=True):
     tools: list[Annotated[dict[str, Any], TOOL]] | None = None
     tool_choice: Annotated[str, CHOICE] | Annotated[dict[str, Any], NAMED_TOOL] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     chat_template: str | None = None
@@ -171,11 +172,16 @@ class Chat:
             cache_salt=body.cache_salt or "",
             timeout=service.timeout(request),
             trace=TraceContext("chat", request.headers, answer_id),
+            structured_outputs=wanted_format(body.response_format),
         )
 
 
 class ChatWriter:
-    """Writes what comes of a conversation as OpenAI has it."""
+    """Writes what comes of a conversation as OpenAI has it.
+
+    When the model has chosen to call, or had to call any tool, the finish reason is "tool_calls"; when it had to call
+    the very function that `tool_choice` names, it is "stop". So it is at OpenAI and in vLLM, and clients know it.
+    """
 
     def __init__(self, service: Service, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
         self._service = service
@@ -246,7 +252,7 @@ class ChatWriter:
         choice = Choice(
             index=completion.index,
             message=message,
-            finish_reason=answer.finish_reason,
+            finish_reason=self._finish_reason(answer.finish_reason),
             stop_reason=completion.stop_reason,
         )
         if completion.logprobs is not None and self._body.logprobs:
@@ -273,8 +279,12 @@ class ChatWriter:
         if body.return_token_ids:
             last.token_ids = completion.token_ids
         if delta.finish_reason is not None:
-            last.finish_reason, last.stop_reason = delta.finish_reason, completion.stop_reason
+            last.finish_reason, last.stop_reason = self._finish_reason(delta.finish_reason), completion.stop_reason
         return choices
+
+    def _finish_reason(self, reason: str) -> str:
+        tools = self._conversation.tools
+        return "stop" if reason == "tool_calls" and tools is not None and tools.choice.named else reason
 
     def _part(self, event: Event) -> MessageDelta | None:
         match event:

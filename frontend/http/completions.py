@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
@@ -18,6 +19,14 @@ from quire.frontend.http.generation import Outputs, all_of, check_deadline, grow
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
+from quire.frontend.http.response_format import (
+    RESPONSE_FORMAT,
+    STRUCTURED_OUTPUTS,
+    ResponseFormat,
+    blamed,
+    only_one,
+    wanted_format,
+)
 from quire.frontend.http.service import Service
 from quire.frontend.http.sse import DONE, cancelled_on_disconnect, event
 from quire.frontend.http.usage import Tally, Usage, usage_of
@@ -39,7 +48,7 @@ class CompletionBody(GenerationFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0 only with echo
     echo: bool | None = None
     logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
 
 
 class Choice(msgspec.Struct, kw_only=True):
@@ -106,6 +115,7 @@ class CompletionTask:
         params = sampling_params(
             body, self._service.defaults, 16 if body.max_tokens is None else body.max_tokens, body.logprobs
         )
+        params.structured_outputs = only_one(params.structured_outputs, wanted_format(body.response_format))
         if body.echo:
             if body.stream:
                 raise bad_request("echo gives the prompt with a whole answer only; set stream=false", "echo")
@@ -116,7 +126,8 @@ class CompletionTask:
 
     async def run(self) -> Completion:
         """The whole answer."""
-        outputs = await all_of(await self._streams("cumulative"))
+        async with self._blamed():
+            outputs = await all_of(await self._streams("cumulative"))
         choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
         usage = usage_of(outputs)
         if self._leaves_out_answer:
@@ -133,22 +144,26 @@ class CompletionTask:
         encode = msgspec.json.Encoder().encode
         seen: set[int] = set()
         ended: defaultdict[int, set[int]] = defaultdict(set)
-        async for number, output in merged(await self._streams("delta")):
-            tally.add(number, output)
-            if not seen:
-                check_deadline(output)
-            for completion in grown(output, ended[number]):
-                choice = self._delta(number, completion, offsets)
-                if self._body.return_token_ids and choice.index not in seen:
-                    choice.prompt_token_ids = output.prompt_token_ids
-                seen.add(choice.index)
-                chunk.choices = [choice]
-                chunk.usage = tally.usage if continuous else None if include_usage else msgspec.UNSET
-                yield event(encode(chunk))
+        async with self._blamed():
+            async for number, output in merged(await self._streams("delta")):
+                tally.add(number, output)
+                if not seen:
+                    check_deadline(output)
+                for completion in grown(output, ended[number]):
+                    choice = self._delta(number, completion, offsets)
+                    if self._body.return_token_ids and choice.index not in seen:
+                        choice.prompt_token_ids = output.prompt_token_ids
+                    seen.add(choice.index)
+                    chunk.choices = [choice]
+                    chunk.usage = tally.usage if continuous else None if include_usage else msgspec.UNSET
+                    yield event(encode(chunk))
         if include_usage:
             chunk.choices, chunk.usage = [], tally.usage
             yield event(encode(chunk))
         yield DONE
+
+    def _blamed(self) -> AbstractAsyncContextManager[None]:
+        return blamed(STRUCTURED_OUTPUTS if self._body.response_format is None else RESPONSE_FORMAT)
 
     @property
     def _leaves_out_answer(self) -> bool:

@@ -7,11 +7,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.chat.events import Event
 from quire.frontend.chat.tools import ToolUse
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
+from quire.frontend.http.response_format import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, blamed, only_one
 from quire.frontend.http.service import Service
 from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, RequestOutput
@@ -22,7 +25,9 @@ from quire.protocol.messages import SamplingParams, StructuredOutputs
 class Turn:
     """What an API asks the assistant, in the form of Chat Completions. `template` are options of the chat template.
 
-    `structured_outputs`: what the answer must be, unless the tools say what it must be.
+    `structured_outputs`: what the answer must be, once the model has thought and unless it calls a tool; `format_field`
+    is where the client says so. Tools are in the prompt even if `tool_choice` is "none": they stay where the
+    conversation's other requests have them, so that its prefix is found in the cache.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -35,19 +40,25 @@ class Turn:
     timeout: float | None = None
     trace: TraceContext | None = None
     structured_outputs: StructuredOutputs | None = None
+    format_field: str = RESPONSE_FORMAT
 
     async def begin(self, service: Service) -> Conversation:
         """The conversation, written as a prompt. Raises `ValueError` or `ApiError` for what can't be."""
         service.check_count(1, self.params)
+        structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
         tools = None if self.tools is None else self.tools.for_template()
         prompt = await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
-        text, params, written = prompt.text or "", self.params, service.llm.answer_format
-        if self.structured_outputs is not None:
-            params = msgspec.structs.replace(params, structured_outputs=self.structured_outputs)
+        text, written = prompt.text or "", service.llm.answer_format
+        asked_in = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
+        async with blamed(asked_in):
+            params = msgspec.structs.replace(self.params, structured_outputs=structured)
+            params = written.params(params, text, self.tools)
         return Conversation(
             token_ids=service.truncated(prompt.token_ids, self.truncate),
-            params=written.params(params, text, self.tools),
+            params=params,
             new_parser=lambda: written.parser(text, self.tools),
+            tools=self.tools,
+            format_field=asked_in,
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout=self.timeout,
@@ -57,11 +68,13 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What the model is asked. `new_parser` makes the reader of one answer."""
+    """What the model is asked. `new_parser` makes the reader of one answer; `format_field` constrains what it says."""
 
     token_ids: list[int]
     params: SamplingParams
     new_parser: Callable[[], AssistantParser]
+    tools: ToolUse | None = None
+    format_field: str = STRUCTURED_OUTPUTS
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
@@ -81,7 +94,8 @@ class Conversation:
 
     async def answers(self, llm: AsyncLLM) -> tuple[list[Answer], RequestOutput]:
         """All answers, whole."""
-        output = await last_of(self.outputs(llm, "cumulative"))
+        async with blamed(self.format_field, self.tools):
+            output = await last_of(self.outputs(llm, "cumulative"))
         return [self._answer(completion) for completion in output.outputs], output
 
     async def deltas(self, llm: AsyncLLM) -> AsyncGenerator[Delta, None]:
@@ -89,7 +103,7 @@ class Conversation:
         parsers = [self.new_parser() for _ in range(self.params.n)]
         ended: set[int] = set()
         checked = False
-        async with aclosing(self.outputs(llm, "delta")) as outputs:
+        async with blamed(self.format_field, self.tools), aclosing(self.outputs(llm, "delta")) as outputs:
             async for output in outputs:
                 if not checked:
                     check_deadline(output)

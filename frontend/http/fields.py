@@ -12,6 +12,7 @@ from msgspec import Meta
 from quire.frontend import sampling
 from quire.frontend.http.bodies import Body, Refusals
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.response_format import StructuredOutputsField
 from quire.protocol.messages import SamplingParams
 
 NOT_HERE = "this server does not have it"
@@ -63,17 +64,6 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # noise against an eavesdropper; what TLS is for
-
-
-class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's: one of these constrains the answer."""
-
-    json: dict[str, Any] | str | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool | None = None
 
 
 class GenerationFields(Body, kw_only=True):
@@ -143,6 +133,8 @@ def sampling_params(
     """
     given = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
     params = {**defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs}
+    if fields.structured_outputs is not None:
+        params["structured_outputs"] = fields.structured_outputs.plain
     if params.get("seed", 0) < 0:
         del params["seed"]  # -1: a fresh one, as llama.cpp has it
     if fields.use_beam_search:
@@ -163,6 +155,8 @@ def _beam_search(fields: GenerationFields, params: dict[str, Any]) -> dict[str, 
     width = fields.n or 1
     drawn = {name: value for name, value in params.items() if getattr(fields, name, None) is not None}
     drawn.pop("temperature", None)
+    if "structured_outputs" in params:
+        raise bad_request("structured_outputs has no meaning in a beam search; leave it out", "structured_outputs")
     return {
         **drawn,
         "n": width,
