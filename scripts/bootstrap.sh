@@ -111,6 +111,14 @@ missing_after_install() {
   die "still missing after the installation: $*"
 }
 
+# The browser that the tests of the page drive; nothing else needs it.
+ensure_chromium() {
+  command -v chromium >/dev/null && return
+  ((EUID == 0)) && command -v apt-get >/dev/null || return 1
+  export DEBIAN_FRONTEND=noninteractive
+  run_logged "installing chromium for the tests of the page" apt-get install -y --no-install-recommends chromium
+}
+
 # ---- virtual environment and installation ---------------------------------------------------------------------------
 
 ensure_venv() {
