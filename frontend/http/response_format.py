@@ -108,7 +108,7 @@ async def blamed(field: str, tools: ToolUse | None = None) -> AsyncIterator[None
         if why is None:
             raise
         at_fault = await asyncio.to_thread(tool_at_fault, error, tools)
-        raise at_fault or bad_request(f"{field} can't be followed: {why}", field) from None
+        raise at_fault or bad_request(f"{field} can't be used: {why}", field) from None
 
 
 def _checked(fields: dict[str, Any], field: str) -> StructuredOutputs:

@@ -70,6 +70,7 @@ class Messages:
             params=params,
             tools=tool_use(body.tools, body.tool_choice),
             structured_outputs=None if body.output_config is None else body.output_config.structured_outputs,
+            format_field="output_config.format.schema",
             template=_template(body, messages[-1]),
         )
 

@@ -67,5 +67,6 @@ class Responses:
             cache_salt=body.cache_salt or "",
             timeout=service.timeout(request),
             structured_outputs=body.format,
+            format_field="text.format.schema",
             trace=TraceContext("chat", request.headers, answer_id),
         )

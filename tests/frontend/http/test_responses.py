@@ -232,5 +232,6 @@ def test_a_format_that_cannot_be_followed_is_refused(openai: OpenAI) -> None:
     for form in ({"type": "json_schema", "name": "x"}, {"type": "json_schema", "name": "x", "schema": {"type": "no"}}):
         arguments: Any = {**GREEDY, "input": TALE, "text": {"format": form}}
         for stream in (False, True):
-            with pytest.raises(BadRequestError, match=r"text\.format\.schema"):
+            with pytest.raises(BadRequestError, match=r"text\.format\.schema") as refused:
                 openai.responses.create(stream=stream, **arguments)
+            assert refused.value.param == "text.format.schema"
