@@ -23,6 +23,7 @@ from quire.frontend.chat.tool_grammar import tool_grammar
 from quire.frontend.chat.tool_parsers import TOOL_PARSERS, detect_parser
 from quire.frontend.chat.tool_parsers.base import new_call_id
 from quire.frontend.chat.tools import ToolError, ToolUse
+from quire.frontend.structured_outputs import MOST_CHARACTERS
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
@@ -128,6 +129,12 @@ class AnswerFormat:
             return structured
         else:
             grammar = self.after_thinking(prompt, answer_rule(structured))
+        if tools is not None and grammar is not None and len(grammar) > MOST_CHARACTERS:
+            raise ToolError(
+                "tools",
+                f"need a grammar of {len(grammar)} characters for their calls; it may have {MOST_CHARACTERS}, "
+                "so give fewer tools, or shorter schemas",
+            )
         return None if grammar is None else StructuredOutputs(grammar=grammar)
 
     def _beginning(self, prompt: str) -> Beginning:

@@ -59,6 +59,7 @@ class Service:
         """Load what a first chat needs, so that it does not wait for that."""
         with suppress(ValueError):  # there is no template, or one that has its own mind about conversations
             await self.llm.chat_prompt([{"role": "user", "content": "Hello"}])
+        _ = self.llm.answer_format  # which is found out once
 
     @property
     def public_names(self) -> list[str]:
