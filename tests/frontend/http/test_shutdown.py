@@ -36,6 +36,8 @@ def is_refused(server: Server) -> bool:
         RawConnection(server.url).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # it was in the queue of the listener
+        return False
     return False
 
 
