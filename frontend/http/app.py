@@ -48,7 +48,7 @@ class Gateway:
 
     def __init__(self, service: Service, known: Sequence[Route]) -> None:
         self._service = service
-        self._app: ASGIApp = Router(known)
+        self._app: ASGIApp = Router(known, redirect_slashes=False)
         self._keys = ApiKeys(service.args.all_api_keys())
         self._paths: dict[Any, str] = {route.endpoint: route.path for route in known}
 

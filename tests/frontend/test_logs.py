@@ -96,9 +96,10 @@ def test_exceptions_are_logged_with_their_traceback(log_format: LogFormat) -> No
 
 def test_uvicorn_speaks_the_same_way_and_leaves_answers_to_us() -> None:
     stream = configured("json")
-    logging.getLogger("uvicorn.error").info("Started server process")
-    logging.getLogger("uvicorn.access").info("GET /")
-    assert json.loads(stream.getvalue())["message"] == "Started server process"
+    logging.getLogger("uvicorn.error").info("Started server process")  # which the command line says better
+    logging.getLogger("uvicorn.error").warning("Something is amiss")
+    logging.getLogger("uvicorn.access").warning("GET /")
+    assert json.loads(stream.getvalue())["message"] == "Something is amiss"
 
 
 def test_a_second_configuration_replaces_the_first() -> None:
