@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=1000, help="that are dropped, --streams at a time")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--chat", action="store_true", help="chats instead of completions")
-    parser.add_argument("serve", nargs="*", help="arguments of `quire serve`, after --")
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="what follows goes to `quire serve`")
     args = parser.parse_args()
     what = {"streams": streams, "stalled": stalled, "dropped": dropped}[args.what]
     with serving(args.serve) as target:
