@@ -66,7 +66,7 @@ class Grammars:
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
         self._pending: set[Grammar] = set()
         self._lock = threading.Lock()  # of what follows
-        self._queue: dict[Grammar, None] = {}
+        self._queue: dict[Grammar, float] = {}  # since when
         self._done: list[tuple[Grammar, LLMatcher | None, str | None]] = []
         self._running: Grammar | None = None
         self._begun = 0.0
@@ -115,13 +115,13 @@ class Grammars:
             grammar.matcher, grammar.error = matcher, error
             self._pending.discard(grammar)
         self.num_compiled += len(done)
-        if late is not None:
-            late.error = self._took_too_long
-            self._forget(late)
+        for grammar in late:
+            grammar.error = self._took_too_long
+            self._forget(grammar)
         if self._pending:
             self._ensure_thread()
         self._forget_oldest()
-        return [grammar for grammar, _, _ in done] + ([] if late is None else [late])
+        return [grammar for grammar, _, _ in done] + late
 
     def stop(self, seconds: float) -> bool:
         """Begins with no other grammar; whether all threads have ended within so many seconds."""
@@ -136,7 +136,7 @@ class Grammars:
     def _begin(self, grammar: Grammar) -> None:
         self._pending.add(grammar)
         with self._lock:
-            self._queue[grammar] = None
+            self._queue[grammar] = time.monotonic()
         self._ensure_thread()
 
     def _forget(self, grammar: Grammar) -> None:
@@ -147,13 +147,19 @@ class Grammars:
         while len(self._kept) > MOST_GRAMMARS + len(self._pending):
             self._forget(next(grammar for grammar in self._kept.values() if grammar.is_ready))
 
-    def _take_late(self) -> Grammar | None:
-        """The grammar that is being compiled if it takes too long; its thread is not waited for any more."""
-        late = self._running
-        if late is None or time.monotonic() - self._begun <= self._timeout:
-            return None
-        self._running, self._has_thread = None, False
-        self._num_stuck += 1
+    def _take_late(self) -> list[Grammar]:
+        """The grammar that is being compiled if it takes too long; its thread is not waited for any more.
+
+        When no thread is left that could begin with them, also those that have waited for as long.
+        """
+        now, late = time.monotonic(), list[Grammar]()
+        if self._running is not None and now - self._begun > self._timeout:
+            late.append(self._running)
+            self._running, self._has_thread = None, False
+            self._num_stuck += 1
+        if self._num_stuck >= _MOST_STUCK and not self._has_thread:
+            late += [grammar for grammar, since in self._queue.items() if now - since > self._timeout]
+            self._queue = {grammar: since for grammar, since in self._queue.items() if grammar not in late}
         return late
 
     @property

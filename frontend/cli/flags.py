@@ -215,6 +215,10 @@ class HttpFlags:
     max_prompts: Annotated[
         int | None, _http("Most completions of a request: its prompts times n. Default: 1024.", "N", min=1)
     ] = None
+    trust_request_chat_template: Annotated[
+        bool,
+        switch("HTTP server", "--trust-request-chat-template", "Let clients bring chat templates, which are programs."),
+    ] = False
     request_timeout: Annotated[float | None, _http("Most seconds that a request may take. Default: no limit.", "S")] = (
         None
     )

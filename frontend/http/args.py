@@ -23,6 +23,7 @@ class ServerArgs:
     header_timeout: seconds that a connection may take to send the headers of a request; send_timeout: seconds that a
     client may read nothing of what was sent. max_connections: at once; further ones are told to try again.
     request_timeout: seconds after which any request ends, None for no limit; the header X-Request-Timeout sets less.
+    trust_request_chat_template: whether clients may bring chat templates, which are programs that need not end.
     drain_seconds: what open requests get after SIGTERM.
     keep_alive: seconds that an idle connection stays open.
     """
@@ -46,6 +47,7 @@ class ServerArgs:
     max_prompts: int = 1024
     request_timeout: float | None = None
     drain_seconds: float = 30.0
+    trust_request_chat_template: bool = False
     keep_alive: float = 60.0
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class ServerArgs:
 
         Raises `ValueError` for a file that can't be read or a key that can't be sent in a header.
         """
+        if not all(key.strip() for key in self.api_keys):
+            raise ValueError("an API key is empty, and would leave the server open; give one, or leave --api-key out")
         keys = [*self.api_keys, *os.environ.get(API_KEY_VARIABLE, "").split(",")]
         for path in self.api_key_files:
             keys += _keys_of(path)

@@ -151,6 +151,7 @@ class Chat:
 
     def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
         service = self._service
+        service.check_template(body.chat_template)
         kwargs = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", body.reasoning_effort)

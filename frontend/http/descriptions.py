@@ -70,7 +70,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "thinking": "Whether to think first, where the model has a choice. Left out: as the model does by itself.",
     "reasoning_effort": "Handed to the chat template.",
     # How the prompt is made
-    "chat_template": "A Jinja template to use instead of the model's.",
+    "chat_template": "A Jinja template instead of the model's; refused unless the server trusts its clients.",
     "chat_template_kwargs": "Variables for the chat template.",
     "add_generation_prompt": "End the prompt with the beginning of the assistant's answer, which is the default.",
     "continue_final_message": "Continue the last message instead of answering it.",

@@ -137,6 +137,7 @@ class Endpoints:
         if body.prompt is not None:
             tokens = await service.encode(body.prompt, body.add_special_tokens)
         else:
+            service.check_template(body.chat_template)
             prompt = await service.llm.chat_prompt(
                 body.messages or [],
                 chat_template=body.chat_template,

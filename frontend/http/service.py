@@ -98,6 +98,15 @@ class Service:
                 "prompt" if num_prompts > 1 else "n",
             )
 
+    def check_template(self, chat_template: str | None) -> None:
+        """Raises `ApiError` 400 for a client's own template, unless such are trusted."""
+        if chat_template is not None and not self.args.trust_request_chat_template:
+            raise bad_request(
+                "chat_template is not taken from clients, since a template can keep the server from all other work; "
+                "use the model's, or start the server with --trust-request-chat-template",
+                "chat_template",
+            )
+
     async def prepared(self, prompt: str | list[int], last: int | None, add_special_tokens: bool | None) -> PromptType:
         """A prompt of which only the `last` tokens count, and that may go without the tokenizer's special tokens."""
         if last is None and add_special_tokens in (None, True):

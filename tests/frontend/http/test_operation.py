@@ -208,3 +208,8 @@ def test_tls_from_files(tmp_path: Path) -> None:
         with socket.create_connection((host, int(port)), 20) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\n\r\n")
             assert plain.recv(100) == b""  # no answer in the clear
+
+
+def test_an_empty_key_does_not_open_the_server() -> None:
+    with pytest.raises(ValueError, match="an API key is empty"):
+        ServerArgs(api_keys=("",)).all_api_keys()

@@ -54,6 +54,7 @@ def samples(server: Server) -> dict[str, float]:
 def test_dashboards_of_vllm_find_what_they_read(collector: tuple[str, list[bytes]]) -> None:
     endpoint, bodies = collector
     arguments = ["--metrics-prefix", "vllm", "--log-format", "json", "--otlp-traces-endpoint", endpoint]
+    arguments += ["--trust-request-chat-template"]
     with Server.start(*arguments) as server:
         traced = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01", "X-Request-Id": "mine-1"}
         reply = server.request("/v1/completions", BODY, headers=traced)
@@ -61,6 +62,8 @@ def test_dashboards_of_vllm_find_what_they_read(collector: tuple[str, list[bytes
         assert server.request("/v1/completions", {**BODY, "stream": True, "n": 2}).status == 200
         assert server.request("/v1/completions", {**BODY, "max_tokens": 10**6}).status == 400
         assert server.request("/nothing/here").status == 404
+        own = {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ messages[0].content * 2 }}"}
+        assert server.request("/tokenize", own).json()["count"] == 2
         values = samples(server)
         server.check_pages()
         server.stop()
