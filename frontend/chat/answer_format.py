@@ -83,7 +83,8 @@ class AnswerFormat:
         if tools is not None and name is not None:
             calls = TOOL_PARSERS[name]({tool.name for tool in tools.callable_tools}, new_id)
         thoughts = None if self.reasoning_parser is None else ReasoningParser(self._beginning(prompt))
-        return AssistantParser(calls, thoughts, tools is None or tools.parallel)
+        parallel, forced = tools is None or tools.parallel, tools is not None and tools.forced
+        return AssistantParser(calls, thoughts, parallel, only_calls=forced)
 
     def params(self, params: SamplingParams, prompt: str, tools: ToolUse | None = None) -> SamplingParams:
         """`params`, which have been checked, of an answer to the rendered `prompt` that a parser is to read.
@@ -147,7 +148,8 @@ class AnswerFormat:
             raise ToolError(
                 "tool_choice",
                 "is 'auto', but the chat template of this model shows no known format of tool calls; "
-                "set it to 'required', to a function or to 'none', or name the tool parser of the model",
+                "set it to 'required', to a function or to 'none', or name the model's format with tool_call_parser "
+                "(--tool-call-parser of the server)",
             )
         return self.tool_parser or "json_call"
 

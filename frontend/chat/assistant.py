@@ -29,7 +29,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
-    """An answer: `content` is None if there is none beside calls, `reasoning_content` if the model did not think."""
+    """An answer: `content` is None if there is none beside calls, made or forced; `reasoning_content` if no thought."""
 
     content: str | None
     reasoning_content: str | None = None
@@ -59,7 +59,8 @@ class AssistantParser:
     """Reads an answer as it arrives, cut at any place, and keeps the message that it makes.
 
     Without a reasoning parser nothing is reasoning, without a tool parser nothing is a call. Calls after the first
-    are dropped unless `parallel_tool_calls`.
+    are dropped unless `parallel_tool_calls`. `only_calls`: the answer must be calls, so other text is dropped: it can
+    only be the beginning of one that was cut off.
     """
 
     def __init__(
@@ -67,10 +68,12 @@ class AssistantParser:
         tool_parser: ToolParser | None = None,
         reasoning_parser: ReasoningParser | None = None,
         parallel_tool_calls: bool = True,
+        only_calls: bool = False,
     ) -> None:
         self._tools = tool_parser
         self._reasoning = reasoning_parser
         self._parallel = parallel_tool_calls
+        self._only_calls = only_calls
         self._content: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[_Call] = []
@@ -90,7 +93,7 @@ class AssistantParser:
         """What has been read so far; the whole message after `finish`."""
         content = "".join(self._content)
         return AssistantMessage(
-            content=content if content or not self._calls else None,
+            content=content if content or not (self._calls or self._only_calls) else None,
             reasoning_content="".join(self._thoughts) or None,
             tool_calls=tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._calls),
         )
@@ -112,8 +115,10 @@ class AssistantParser:
         return [event for event in merged(events) if self._add(event)]
 
     def _add(self, event: Event) -> bool:
-        """Add to the message; False if the event is of a call too many."""
+        """Add to the message; False if there is nothing to add, or it is dropped."""
         if isinstance(event, ContentDelta):
+            if self._only_calls:
+                return False
             self._content.append(event.text)
             return bool(event.text)
         if isinstance(event, ReasoningDelta):

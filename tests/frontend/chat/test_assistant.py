@@ -125,6 +125,25 @@ def test_an_unknown_format_can_be_forced_but_not_chosen() -> None:
 
 
 def test_only_the_tools_of_the_choice_are_bare_calls() -> None:
-    chosen = check_tools(TOOLS, {"type": "function", "function": {"name": "go"}})
+    go = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "go"}}]}
+    chosen = check_tools(TOOLS, {"type": "allowed_tools", "allowed_tools": go})
     text = '{"name": "look", "parameters": {}}'
     assert parse_answer(text, AnswerFormat("llama3_json").parser(PROMPT, chosen)) == AssistantMessage(text)
+
+
+@pytest.mark.parametrize("own", ["hermes", "llama3_json", None])
+def test_a_forced_call_that_is_cut_off_leaves_no_words(own: str | None) -> None:
+    tools = check_tools([{"type": "function", "function": {"name": "f"}}], "required")
+    key, before, between = {
+        "hermes": ("arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n"),
+        "llama3_json": ("parameters", "", "; "),
+        None: ("arguments", "[", ", "),
+    }[own]
+    call = f'{{"name": "f", "{key}": {{}}}}'
+    text = before + call + between + call
+    for end in range(len(text)):
+        reader = AnswerFormat(own).parser("", tools)
+        events = [event for piece in text[:end] for event in reader.feed(piece)] + reader.finish()
+        assert not any(isinstance(event, ContentDelta) for event in events)
+        assert reader.message.content is None
+        assert reader.finish_reason("length") == "length"
