@@ -35,3 +35,8 @@ class EngineConnectionError(RuntimeError):
 
 class EngineDeadError(RuntimeError):
     """The engine ended, or stopped answering, while it was in use. Every open request ends with this error."""
+
+
+def kind_of(value: object) -> str:
+    """What an error says that `value` is: the name of its type, but JSON's word for None."""
+    return "null" if value is None else f"a {type(value).__name__}"

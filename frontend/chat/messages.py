@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.frontend.errors import ChatTemplateError
+from quire.frontend.chat.calls_as_text import calls_as_text
+from quire.frontend.errors import ChatTemplateError, kind_of
 
 Message = Mapping[str, Any]
 
 MESSAGE_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 # What answers of an API hold and no prompt does; allowed so that an answer can be sent back as it came.
-ANSWER_KEYS = {"refusal", "audio", "annotations", "function_call"}
+# `reasoning` is what other servers call reasoning_content.
+ANSWER_KEYS = {"refusal", "audio", "annotations", "function_call", "reasoning"}
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type -> the key of its text
 MEDIA_PARTS = {"image_url": "images", "input_audio": "audio", "file": "files", "video_url": "videos"}
 TOOL_CALL_FORM = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}'
@@ -32,11 +34,13 @@ def check_messages(messages: Sequence[Message], template_source: str = "") -> li
 
     Contents are strings (text parts are joined by line breaks), or None beside tool calls; the arguments of tool calls
     are objects, unless the template joins them to its text; the role `developer` is `system`, unless the template
-    knows it; what is null is left out. Raises ChatTemplateError naming the message and what is wrong with it.
+    knows it; what is null is left out. Where the template knows no tools, calls and results are written as words (see
+    `calls_as_text`); with no source at all it is taken to know them. Raises ChatTemplateError naming the message and
+    what is wrong with it.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(
-            f'messages is a {type(messages).__name__}; give a list such as [{{"role": "user", "content": "Hello"}}]'
+            f'messages is {kind_of(messages)}; give a list such as [{{"role": "user", "content": "Hello"}}]'
         )
     if not messages:
         raise ChatTemplateError('messages is empty; give at least one, such as {"role": "user", "content": "Hello"}')
@@ -46,13 +50,14 @@ def check_messages(messages: Sequence[Message], template_source: str = "") -> li
     for message in checked:
         if message["role"] == "developer" and to_system:
             message["role"] = "system"
-    return checked
+    return checked if "tool" in template_source or not template_source else calls_as_text(checked)
 
 
 def _check_message(message: Message, where: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise ChatTemplateError(f'{where} is a {type(message).__name__}; give {{"role": ..., "content": ...}}')
-    unknown = sorted(str(key) for key in set(message) - MESSAGE_KEYS - ANSWER_KEYS)
+        raise ChatTemplateError(f'{where} is {kind_of(message)}; give {{"role": ..., "content": ...}}')
+    known = MESSAGE_KEYS | ANSWER_KEYS
+    unknown = sorted(str(key) for key, value in message.items() if key not in known and value is not None)
     if unknown:
         raise ChatTemplateError(
             f"{where} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(MESSAGE_KEYS))}"
@@ -62,9 +67,11 @@ def _check_message(message: Message, where: str, parse: Callable[[str, str], Any
         raise ChatTemplateError(f"{where} has role={role!r}; give a role such as 'system', 'user' or 'assistant'")
     _refuse_legacy(message, where)
     kept = {key: message[key] for key in message if key in MESSAGE_KEYS and message[key] is not None}
+    if message.get("reasoning") is not None:
+        kept.setdefault("reasoning_content", message["reasoning"])
     for key in ("name", "tool_call_id", "reasoning_content"):
         if not isinstance(kept.get(key, ""), str):
-            raise ChatTemplateError(f"{where}.{key} is a {type(kept[key]).__name__}; give a string")
+            raise ChatTemplateError(f"{where}.{key} is {kind_of(kept[key])}; give a string")
     calls = _check_tool_calls(kept.pop("tool_calls", None), where, role, parse)
     return {**kept, "content": _check_content(message, where, bool(calls)), **({"tool_calls": calls} if calls else {})}
 
@@ -90,9 +97,11 @@ def _check_content(message: Message, where: str, has_calls: bool) -> str | None:
         return None
     if content is None and isinstance(message.get("refusal"), str):
         return str(message["refusal"])
+    if content is None and "content" in message and message.get("role") == "assistant":
+        return ""  # it may have said nothing: it was cut off, or only thought
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         return "\n".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
-    given = "is missing" if "content" not in message else f"is a {type(content).__name__}"
+    given = "is missing" if "content" not in message else f"is {kind_of(content)}"
     raise ChatTemplateError(f'{where}.content {given}; give a string or a list of {{"type": "text", "text": ...}}')
 
 
@@ -107,7 +116,7 @@ def _check_part(part: Any, where: str) -> str:
         raise ChatTemplateError(f'{where} is of type {kind!r}; only {{"type": "text", "text": ...}} is understood')
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
-        raise ChatTemplateError(f"{where}.{TEXT_PARTS[kind]} is a {type(text).__name__}; give a string")
+        raise ChatTemplateError(f"{where}.{TEXT_PARTS[kind]} is {kind_of(text)}; give a string")
     return text
 
 
@@ -117,7 +126,7 @@ def _check_tool_calls(given: Any, where: str, role: str, parse: Callable[[str, s
     if role != "assistant":
         raise ChatTemplateError(f"{where} has tool_calls with role={role!r}; only the assistant calls tools")
     if not isinstance(given, (list, tuple)):
-        raise ChatTemplateError(f"{where}.tool_calls is a {type(given).__name__}; give a list of {TOOL_CALL_FORM}")
+        raise ChatTemplateError(f"{where}.tool_calls is {kind_of(given)}; give a list of {TOOL_CALL_FORM}")
     return [_check_tool_call(call, f"{where}.tool_calls[{index}]", parse) for index, call in enumerate(given)]
 
 
@@ -131,8 +140,8 @@ def _check_tool_call(call: Any, where: str, parse: Callable[[str, str], Any]) ->
     if isinstance(arguments, str):
         arguments = parse(arguments, f"{where}.function.arguments")
     elif not isinstance(arguments, Mapping):
-        what = type(arguments).__name__
-        raise ChatTemplateError(f"{where}.function.arguments is a {what}; give a string that holds a JSON object")
+        what = kind_of(arguments)
+        raise ChatTemplateError(f"{where}.function.arguments is {what}; give a string that holds a JSON object")
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
@@ -143,7 +152,7 @@ def _parse_arguments(arguments: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ChatTemplateError(f"{where} is not JSON: {error}; give a string that holds a JSON object") from None
     if not isinstance(value, dict):
-        raise ChatTemplateError(f"{where} holds a {type(value).__name__}; give a string that holds a JSON object")
+        raise ChatTemplateError(f"{where} holds {kind_of(value)}; give a string that holds a JSON object")
     return value
 
 

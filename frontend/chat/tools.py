@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.frontend.errors import kind_of
+
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-TOOL_KEYS = {"type", "function"}
+TOOL_KEYS = {"type", "function", "cache_control"}  # the last asks for what happens anyway: prefixes stay cached
 FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 FORM = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 MAX_DEPTH = 64  # of a schema: what reads and writes JSON recursively must come to an end
@@ -96,7 +98,7 @@ def check_tools(tools: Any, tool_choice: Any = None, parallel_tool_calls: bool |
 
 def _check_list(tools: Any) -> tuple[Tool, ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
-        raise ToolError("tools", f"is a {type(tools).__name__}; give a list of {FORM}")
+        raise ToolError("tools", f"is {kind_of(tools)}; give a list of {FORM}")
     checked: dict[str, Tool] = {}
     for index, given in enumerate(tools):
         tool = _check_tool(given, f"tools[{index}]")
@@ -108,13 +110,13 @@ def _check_list(tools: Any) -> tuple[Tool, ...]:
 
 def _check_tool(given: Any, where: str) -> Tool:
     if not isinstance(given, Mapping):
-        raise ToolError(where, f"is a {type(given).__name__}; give {FORM}")
+        raise ToolError(where, f"is {kind_of(given)}; give {FORM}")
     if given.get("type") != "function":
         raise ToolError(f"{where}.type", f"is {given.get('type')!r}; only 'function' is known")
     _refuse_unknown(given, TOOL_KEYS, where)
     function = given.get("function")
     if not isinstance(function, Mapping):
-        what = "is missing" if function is None else f"is a {type(function).__name__}"
+        what = "is missing" if function is None else f"is {kind_of(function)}"
         raise ToolError(f"{where}.function", f'{what}; give {{"name": ..., "parameters": {{...}}}}')
     return _check_function(function, f"{where}.function")
 
@@ -126,7 +128,7 @@ def _check_function(function: Mapping[str, Any], where: str) -> Tool:
         given = "is missing" if name is None else f"is {_short(name)}"
         raise ToolError(f"{where}.name", f"{given}; give 1 to 64 letters (a-z, A-Z), digits, underscores and dashes")
     if description is not None and not isinstance(description, str):
-        raise ToolError(f"{where}.description", f"is a {type(description).__name__}; give a string")
+        raise ToolError(f"{where}.description", f"is {kind_of(description)}; give a string")
     if strict is not None and not isinstance(strict, bool):
         raise ToolError(f"{where}.strict", f"is {_short(strict)}; give true or false")
     return Tool(name, description, _check_parameters(function.get("parameters"), f"{where}.parameters"), bool(strict))
@@ -136,13 +138,15 @@ def _check_parameters(parameters: Any, where: str) -> dict[str, Any] | None:
     if parameters is None or parameters == {}:
         return None
     if not isinstance(parameters, Mapping):
-        raise ToolError(where, f"is a {type(parameters).__name__}; give a JSON schema of an object")
+        raise ToolError(where, f"is {kind_of(parameters)}; give a JSON schema of an object")
+    if "type" not in parameters and "properties" in parameters:
+        parameters = {"type": "object", **parameters}
     if parameters.get("type") != "object":
         given = "no type" if "type" not in parameters else f"type={_short(parameters['type'])}"
         raise ToolError(where, f'has {given}; arguments are an object, so give a schema with "type": "object"')
     properties = parameters.get("properties", {})
     if not isinstance(properties, Mapping):
-        raise ToolError(f"{where}.properties", f"is a {type(properties).__name__}; give a schema for each name")
+        raise ToolError(f"{where}.properties", f"is {kind_of(properties)}; give a schema for each name")
     if _deeper(parameters, MAX_DEPTH):
         raise ToolError(where, f"is nested more than {MAX_DEPTH} levels deep; use $defs and $ref to make it flatter")
     return dict(parameters)
@@ -191,7 +195,7 @@ def _check_named(given: Any, names: set[str], where: str) -> str:
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(str(key) for key in set(given) - known)
+    unknown = sorted(str(key) for key, value in given.items() if key not in known and value is not None)
     if unknown:
         raise ToolError(where, f"has the unknown key {_short(unknown[0])}; known are {', '.join(sorted(known))}")
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 from quire.frontend.chat.tools import NAME, Mode
 
 _TEXT_OR_NULL = {"type": ["string", "null"]}
+_ONLY_NULL = {"type": "null"}  # a key that is not known must say nothing
 _FUNCTION_NAME = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _FUNCTION_TYPE = {"const": "function"}
 
@@ -57,7 +58,7 @@ _MESSAGE: dict[str, Any] = {
                 {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}},
                 {"type": "null"},
             ],
-            "description": "Text, or parts of it. Null only beside tool_calls or a refusal.",
+            "description": "Text, or parts of it. Null only of the assistant, or beside a refusal.",
         },
         "name": _TEXT_OR_NULL,
         "tool_calls": {
@@ -66,12 +67,13 @@ _MESSAGE: dict[str, Any] = {
         },
         "tool_call_id": {**_TEXT_OR_NULL, "description": "Of a tool: the call that this is the result of."},
         "reasoning_content": {**_TEXT_OR_NULL, "description": "Of the assistant: its thoughts."},
+        "reasoning": {**_TEXT_OR_NULL, "description": "The same as reasoning_content."},
         "refusal": {"description": "Of an answer that is sent back."},
         "annotations": {"description": "Of an answer that is sent back."},
         "audio": {"const": None},
         "function_call": {"const": None},
     },
-    "additionalProperties": False,
+    "additionalProperties": _ONLY_NULL,
 }
 _TOOL = {
     "title": "Tool",
@@ -87,10 +89,11 @@ _TOOL = {
                 "parameters": {"type": ["object", "null"], "description": "A JSON schema of an object."},
                 "strict": {"type": ["boolean", "null"]},
             },
-            "additionalProperties": False,
+            "additionalProperties": _ONLY_NULL,
         },
+        "cache_control": {"description": "Taken, and used for nothing; prefixes are found by themselves."},
     },
-    "additionalProperties": False,
+    "additionalProperties": _ONLY_NULL,
 }
 _NAMED = {
     "required": ["type", "function"],

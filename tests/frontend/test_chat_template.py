@@ -106,7 +106,7 @@ def test_text_parts_are_joined() -> None:
         ([{"content": "x"}], r"messages\[0\] has role=None"),
         ([*HELLO, {"role": 5, "content": "x"}], r"messages\[1\] has role=5"),
         ([{"role": "user"}], r"messages\[0\].content is missing"),
-        ([{"role": "user", "content": None}], r"messages\[0\].content is a NoneType"),
+        ([{"role": "user", "content": None}], r"messages\[0\].content is null"),
         ([{"role": "user", "content": "x", "images": []}], "unknown key 'images'; known are content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content\[0\] is of type 'image_url'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] is of type 'str'"),
@@ -196,4 +196,4 @@ def test_the_demo_model_has_one() -> None:
     text = load_chat_template(DEMO_MODEL).render([{"role": "user", "content": " Tell me a tale "}])
     assert "Tell me a tale" in text
     with pytest.raises(ChatTemplateError, match="role must be"):
-        load_chat_template(DEMO_MODEL).render([{"role": "tool", "content": "x"}])
+        load_chat_template(DEMO_MODEL).render([{"role": "narrator", "content": "x"}])

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from quire.frontend.errors import kind_of
 from quire.frontend.http.bodies import convert
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.transcript import Transcript
@@ -115,7 +116,7 @@ def _part(part: Mapping[str, Any], where: str) -> str:
         raise bad_request(f"{where} is of type {kind!r}, but {reads}; give text only", where)
     text = part.get(_TEXTS[kind])
     if not isinstance(text, str):
-        raise bad_request(f"{where}.{_TEXTS[kind]} is a {type(text).__name__}; give a string", where)
+        raise bad_request(f"{where}.{_TEXTS[kind]} is {kind_of(text)}; give a string", where)
     return text
 
 

@@ -76,7 +76,9 @@ def test_what_was_given_is_left_as_it_was() -> None:
     ("message", "what"),
     [
         ({"role": "assistant"}, "messages[0].content is missing"),
-        (calling(), "messages[0].content is a NoneType"),
+        ({**HELLO, "content": None}, "messages[0].content is null"),
+        ({**HELLO, "thinking_blocks": []}, "messages[0] has the unknown key 'thinking_blocks'"),
+        ({"role": "assistant", "content": "", "reasoning": 5}, "messages[0].reasoning_content is a int"),
         (calling("f"), "messages[0].tool_calls[0] is no call of a function"),
         (calling(call(), call(type="custom")), "messages[0].tool_calls[1] is no call of a function; give {"),
         (calling({"function": {"arguments": "{}"}}), "messages[0].tool_calls[0].function.name is None"),
@@ -95,7 +97,7 @@ def test_what_was_given_is_left_as_it_was() -> None:
         ({**HELLO, "content": [{"type": "input_audio"}]}, "of type 'input_audio', but this server reads no audio"),
         ({**HELLO, "content": [{"type": "file"}]}, "of type 'file', but this server reads no files"),
         ({**HELLO, "content": [{"type": []}]}, "content[0] is of type []"),
-        ({**HELLO, "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal is a NoneType"),
+        ({**HELLO, "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal is null"),
     ],
 )
 def test_what_is_wrong_is_told_by_name(message: Any, what: str) -> None:
@@ -113,4 +115,21 @@ def test_broken_arguments_are_refused_whatever_the_template(source: str) -> None
 def test_a_template_tells_itself_what_it_refuses() -> None:
     with pytest.raises(ChatTemplateError, match="refuses the messages: only one tool call at once"):
         render(LLAMA, HELLO, calling(call(), call()))
-    assert render(PLAIN, HELLO, RESULT).startswith("user: Hello\ntool: Sunny.\n")
+
+
+def test_an_assistant_that_said_nothing() -> None:
+    nothing = {"role": "assistant", "content": None}
+    for message in (nothing, calling(), {**nothing, "provider_specific_fields": None, "thinking_blocks": None}):
+        assert check_messages([message]) == [{"role": "assistant", "content": ""}]
+    for key in ("reasoning_content", "reasoning"):
+        assert check_messages([{**nothing, key: "Hm"}])[0] == {**nothing, "reasoning_content": "Hm", "content": ""}
+
+
+def test_calls_and_results_are_words_where_the_template_knows_no_tools() -> None:
+    other = {**RESULT, "tool_call_id": "unknown", "content": "Mild."}
+    text = '[{"name": "look", "arguments": {"city": "Rome", "n": [1, "é"]}}]'
+    assert render(PLAIN, HELLO, calling(call()), RESULT, other, HELLO) == (
+        f"user: Hello\nassistant: {text}\n"
+        "user: Result of look: Sunny.\nResult of the call: Mild.\nuser: Hello\nassistant: "
+    )
+    assert f"assistant: I look.\n{text}\n" in render(PLAIN, HELLO, calling(call(), content="I look."))

@@ -54,6 +54,15 @@ def test_choices(choice: Any, expected: str, names: list[str], forced: bool, par
     assert len(checked.for_template()) == 2
 
 
+def test_what_says_nothing_is_passed_over() -> None:
+    given = {
+        **function(parameters={"properties": {}}, examples=None),
+        "cache_control": {"type": "ephemeral"},
+        "x": None,
+    }
+    assert use([given]).tools == (Tool("f", None, {"type": "object", "properties": {}}),)
+
+
 def test_calls_one_at_a_time() -> None:
     assert not use([function()], "required", parallel_tool_calls=False).parallel
     assert use([function()], "required", parallel_tool_calls=True).parallel
@@ -77,7 +86,12 @@ def test_no_tools(tools: Any) -> None:
         ([{"function": {"name": "f"}}], None, "tools[0].type", "is None"),
         ([{"type": "function"}], None, "tools[0].function", "is missing; give"),
         ([{"type": "function", "function": "f"}], None, "tools[0].function", "is a str"),
-        ([{**function(), "strict": True}], None, "tools[0]", "has the unknown key 'strict'; known are function, type"),
+        (
+            [{**function(), "strict": True}],
+            None,
+            "tools[0]",
+            "has the unknown key 'strict'; known are cache_control, function",
+        ),
         ([function(), function("")], None, "tools[1].function.name", "is ''; give 1 to 64 letters"),
         ([function("a b")], None, "tools[0].function.name", "is 'a b'; give"),
         ([function("f\n")], None, "tools[0].function.name", "is 'f\\n'; give"),
@@ -91,7 +105,7 @@ def test_no_tools(tools: Any) -> None:
         ([function(schema={})], None, "tools[0].function", "has the unknown key 'schema'; known are description"),
         ([function(parameters="x")], None, "tools[0].function.parameters", "is a str; give a JSON schema"),
         ([function(parameters={"type": "array"})], None, "tools[0].function.parameters", "has type='array'"),
-        ([function(parameters={"properties": {}})], None, "tools[0].function.parameters", "has no type"),
+        ([function(parameters={"required": []})], None, "tools[0].function.parameters", "has no type"),
         (
             [function(parameters={"type": "object", "properties": []})],
             None,
