@@ -251,6 +251,7 @@ class AsyncLLM(AnswerReader):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> Prompt:
         """The prompt that `chat` would send for a conversation. Raises `ValueError`."""
         make = functools.partial(
@@ -261,6 +262,7 @@ class AsyncLLM(AnswerReader):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            add_special_tokens=add_special_tokens,
         )
         return await asyncio.to_thread(make) if _are_long(messages) else make()
 

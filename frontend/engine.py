@@ -129,8 +129,12 @@ class Engine:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> Prompt:
-        """The prompt that the chat template makes of a conversation. Raises `RequestError`."""
+        """The prompt that the chat template makes of a conversation. Raises `RequestError`.
+
+        The template writes special tokens itself; `add_special_tokens` puts the tokenizer's around them as well.
+        """
         tokenizer = self.require_tokenizer()
         text = self._template(tokenizer, chat_template).render(
             messages,
@@ -139,8 +143,7 @@ class Engine:
             tools=tools,
             **(chat_template_kwargs or {}),
         )
-        # The template writes the special tokens itself.
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return checked_prompt(Prompt(token_ids, text), self.client.ready.vocab_size)
 
     @functools.cached_property

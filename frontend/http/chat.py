@@ -23,7 +23,7 @@ from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logpr
 from quire.frontend.http.response_format import ResponseFormat, wanted_format
 from quire.frontend.http.service import Service
 from quire.frontend.http.sse import DONE, cancelled_on_disconnect, event
-from quire.frontend.http.usage import Tally, Usage, usage_of
+from quire.frontend.http.usage import Tally, Thoughts, Usage, usage_of
 from quire.frontend.observer import TraceContext
 
 
@@ -167,6 +167,7 @@ class Chat:
                 "add_generation_prompt": body.add_generation_prompt is not False and not continues,
                 "continue_final_message": continues,
                 "chat_template_kwargs": kwargs,
+                "add_special_tokens": bool(body.add_special_tokens),
             },
             truncate=body.truncate_prompt_tokens,
             priority=body.priority or 0,
@@ -196,12 +197,16 @@ class ChatWriter:
     async def whole(self) -> ChatCompletion:
         """The whole answer."""
         answers, output = await self._conversation.answers(self._service.llm)
+        thoughts = Thoughts()
+        for answer in answers:
+            if answer.message.reasoning_content is not None:
+                thoughts.add(answer.completion.index, answer.message.reasoning_content)
         result = ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._service.name,
             choices=[self._choice(answer) for answer in answers],
-            usage=usage_of([output]),
+            usage=thoughts.added_to(usage_of([output]), self._service.tokenizer),
         )
         if self._body.prompt_logprobs is not None:
             result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
@@ -217,11 +222,12 @@ class ChatWriter:
         usage = None if include_usage else msgspec.UNSET
         chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
-        tally, greeted = Tally(), set[int]()
+        tally, thoughts, greeted = Tally(), Thoughts(), set[int]()
         async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
             async for delta in deltas:
                 index = delta.completion.index
                 tally.add_delta(delta.output, delta.completion)
+                thoughts.add_events(index, delta.events)
                 if continuous:
                     chunk.usage = tally.usage
                 if index not in greeted:
@@ -235,7 +241,7 @@ class ChatWriter:
                     chunk.choices = [choice]
                     yield event(encode(chunk))
         if include_usage:
-            chunk.choices, chunk.usage = [], tally.usage
+            chunk.choices, chunk.usage = [], thoughts.added_to(tally.usage, self._service.tokenizer)
             yield event(encode(chunk))
         yield DONE
 

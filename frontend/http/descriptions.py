@@ -75,7 +75,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "add_generation_prompt": "End the prompt with the beginning of the assistant's answer, which is the default.",
     "continue_final_message": "Continue the last message instead of answering it.",
     "documents": "Handed to the chat template.",
-    "add_special_tokens": "Begin the prompt with the special tokens of the tokenizer, which is the default.",
+    "add_special_tokens": "Begin the prompt with the tokenizer's special tokens. Left out: not that of a chat, whose "
+    "template writes them.",
     "truncate_prompt_tokens": "Use only so many tokens of the prompt, the last ones; -1: what the context can hold.",
     # How the request is served
     "priority": "Lower comes first where the engine's policy looks at it.",

@@ -71,7 +71,7 @@ class TokenizeBody(Body, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Annotated[dict[str, Any], MESSAGE]] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -135,7 +135,7 @@ class Endpoints:
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages")
         if body.prompt is not None:
-            tokens = await service.encode(body.prompt, body.add_special_tokens)
+            tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
         else:
             service.check_template(body.chat_template)
             prompt = await service.llm.chat_prompt(
@@ -145,6 +145,7 @@ class Endpoints:
                 continue_final_message=body.continue_final_message,
                 tools=body.tools,
                 chat_template_kwargs=body.chat_template_kwargs,
+                add_special_tokens=bool(body.add_special_tokens),
             )
             tokens = prompt.token_ids
         answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=tokens)

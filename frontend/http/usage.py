@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from quire.frontend.chat.events import Event, ReasoningDelta
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.tokenizer import Tokenizer
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -22,7 +24,7 @@ class CompletionTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct, omit_defaults=True):
-    """OpenAI's `usage`."""
+    """OpenAI's `usage`; the details of the completion are there if the model thought."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -64,3 +66,34 @@ class Tally:
         cached = sum(cached for _, cached in self._prompts.values())
         total = prompt_tokens + self._completion_tokens
         return Usage(prompt_tokens, self._completion_tokens, total, PromptTokensDetails(cached))
+
+
+class Thoughts:
+    """Gathers the thoughts of answers, to count their tokens from the text: deltas have no boundary where they end."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[str]] = {}  # by completion
+
+    def add(self, index: int, text: str) -> None:
+        """Take more of what completion `index` thinks."""
+        self._texts.setdefault(index, []).append(text)
+
+    def add_events(self, index: int, events: Iterable[Event]) -> None:
+        """Take what of `events` is thoughts."""
+        for event in events:
+            if isinstance(event, ReasoningDelta):
+                self.add(index, event.text)
+
+    def count(self, tokenizer: Tokenizer | None, usage: Usage) -> int:
+        """Their tokens; of all that `usage` counts at most, as a text may be cut into more than the model wrote."""
+        texts = map("".join, self._texts.values())
+        if tokenizer is None:
+            return 0
+        tokens = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return min(tokens, usage.completion_tokens)
+
+    def added_to(self, usage: Usage, tokenizer: Tokenizer | None) -> Usage:
+        """`usage` with its details, if there were thoughts."""
+        if self._texts:
+            usage.completion_tokens_details = CompletionTokensDetails(self.count(tokenizer, usage))
+        return usage

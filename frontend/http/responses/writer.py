@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.chat.events import ReasoningDelta
 from quire.frontend.http.conversation import Conversation, Delta
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.logprobs import TokenLogprob, TokenWriter
@@ -35,7 +34,7 @@ from quire.frontend.http.responses.response import (
 )
 from quire.frontend.http.service import Service
 from quire.frontend.http.sse import event
-from quire.frontend.http.usage import Tally
+from quire.frontend.http.usage import Tally, Thoughts
 from quire.frontend.http.wording import worded
 
 # Why an answer ended -> the status of its response, its last item's, and OpenAI's word for why it is incomplete, or,
@@ -56,7 +55,7 @@ class ResponseWriter:
         self._conversation = conversation
         self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
         self._output = Output()
-        self._thoughts: list[str] = []
+        self._thoughts = Thoughts()
         self._tally = Tally()
         self._begun = False
         self._response = _response(service, body, conversation, answer_id)
@@ -102,7 +101,7 @@ class ResponseWriter:
             yield Created(response=self._response)
             yield InProgress(response=self._response)
         self._tally.add_delta(delta.output, delta.completion)
-        self._thoughts += [part.text for part in delta.events if isinstance(part, ReasoningDelta)]
+        self._thoughts.add_events(delta.completion.index, delta.events)
         yield from self._output.take(delta.events, self._logprobs(delta))
         if delta.finish_reason is not None:
             yield from self._end(delta.finish_reason)
@@ -126,15 +125,11 @@ class ResponseWriter:
 
     def _usage(self) -> Usage:
         usage = self._tally.usage
-        thoughts = "".join(self._thoughts)
-        tokenizer = self._service.tokenizer
-        # Counted from the text: the deltas have no boundary where thoughts end.
-        reasoning = len(tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts and tokenizer else 0
         return Usage(
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(min(reasoning, usage.completion_tokens)),
+            OutputTokensDetails(self._thoughts.count(self._service.tokenizer, usage)),
             usage.total_tokens,
         )
 

@@ -219,3 +219,14 @@ def test_a_stream_ends_with_done_and_nothing_after(server: Server) -> None:
     events = events_of(server.request("/v1/completions", {"prompt": "x", "max_tokens": 2, "stream": True}).body)
     assert events[-1] == "[DONE]"
     assert "usage" not in events[0]
+
+
+def test_a_chat_may_begin_with_special_tokens(server: Server) -> None:
+    """The template writes them already, so they come twice."""
+    body = {"messages": TALE, "max_tokens": 1, "return_token_ids": True}
+    plain, added = (
+        server.request("/v1/chat/completions", {**body, **more}).json()["prompt_token_ids"]
+        for more in ({}, {"add_special_tokens": True})
+    )
+    tokens = server.request("/tokenize", {"messages": TALE, "add_special_tokens": True}).json()["tokens"]
+    assert added == tokens == [plain[0], *plain]

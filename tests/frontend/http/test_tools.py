@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from anthropic import Anthropic
 from chat_templates import QWEN_THINKING
 from demo_copies import BRACKET, LESS_THAN, THINK, THOUGHT, thinking_model
 from http_server import Server
@@ -189,6 +190,12 @@ def test_thoughts_come_before_what_is_constrained(qwen: OpenAI) -> None:
     thoughts = [(choice.message.model_extra or {}).get("reasoning_content") or "" for choice in whole.choices]
     assert any(thoughts)
     assert thoughts == [part["thoughts"] for part in parts]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert 0 < (whole.usage.completion_tokens_details.reasoning_tokens or 0) < whole.usage.completion_tokens
+    *_, last = qwen.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body)
+    assert last.usage is not None
+    assert last.usage.completion_tokens_details == whole.usage.completion_tokens_details
     for choice, part in zip(whole.choices, parts, strict=True):
         assert choice.message.content == part["content"]
         jsonschema.validate(json.loads(part["content"]), LOOK)
@@ -216,8 +223,45 @@ def test_a_call_that_is_cut_short(openai: OpenAI, server: Server) -> None:
     server.check_pages()
 
 
+def test_a_forced_call_that_is_cut_off_leaves_no_words(openai: OpenAI) -> None:
+    body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": "required", "max_tokens": 3}
+    [choice] = openai.chat.completions.create(**body).choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (None, None, "length")
+    assert streamed(openai, **body) == [{"content": "", "thoughts": "", "calls": [], "reason": "length"}]
+    answer = openai.responses.create(
+        model="quire-demo",
+        input="Rome?",
+        tools=[{"type": "function", "name": "look", "parameters": LOOK, "strict": False}],
+        tool_choice="required",
+        max_output_tokens=3,
+    )
+    assert (answer.output_text, answer.status) == ("", "incomplete")
+    back: Any = [*ASK, choice.message, *ASK]
+    assert openai.chat.completions.create(messages=back, **{**ASKED, "max_tokens": 1}).choices
+
+
+def test_a_model_that_knows_no_tools_goes_on_after_a_call(server: Server, openai: OpenAI) -> None:
+    body: Any = {**ASKED, "tools": tools()}
+    called = openai.chat.completions.create(messages=ASK, tool_choice=NAMED, **body).choices[0].message
+    [call] = called.tool_calls or []
+    messages = [*ASK, called, {"role": "tool", "tool_call_id": call.id, "content": "It rains."}]
+    said = openai.chat.completions.create(messages=messages, tool_choice="none", **{**body, "max_tokens": 5})
+    assert said.choices[0].message.content
+    schema = {"name": "look", "input_schema": LOOK}
+    asked: Any = {"model": "quire-demo", "max_tokens": 99, "tools": [schema]}
+    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        use = client.messages.create(messages=ASK, tool_choice={"type": "tool", "name": "look"}, **asked).content
+        [block] = use
+        assert block.type == "tool_use"
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "It rains."}]}
+        turns: Any = [*ASK, {"role": "assistant", "content": use}, result]
+        [text] = client.messages.create(messages=turns, tool_choice={"type": "none"}, **asked).content
+    assert text.type == "text"
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": tools()}, "tool_choice", "shows no known format of tool calls"),
+    ({"tools": tools()}, "tool_choice", "--tool-call-parser"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": tools(), "tool_choice": {**NAMED, "function": {"name": "x"}}}, "tool_choice.function.name", "'x'"),
     ({"tools": tools(), "tool_choice": "x"}, "tool_choice", "'x'"),
