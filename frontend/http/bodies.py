@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -99,13 +100,22 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        if _unknown_field(error) not in kind.refused:
+        _check_json(body)
+        if not _is_unknown_field(error):
             raise
-    return msgspec.convert(_without_refused(msgspec.json.decode(body), kind), kind)
+    return msgspec.convert(_without_refused(msgspec.json.decode(body), kind), kind, str_keys=True)
+
+
+def _check_json(body: bytes) -> None:
+    """Raise `DecodeError` for what is no JSON: a field may have been refused before the body broke off."""
+    with suppress(msgspec.ValidationError, RecursionError):  # it is JSON that nothing here can hold
+        msgspec.json.decode(body)
 
 
 def _without_refused(fields: dict[str, Any], kind: type[Body]) -> dict[str, Any]:
-    """Without the fields that ask for nothing."""
+    """Without the fields that ask for nothing: such ones of `refused`, and unknown ones that are null."""
+    known = {*kind.__struct_fields__, *kind.refused}
+    fields = {name: value for name, value in fields.items() if value is not None or name in known}
     for name in kind.refused.keys() & fields.keys():
         harmless, why = kind.refused[name]
         value = fields.pop(name)
@@ -145,7 +155,6 @@ def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:
     return bad_request(f"{path}: {what[:1].lower()}{what[1:]}", path, "invalid_value")
 
 
-def _unknown_field(error: msgspec.ValidationError) -> str | None:
-    """The name of an unknown field at the top of the body."""
-    match = _UNKNOWN.fullmatch(str(error))
-    return None if match is None else match["name"]
+def _is_unknown_field(error: msgspec.ValidationError) -> bool:
+    """Whether it is about an unknown field at the top of the body."""
+    return _UNKNOWN.fullmatch(str(error)) is not None

@@ -73,8 +73,8 @@ class TokenizeBody(Body, kw_only=True):
     messages: list[Annotated[dict[str, Any], MESSAGE]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: list[Annotated[dict[str, Any], TOOL]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -141,8 +141,8 @@ class Endpoints:
             prompt = await service.llm.chat_prompt(
                 body.messages or [],
                 chat_template=body.chat_template,
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=bool(body.continue_final_message),
                 tools=body.tools,
                 chat_template_kwargs=body.chat_template_kwargs,
                 add_special_tokens=bool(body.add_special_tokens),

@@ -36,8 +36,8 @@ class _ToolUse(msgspec.Struct):
 
 class _ToolResult(msgspec.Struct):
     tool_use_id: str
-    content: str | list[dict[str, Any]] = ""
-    is_error: bool = False
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
 
 
 _MEDIA = {"image": "images", "document": "documents", "search_result": "search results", "container_upload": "files"}
@@ -97,7 +97,7 @@ def _tool_result(block: Mapping[str, Any], where: str, transcript: Transcript) -
             "give the assistant's message as well",
             f"{where}.tool_use_id",
         )
-    text = _text(result.content, f"{where}.content")
+    text = _text(result.content or "", f"{where}.content")
     # Chat templates have no other place to say so.
     transcript.result(result.tool_use_id, f"Error: {text}" if result.is_error else text)
 

@@ -126,6 +126,13 @@ def test_blocks_are_a_chat() -> None:
     ]
 
 
+def test_the_result_of_a_tool_that_has_nothing_to_say() -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
+    block = {"type": "tool_result", "tool_use_id": "t", "content": None, "is_error": None}
+    [*_, result] = chat_messages([USER, call, {"role": "user", "content": [block]}], None)
+    assert result == {"role": "tool", "tool_call_id": "t", "content": ""}
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
