@@ -68,10 +68,10 @@ def _check_prompt(request: EngineCoreRequest, limits: EngineLimits) -> None:
         raise RequestError("the prompt is empty; give at least one token")
     answer = 1 if request.pooling is None else 0  # tokens that must have room after it
     if len(prompt) + answer > limits.max_model_len:
-        words = "leaves no room for an answer in" if answer else "exceeds"
+        words = "leaves no room for an answer" if answer else "is too long"
         raise RequestError(
-            f"a prompt of {len(prompt)} tokens {words} the context length "
-            f"{limits.max_model_len}; shorten it to {limits.max_model_len - answer} tokens or fewer"
+            f"a prompt of {len(prompt)} tokens {words}, as this model's maximum context length is "
+            f"{limits.max_model_len} tokens; shorten it to {limits.max_model_len - answer} tokens or fewer"
         )
     if len(prompt) + answer > limits.pool_tokens:
         raise RequestError(
@@ -104,8 +104,9 @@ def _check_length(request: EngineCoreRequest, limits: EngineLimits) -> None:
             raise RequestError(f"max_tokens={max_tokens} asks for no answer; it must be at least 1")
         if num_prompt + max_tokens > limits.max_model_len:
             raise RequestError(
-                f"max_tokens={max_tokens} with a prompt of {num_prompt} tokens exceeds the context length "
-                f"{limits.max_model_len}; lower max_tokens to {limits.max_model_len - num_prompt} or less"
+                f"max_tokens={max_tokens} with a prompt of {num_prompt} tokens is too many, as this model's maximum "
+                f"context length is {limits.max_model_len} tokens; lower max_tokens to "
+                f"{limits.max_model_len - num_prompt} or less"
             )
     most = limits.max_model_len - num_prompt if max_tokens is None else max_tokens
     if not 0 <= sampling.min_tokens <= most:

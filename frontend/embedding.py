@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.errors import RequestError, RequestTimeoutError
+from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, RequestTimeoutError
 from quire.frontend.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestMetrics
 from quire.frontend.prompts import Prompt
 from quire.frontend.request import Service, note_events
@@ -47,13 +47,15 @@ def check_embedding(num_prompt_tokens: int, max_model_len: int, pool_tokens: int
     """Raise `RequestError` when the prompt does not fit the context, or the `pool_tokens` of the KV memory."""
     if num_prompt_tokens > max_model_len:
         raise RequestError(
-            f"the prompt has {num_prompt_tokens} tokens and the context length is {max_model_len}; "
-            f"shorten it to {max_model_len} or less"
+            f"the prompt has {num_prompt_tokens} tokens, and this model's maximum context length is {max_model_len} "
+            f"tokens; shorten it to {max_model_len} or less",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     if num_prompt_tokens > pool_tokens:
         raise RequestError(
             f"a prompt of {num_prompt_tokens} tokens can never be served: the engine's KV pages hold {pool_tokens}; "
-            f"shorten it to {pool_tokens} or less, or start the engine with more KV memory"
+            f"shorten it to {pool_tokens} or less, or start the engine with more KV memory",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
 
 

@@ -93,8 +93,8 @@ class Engine:
         `arrival_time`: when its user asked for it, `time.monotonic()`; now if None.
         """
         ready = self.client.ready
+        check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
         try:
-            check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
             seed = self._seeds.next() if params.seed is None else params.seed
             each = engine_params(params, seed, self.tokenizer)
         except ValueError as error:
@@ -135,6 +135,7 @@ class Engine:
 
         The template writes special tokens itself; `add_special_tokens` puts the tokenizer's around them as well.
         """
+        _check_variables(chat_template_kwargs or {})
         tokenizer = self.require_tokenizer()
         text = self._template(tokenizer, chat_template).render(
             messages,
@@ -197,3 +198,15 @@ class Engine:
             return CoreClient(address, deliver, obituary=self._process.obituary)
         assert args.engine_address is not None
         return CoreClient(args.engine_address, deliver, security=args.security, timeout=min(timeout, 10.0))
+
+
+# What the chat template is given by other means.
+_NO_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message", "tools")
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for a variable of a chat template that would stand in for another argument."""
+    for name in _NO_VARIABLES:
+        if name in variables:
+            what = "leave it out" if name == "self" else f"give {name} as an argument of its own, or leave it out"
+            raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {what}")

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from quire.protocol.messages import ErrorKind
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
 
 class RequestError(ValueError):
     """A request that cannot be served: bad input, or refused by the engine.
 
-    `index` is its place in the batch; `kind` tells whose fault it is.
+    `index` is its place in the batch; `kind` tells whose fault it is; `code` is OpenAI's word for it, where clients act
+    upon one.
     """
 
-    def __init__(self, message: str, index: int | None = None, kind: ErrorKind = ErrorKind.INVALID) -> None:
+    def __init__(
+        self,
+        message: str,
+        index: int | None = None,
+        kind: ErrorKind = ErrorKind.INVALID,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message if index is None else f"prompt {index}: {message}")
         self.index = index
         self.kind = kind
+        self.code = code
 
 
 class RequestTimeoutError(RequestError):

@@ -280,7 +280,7 @@ def _services(priority: int | Sequence[int], cache_salt: str, timeout: float | N
 def _of_prompt(error: Exception, index: int) -> RequestError:
     """The error that ended a request, which names the prompt by its index."""
     if isinstance(error, RequestError):
-        return type(error)(str(error), index, error.kind)
+        return type(error)(str(error), index, error.kind, error.code)
     return RequestError(str(error), index, ErrorKind.FAILED)
 
 
@@ -289,4 +289,4 @@ def _named(index: int, make: Callable[[Any], T], given: Any) -> T:
     try:
         return make(given)
     except ValueError as error:
-        raise RequestError(str(error), index) from None
+        raise RequestError(str(error), index, code=getattr(error, "code", None)) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
@@ -21,6 +22,7 @@ __all__ = [
     "SamplingParams",
     "SeedSource",
     "check_length",
+    "check_range",
     "engine_params",
     "ranks",
     "validate",
@@ -30,6 +32,7 @@ MAX_COMPLETIONS = 1024
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0  # of a logit, and the negative of it
 SEED_LIMIT = 1 << 63  # seeds are 63-bit on the wire, so that they fit any signed 64-bit reader
+MAX_WHOLE = (1 << 63) - 1  # of numbers that have no limit of their own, for the same reason
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 
@@ -41,11 +44,11 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "repetition_penalty": (0.0, math.inf, False),
     "temperature": (0.0, math.inf, True),
     "top_p": (0.0, 1.0, False),
-    "top_k": (-1, math.inf, True),  # -1 is read as 0: off
+    "top_k": (-1, MAX_WHOLE, True),  # -1 is read as 0: off
     "min_p": (0.0, 1.0, True),
     "seed": (0, SEED_LIMIT - 1, True),
-    "max_tokens": (1, math.inf, True),
-    "min_tokens": (0, math.inf, True),
+    "max_tokens": (1, MAX_WHOLE, True),
+    "min_tokens": (0, MAX_WHOLE, True),
     "best_of": (1, MAX_COMPLETIONS, True),
     "beam_width": (0, MAX_COMPLETIONS, True),
     "length_penalty": (-10.0, 10.0, True),
@@ -64,7 +67,7 @@ def validate(params: SamplingParams, *, vocab_size: int | None = None) -> Sampli
         raise TypeError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
     params = _plain(params)
     for name, (low, high, closed) in RANGES.items():
-        _check_range(name, getattr(params, name), low, high, closed)
+        check_range(name, getattr(params, name), low, high, closed)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ValueError(
             f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}; lower it, or raise max_tokens"
@@ -80,31 +83,32 @@ def validate(params: SamplingParams, *, vocab_size: int | None = None) -> Sampli
 def check_length(
     params: SamplingParams, num_prompt_tokens: int, max_model_len: int, pool_tokens: int | None = None
 ) -> None:
-    """Raise `ValueError` when the prompt and `max_tokens` do not fit the context, or the prompt not the KV memory.
+    """Raise `RequestError` when the prompt and `max_tokens` do not fit the context, or the prompt not the KV memory.
 
-    `pool_tokens` is how many tokens the KV pages of the whole engine hold.
+    `pool_tokens` is how many tokens the KV pages of the whole engine hold. "This model's maximum context length is" are
+    OpenAI's words, by which clients know that they have to send less.
     """
+    context = f"this model's maximum context length is {max_model_len} tokens"
     room = max_model_len - num_prompt_tokens
     if pool_tokens is not None and num_prompt_tokens >= pool_tokens:
-        raise ValueError(
+        raise RequestError(
             f"a prompt of {num_prompt_tokens} tokens can never be served: the engine's KV pages hold {pool_tokens}; "
-            f"shorten it to {pool_tokens - 1} or less, or start the engine with more KV memory"
+            f"shorten it to {pool_tokens - 1} or less, or start the engine with more KV memory",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     if room < 1:
-        raise ValueError(
-            f"the prompt has {num_prompt_tokens} tokens and the context length is {max_model_len}; "
-            f"shorten it to {max_model_len - 1} or less, so that a token can follow"
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens, and {context}; "
+            f"shorten it to {max_model_len - 1} or less, so that a token can follow",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
-    if params.max_tokens is not None and params.max_tokens > room:
-        raise ValueError(
-            f"max_tokens={params.max_tokens} with a prompt of {num_prompt_tokens} tokens exceeds the context length "
-            f"{max_model_len}; lower max_tokens to {room} or less"
-        )
-    if params.min_tokens > room:
-        raise ValueError(
-            f"min_tokens={params.min_tokens} with a prompt of {num_prompt_tokens} tokens exceeds the context length "
-            f"{max_model_len}; lower min_tokens to {room} or less"
-        )
+    for name in ("max_tokens", "min_tokens"):
+        if (value := getattr(params, name) or 0) > room:
+            raise RequestError(
+                f"{name}={value} with a prompt of {num_prompt_tokens} tokens is too many, as {context}; "
+                f"lower {name} to {room} or less",
+                code=CONTEXT_LENGTH_EXCEEDED,
+            )
 
 
 class SeedSource:
@@ -173,9 +177,10 @@ def _plain(params: SamplingParams) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def _check_range(name: str, value: float | None, low: float, high: float, closed: bool) -> None:
-    if value is None or (math.isfinite(value) and (low <= value if closed else low < value) and value <= high):
-        return
+def check_range(name: str, value: float | None, low: float, high: float, closed: bool) -> None:
+    """Raise `ValueError` for a number outside of its range, which is one of `RANGES`; None is in any."""
+    if value is None or ((low <= value if closed else low < value) and value <= high and value != math.inf):
+        return  # math.isfinite would fail with a whole number that no float can hold; NaN is in no range
     least = f"at least {low}" if closed else f"more than {low}"
     most = "finite" if math.isinf(high) else f"at most {high}"
     raise ValueError(f"{name}={value} is out of range; it must be {least} and {most}")
@@ -214,7 +219,7 @@ def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
                 last = "vocab_size - 1" if vocab_size is None else str(vocab_size - 1)
                 raise ValueError(f"{name} names token id {token}; ids go from 0 to {last}")
     for token, bias in (params.logit_bias or {}).items():
-        _check_range(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS, True)
+        check_range(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS, True)
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]] | None:

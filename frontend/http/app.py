@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.auth import ApiKeys
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
 from quire.frontend.http.logs import access_log
@@ -26,6 +27,12 @@ from quire.frontend.http.service import Service
 REQUEST_ID = "X-Request-Id"
 ANTHROPIC_REQUEST_ID = "request-id"
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
+_PROMPT_FIELDS = {  # where it is not called "prompt"
+    "/v1/chat/completions": "messages",
+    "/v1/embeddings": "input",
+    "/v1/messages": "messages",
+    "/v1/responses": "input",
+}
 _WORKING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -66,7 +73,10 @@ class Gateway:
         except asyncio.CancelledError:  # the server ends
             await exchange.refuse(cut_off(), scope, receive)
         except Exception as error:  # noqa: BLE001 - whatever it is, it gets an answer
-            await exchange.refuse(_http_error(error) or self._service.refusal(error), scope, receive)
+            refusal = _http_error(error) or self._service.refusal(error)
+            if refusal.code == CONTEXT_LENGTH_EXCEEDED and refusal.param is None:
+                refusal.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
+            await exchange.refuse(refusal, scope, receive)
         finally:
             self._tell(scope, exchange)
 

@@ -106,7 +106,7 @@ def api_error(error: Exception, retry_after: int) -> ApiError | None:
         case ToolError():
             refusal = bad_request(str(error), error.param)
         case ValueError():
-            refusal = bad_request(str(error), _field_of(str(error)))
+            refusal = bad_request(str(error), field_of(str(error)))
         case _:
             refusal = None
     return refusal
@@ -119,10 +119,10 @@ def _of_kind(error: RequestError, retry_after: int) -> ApiError:
         return ApiError(503, str(error), code="shutting_down", headers={"Retry-After": str(retry_after)})
     if error.kind is ErrorKind.FAILED:
         return ApiError(500, str(error), code="engine_error")
-    return bad_request(str(error), _field_of(str(error)))
+    return bad_request(str(error), field_of(str(error)), error.code)
 
 
-def _field_of(message: str) -> str | None:
+def field_of(message: str) -> str | None:
     """The field that a message begins with, as those of values that are refused do: `temperature=-1 is ...`."""
     match = _FIELD.match(message)
     return None if match is None else match["field"]

@@ -90,12 +90,14 @@ class Service:
 
     def check_count(self, num_prompts: int, params: SamplingParams) -> None:
         """Raises `ApiError` 400 for more completions than one body may ask for."""
-        count = num_prompts * (params.best_of or params.n)
+        name = "n" if params.best_of is None else "best_of"
+        each = getattr(params, name)
+        count = num_prompts * each
         if count > self.args.max_prompts:
             raise bad_request(
-                f"{num_prompts} prompts with n={params.best_of or params.n} are {count} completions, and one request "
+                f"{num_prompts} prompts with {name}={each} are {count} completions, and one request "
                 f"may have {self.args.max_prompts}; send several requests, or raise --max-prompts",
-                "prompt" if num_prompts > 1 else "n",
+                "prompt" if num_prompts > 1 else name,
             )
 
     def check_template(self, chat_template: str | None) -> None:

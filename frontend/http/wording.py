@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from quire.frontend.chat.tools import ToolError
-from quire.frontend.http.errors import bad_request
+from quire.frontend.http.errors import bad_request, field_of
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import ErrorKind
 
@@ -24,7 +24,8 @@ def worded(words: Mapping[str, str]) -> Iterator[None]:
     except ValueError as error:
         if isinstance(error, ProtocolError) or getattr(error, "kind", ErrorKind.INVALID) is not ErrorKind.INVALID:
             raise  # it is too large, or the engine's fault
-        raise bad_request(_replaced(str(error), words)) from None
+        message = _replaced(str(error), words)
+        raise bad_request(message, field_of(message), getattr(error, "code", None)) from None
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:

@@ -104,7 +104,10 @@ def test_it_may_fill_the_context_and_all_pages() -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (EngineCoreRequest("r", [7] * 257, SamplingParams()), "257 tokens exceeds the context length 256; shorten it"),
+        (
+            EngineCoreRequest("r", [7] * 257, SamplingParams()),
+            "257 tokens is too long, as this model's maximum context length is 256 tokens; shorten it",
+        ),
         (EngineCoreRequest("r", [7], SamplingParams(max_tokens=3)), "leave sampling_params at their defaults"),
         (EngineCoreRequest("r", [7], SamplingParams(), sibling="s"), "has no siblings"),
         (EngineCoreRequest("r", [1000], SamplingParams()), "the token id 1000 at position 0"),

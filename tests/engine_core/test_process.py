@@ -209,7 +209,7 @@ def test_bad_requests_are_refused_and_a_good_one_is_unharmed(client: Client) -> 
     client.send(EngineCoreRequest("empty", [], SamplingParams()))
     for name in ("long", "nan", "empty"):
         assert client.end(name).finish_reason is FinishReason.ERROR
-    assert "exceeds the context length" in (client.end("long").error or "")
+    assert "maximum context length" in (client.end("long").error or "")
     assert len(client.tokens("good")) == 100
 
 

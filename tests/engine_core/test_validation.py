@@ -54,7 +54,8 @@ def test_an_ordinary_request_passes() -> None:
 
 def test_max_tokens_beyond_the_context() -> None:
     assert refusal([1] * 3000, max_tokens=5000) == (
-        "max_tokens=5000 with a prompt of 3000 tokens exceeds the context length 4096; lower max_tokens to 1096 or less"
+        "max_tokens=5000 with a prompt of 3000 tokens is too many, as this model's maximum context length is 4096 "
+        "tokens; lower max_tokens to 1096 or less"
     )
     assert refusal([1] * 3000, max_tokens=1097) is not None
     assert refusal([1] * 3000, max_tokens=1096) is None
@@ -73,7 +74,7 @@ def test_an_empty_prompt() -> None:
 @pytest.mark.parametrize("max_tokens", [1, None])
 def test_a_prompt_as_long_as_the_context(max_tokens: int | None) -> None:
     assert refusal([1] * 4096, max_tokens=max_tokens) == (
-        "a prompt of 4096 tokens leaves no room for an answer in the context length 4096; "
+        "a prompt of 4096 tokens leaves no room for an answer, as this model's maximum context length is 4096 tokens; "
         "shorten it to 4095 tokens or fewer"
     )
 

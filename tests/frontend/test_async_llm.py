@@ -223,7 +223,10 @@ def test_an_embedding_that_is_not_to_be_ends_at_once(play: Play) -> None:
             await aborted
         with pytest.raises(RequestTimeoutError, match="time of 1e-06 s"):
             await each.embed(long, timeout=1e-6)
-        with pytest.raises(RequestError, match="2049 tokens and the context length is 2048; shorten it to 2048"):
+        with pytest.raises(
+            RequestError,
+            match="2049 tokens, and this model's maximum context length is 2048 tokens; shorten it to 2048",
+        ):
             await each.embed([7] * 2049)
         with pytest.raises(ValueError, match="dimensions=0 is out of range"):
             await each.embed("a", PoolingParams(dimensions=0))

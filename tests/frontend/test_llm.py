@@ -188,6 +188,8 @@ def test_a_chat_is_the_prompt_that_its_template_writes(llm: LLM) -> None:
     [same] = llm.generate({"prompt_token_ids": answer.prompt_token_ids}, greedy())
     assert same.outputs[0].text == answer.outputs[0].text
     assert [each.prompt for each in llm.chat([messages, messages], greedy())] == [answer.prompt] * 2
+    with pytest.raises(ValueError, match=r"chat_template_kwargs\.messages is not a variable"):
+        llm.chat(messages, greedy(), chat_template_kwargs={"messages": []})
     [other] = llm.chat(messages, greedy(), chat_template="{{ messages[0].content }}!")
     assert other.prompt == "Tell me a tale about a fox!"
 
@@ -262,7 +264,7 @@ def test_embeddings_come_in_the_order_of_the_prompts(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "fields", "message"),
     [
-        ([7] * 5000, {}, "prompt 1: the prompt has 5000 tokens and the context length is"),
+        ([7] * 5000, {}, "prompt 1: the prompt has 5000 tokens, and this model's maximum context length is"),
         ([], {}, "prompt 1: the prompt is empty"),
         ("a", {"dimensions": 100_000}, "prompt 1: dimensions=100000 is out of range"),
         ("a", {"dimensions": "3"}, "prompt 1: dimensions='3' can't be used"),

@@ -87,6 +87,8 @@ def test_a_bad_field_is_named_with_what_is_allowed(fields: dict[str, Any], messa
 def test_a_length_beyond_the_context_says_what_fits() -> None:
     with pytest.raises(ValueError, match="lower max_tokens to 1096 or less"):
         check_length(SamplingParams(max_tokens=5000), 3000, 4096)
+    with pytest.raises(ValueError, match="this model's maximum context length is 4096 tokens; lower min_tokens"):
+        check_length(SamplingParams(max_tokens=None, min_tokens=5000), 3000, 4096)
     with pytest.raises(ValueError, match="shorten it to 4095 or less"):
         check_length(SamplingParams(max_tokens=None), 4096, 4096)
     with pytest.raises(ValueError, match="more KV memory"):
