@@ -16,7 +16,7 @@ from quire.frontend.http.bodies import NOT_EMPTY, decode, read_body
 from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
 from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.fields import GenerationFields, sampling_params
+from quire.frontend.http.fields import GenerationFields, check_top_logprobs, sampling_params
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
@@ -24,6 +24,7 @@ from quire.frontend.http.response_format import ResponseFormat, wanted_format
 from quire.frontend.http.service import Service
 from quire.frontend.http.sse import DONE, cancelled_on_disconnect, event
 from quire.frontend.http.usage import Tally, Thoughts, Usage, usage_of
+from quire.frontend.http.wording import worded
 from quire.frontend.observer import TraceContext
 
 
@@ -46,6 +47,11 @@ class ChatBody(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What errors name, and what it is called in this body."""
+        return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
 
 class Function(msgspec.Struct, omit_defaults=True):
@@ -141,7 +147,7 @@ class Chat:
         service = self._service
         body = decode(await read_body(request, service.args), ChatBody)
         service.check_model(body.model)
-        answer_id = new_id("chatcmpl")
+        answer_id = new_id("chatcmpl", given=body.request_id)
         conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ChatWriter(service, body, conversation, answer_id)
         if body.stream:
@@ -196,7 +202,8 @@ class ChatWriter:
 
     async def whole(self) -> ChatCompletion:
         """The whole answer."""
-        answers, output = await self._conversation.answers(self._service.llm)
+        with worded(self._body.words):
+            answers, output = await self._conversation.answers(self._service.llm)
         thoughts = Thoughts()
         for answer in answers:
             if answer.message.reasoning_content is not None:
@@ -223,7 +230,7 @@ class ChatWriter:
         chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
         tally, thoughts, greeted = Tally(), Thoughts(), set[int]()
-        async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
+        async with aclosing(self._deltas()) as deltas:
             async for delta in deltas:
                 index = delta.completion.index
                 tally.add_delta(delta.output, delta.completion)
@@ -244,6 +251,12 @@ class ChatWriter:
             chunk.choices, chunk.usage = [], thoughts.added_to(tally.usage, self._service.tokenizer)
             yield event(encode(chunk))
         yield DONE
+
+    async def _deltas(self) -> AsyncGenerator[Delta, None]:
+        with worded(self._body.words):
+            async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
+                async for delta in deltas:
+                    yield delta
 
     def _choice(self, answer: Answer) -> Choice:
         completion = answer.completion
@@ -317,6 +330,7 @@ def _max_tokens(body: ChatBody) -> int | None:
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
+    check_top_logprobs(body.top_logprobs)
     if body.top_logprobs is not None and not body.logprobs:
         if body.top_logprobs == 0:
             return None

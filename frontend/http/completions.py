@@ -101,7 +101,7 @@ class CompletionTask:
         self._body = body
         self._timeout = service.timeout(request)
         self._headers = request.headers
-        self._id = new_id("cmpl")
+        self._id = new_id("cmpl", given=body.request_id)
         self._created = service.now()
         self._writer = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
         self._prompts = prompts_of(body.prompt, "prompt")

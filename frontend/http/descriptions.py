@@ -87,5 +87,5 @@ DESCRIPTIONS: Mapping[str, str] = {
     "safety_identifier": "Taken, and used for nothing.",
     "cache_control": "Taken, and used for nothing; prefixes are found by themselves.",
     "prompt_cache_key": "Taken, and used for nothing; prefixes are found by themselves.",
-    "request_id": "Taken, and used for nothing; the header X-Request-Id names a request.",
+    "request_id": "What the id of the answer ends with; the header X-Request-Id names a request in logs.",
 }

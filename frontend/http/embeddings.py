@@ -26,6 +26,8 @@ class EmbeddingBody(Body, kw_only=True):
 
     refused: ClassVar[Refusals] = {
         "embed_dtype": (("float32",), "embeddings are float32"),
+        "messages": ((), "use input; POST /tokenize writes a conversation as token ids"),
+        "request_id": ((), "this answer has no id; the header X-Request-Id names a request"),
         "task": (("embed",), "embeddings are all that is pooled"),
     }
 

@@ -12,6 +12,7 @@ from msgspec import Meta
 from quire.frontend import sampling
 from quire.frontend.http.bodies import Body, Refusals
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.ids import GivenId
 from quire.frontend.http.response_format import StructuredOutputsField
 from quire.protocol.messages import SamplingParams
 
@@ -20,6 +21,8 @@ NOT_HERE = "this server does not have it"
 REFUSED: Refusals = {
     "audio": ((), "only text is supported"),
     "bootstrap_host": ((), NOT_HERE),
+    "chat_template_content_format": (("auto", "string"), "chat templates get contents as strings"),
+    "detokenize": ((True,), "answers have text; return_token_ids=true gives the token ids as well"),
     "function_call": ((), "it is deprecated; use tool_choice"),
     "functions": ((), "it is deprecated; use tools"),
     "guided_choice": ((), 'use structured_outputs={"choice": [...]}'),
@@ -38,6 +41,7 @@ REFUSED: Refusals = {
     "response_role": (("assistant",), "answers are the assistant's"),
     "service_tier": (("auto", "default"), "all requests are served alike; use priority"),
     "store": ((False,), "nothing is stored"),
+    "thinking_token_budget": ((), "what bounds thoughts is the limit of all tokens"),
     "verbosity": (("medium",), NOT_HERE),
     "vllm_xargs": (({},), NOT_HERE),
     "web_search_options": ((), NOT_HERE),
@@ -107,13 +111,13 @@ class GenerationFields(Body, kw_only=True):
 
     priority: int | None = None
     cache_salt: str | None = None
+    request_id: GivenId | None = None
 
     # These ask for nothing that shows in an answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    request_id: str | None = None
 
 
 _SAMPLING = (
@@ -148,6 +152,11 @@ def sampling_params(
     elif fields.stream_options is not None:
         raise bad_request("stream_options has a meaning only with stream=true", "stream_options")
     return SamplingParams(**params)
+
+
+def check_top_logprobs(given: int | None) -> None:
+    """Raises `ValueError` for more than there are, in the words of bodies that count them under this name."""
+    sampling.check_range("top_logprobs", given, *RANGES["top_logprobs"])
 
 
 def _beam_search(fields: GenerationFields, params: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from typing import Annotated
+
+from msgspec import Meta
+
+GivenId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}(?![\s\S])")]
+"""A name that a client may choose: one that a line of a log can hold. `$` would let a line break end it."""
 
 
-def new_id(prefix: str, separator: str = "-") -> str:
-    """A name that no other answer has, such as `cmpl-8f14e45fceea167a5a36dedd4bea2543`."""
-    return f"{prefix}{separator}{secrets.token_hex(16)}"
+def new_id(prefix: str, separator: str = "-", given: str | None = None) -> str:
+    """A name such as `cmpl-8f14e45fceea167a5a36dedd4bea2543`: of its client's choice, or one that no other has."""
+    return f"{prefix}{separator}{given or secrets.token_hex(16)}"

@@ -72,7 +72,7 @@ class TokenWriter:
             result.text_offset.append(offset)
             result.tokens.append(text)
             result.token_logprobs.append(None if position is None else position[token_id].logprob)
-            result.top_logprobs.append(None if position is None else self._top(position, top))
+            result.top_logprobs.append(None if position is None else self._top(position, token_id, top))
             offset += len(text)
         return result
 
@@ -87,8 +87,10 @@ class TokenWriter:
             content.append(TokenLogprob(self.text(token_id), entry.logprob, self.bytes(token_id), likeliest))
         return ChatLogprobs(content)
 
-    def _top(self, position: PositionLogprobs, top: int) -> dict[str, float]:
-        return {self.text(token_id): entry.logprob for token_id, entry in ranked(position, top)}
+    def _top(self, position: PositionLogprobs, drawn: int, top: int) -> dict[str, float]:
+        """The likeliest, and after them the one that was drawn if it is none of them, as OpenAI has it."""
+        likeliest = {**dict(ranked(position, top)), drawn: position[drawn]}
+        return {self.text(token_id): entry.logprob for token_id, entry in likeliest.items()}
 
 
 def ranked(position: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from quire.frontend.http.bodies import Refusals
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.fields import NOT_HERE, REFUSED, GenerationFields
+from quire.frontend.http.fields import NOT_HERE, REFUSED, GenerationFields, check_top_logprobs
 from quire.protocol.messages import StructuredOutputs
 
 STORES_NOTHING = "nothing is stored; send the whole conversation as input"
@@ -143,6 +143,7 @@ class ResponsesBody(GenerationFields, kw_only=True):
     @property
     def num_logprobs(self) -> int | None:
         """How many log probabilities a token has besides its own, None for not even that."""
+        check_top_logprobs(self.top_logprobs)
         if LOGPROBS in (self.include or []):
             return self.top_logprobs or 0
         if self.top_logprobs:

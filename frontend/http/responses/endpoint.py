@@ -33,7 +33,7 @@ class Responses:
         body = decode(await read_body(request, service.args), ResponsesBody)
         body.check()
         service.check_model(body.model)
-        answer_id = new_id("resp", "_")
+        answer_id = new_id("resp", "_", body.request_id)
         with worded(body.words):
             conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ResponseWriter(service, body, conversation, answer_id)

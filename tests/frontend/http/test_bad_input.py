@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ BODIES: dict[str, tuple[bytes, int, str | None, str]] = {
     "a string": (b'"x"', 400, None, "object"),
     "no JSON": (b"prompt=x", 400, None, "JSON"),
     "truncated": (b'{"prompt":"x"', 400, None, "JSON"),
+    "cut off after an unknown field": (b'{"a":', 400, None, "JSON"),
+    "cut off after a field of a field": (b'{"prompt":"x","stream_options":{"x":', 400, None, "JSON"),
     "two objects": (b'{"prompt":"x"}{}', 400, None, "JSON"),
     "single quotes": (b"{'prompt':'x'}", 400, None, "JSON"),
     "a byte order mark": (b'\xef\xbb\xbf{"prompt":"x"}', 400, None, "JSON"),
@@ -119,7 +122,6 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
     ({"messages": [{**USER, "name": 5}]}, "messages[0].name"),
-    ({"messages": [USER] * 5000}, None),
     ({"tools": 5}, "tools"),
     ({"tools": [5]}, "tools[0]"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
@@ -130,6 +132,14 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
     ({"chat_template": "{{ messages[0].content }}"}, "chat_template"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": None, "max_completion_tokens": 99_999}, "max_completion_tokens"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ({"chat_template_content_format": "openai"}, "chat_template_content_format"),
+    ({"detokenize": False}, "detokenize"),
+    ({"request_id": "a\n"}, "request_id"),
+    ({"request_id": "x" * 129}, "request_id"),
     ({"functions": []}, "functions"),
     ({"prompt": "x"}, "prompt"),
 ]
@@ -149,6 +159,31 @@ OTHERS: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/embeddings", {"input": 5}, "input"),
     ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
     ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
+    ("/v1/embeddings", {"input": "x", "messages": [USER]}, "messages"),
+    ("/v1/embeddings", {"input": "x", "request_id": "a"}, "request_id"),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 99_999}, "max_output_tokens"),
+    ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
+]
+
+HUGE = 10**400  # no float holds it
+WIDE = 2**63  # no signed number of 64 bits is as large
+
+# What makes a good request, and its whole numbers; a name that begins with "-" stands for a negative one.
+WHOLE_NUMBERS: list[tuple[str, dict[str, Any], list[str]]] = [
+    (
+        COMPLETIONS,
+        {"prompt": "x"},
+        ["max_tokens", "top_k", "seed", "min_tokens", "prompt_logprobs", "logprobs", "n", "best_of", "priority"],
+    ),
+    (
+        COMPLETIONS,
+        {"prompt": "y"},
+        ["-max_tokens", "-top_k", "-min_tokens", "-n", "-best_of", "-priority", "-truncate_prompt_tokens"],
+    ),
+    (CHAT, {"messages": [USER], "logprobs": True}, ["max_tokens", "max_completion_tokens", "top_logprobs", "n"]),
+    ("/v1/responses", {"input": "x"}, ["max_output_tokens", "top_k", "seed", "priority", "top_logprobs"]),
+    ("/v1/embeddings", {"input": "x"}, ["dimensions", "priority", "-dimensions", "-truncate_prompt_tokens"]),
 ]
 
 HEADERS: list[tuple[dict[str, str], int, str | None]] = [
@@ -204,7 +239,6 @@ def test_a_completion_with_a_bad_field_is_refused(server: Server, fields: dict[s
         ([-1], "token id -1"),
         ([10**6], "token id 1000000"),
         ([10**22], "token id 1"),
-        ("x" * 10**6, "tokens"),
     ],
     ids=short,
 )
@@ -242,6 +276,96 @@ def test_every_endpoint_refuses_what_it_cant_read(server: Server, path: str) -> 
 def test_an_unknown_model_is_not_found(server: Server, path: str, body: dict[str, Any]) -> None:
     for name in ("gpt-5", "", "\u0000", "../demo", "x" * 100_000):
         check(server.request(path, {**body, "model": name}), 404, "model")
+
+
+@pytest.mark.parametrize("number", [HUGE, WIDE], ids=["huge", "wide"])
+@pytest.mark.parametrize(("path", "good", "names"), WHOLE_NUMBERS, ids=short)
+def test_a_whole_number_that_is_too_large_is_refused(
+    server: Server, path: str, good: dict[str, Any], names: list[str], number: int
+) -> None:
+    for name in names:
+        field, value = name.removeprefix("-"), -number - 1 if name.startswith("-") else number
+        reply = server.request(path, {**good, field: value})
+        assert (reply.status, reply.error["param"]) == (400, field), reply.error
+
+
+@pytest.mark.parametrize("number", [HUGE, WIDE, 2**31, 2**32, 2**62], ids=short)
+def test_large_numbers_are_taken_or_refused(server: Server, number: int) -> None:
+    """Lists of tokens name themselves; what can only mean "all there is" may be that."""
+    for fields in (
+        {"stop_token_ids": [number]},
+        {"allowed_token_ids": [-number]},
+        {"logit_bias": {str(number): 1}},
+        {"logit_bias": {"1": number}},
+        {"prompt": [number]},
+        {"temperature": number},
+        {"top_k": number},
+        {"seed": number},
+        {"seed": -number},
+        {"truncate_prompt_tokens": number},
+    ):
+        reply = server.request(COMPLETIONS, {**GOOD, **fields})
+        assert reply.status in (200, 400), (fields.keys(), reply.body[:300])
+    for fields in ({"top_k": number}, {"top_k": -number}, {"max_tokens": number}, {"max_tokens": -number}):
+        reply = server.request("/v1/messages", {"messages": [USER], "max_tokens": 1, **fields})
+        assert reply.status == 400 or max(fields.values()) > 0, reply.body[:300]
+        assert reply.status in (200, 400), (fields.keys(), reply.body[:300])
+
+
+@pytest.mark.parametrize("key", ["messages", "tools", "add_generation_prompt", "continue_final_message", "self"])
+def test_a_variable_of_the_template_that_is_none_is_refused(server: Server, key: str) -> None:
+    for path, body in (
+        (CHAT, {"messages": [USER]}),
+        ("/tokenize", {"messages": [USER]}),
+        ("/v1/responses", {"input": "x"}),
+    ):
+        check(server.request(path, {**body, "chat_template_kwargs": {key: 1}}), 400, f"chat_template_kwargs.{key}")
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": LONG}, "prompt"),
+        (COMPLETIONS, {"prompt": LONG, "stream": True}, "prompt"),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 99_999}, "max_tokens"),
+        (CHAT, {"messages": [{**USER, "content": LONG}]}, "messages"),
+        (CHAT, {"messages": [{**USER, "content": LONG}], "stream": True}, "messages"),
+        (CHAT, {"messages": [USER], "max_completion_tokens": 99_999}, "max_completion_tokens"),
+        ("/v1/responses", {"input": LONG}, "input"),
+        ("/v1/responses", {"input": LONG, "stream": True}, "input"),
+        ("/v1/embeddings", {"input": LONG}, "input"),
+    ],
+    ids=short,
+)
+def test_what_exceeds_the_context_is_told_in_openais_words(
+    server: Server, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = server.request(path, body)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", param)
+    assert re.search(r"this model's maximum context length is \d+ tokens", reply.error["message"])
+
+
+def test_null_is_as_good_as_left_out(server: Server) -> None:
+    nothing = {"mystery": None, "detokenize": None, "request_id": None, "logit_bias": {"1": -100}}
+    assert server.request(COMPLETIONS, {**GOOD, **nothing}).status == 200
+    options = dict.fromkeys(["add_special_tokens", "add_generation_prompt", "continue_final_message", "mystery"])
+    for given in ({"prompt": "x"}, {"messages": [USER]}):
+        told = server.request("/tokenize", {**given, **options}).json()
+        assert told["tokens"] == server.request("/tokenize", given).json()["tokens"]
+    reply = server.request("/v1/messages", {"messages": [USER], "max_tokens": 1, "mystery": None})
+    assert reply.status == 200, reply.body
+
+
+def test_the_answer_has_the_id_of_the_clients_choice(server: Server) -> None:
+    for path, body, answer_id in (
+        (COMPLETIONS, GOOD, "cmpl-mine"),
+        (CHAT, {"messages": [USER], "max_tokens": 1}, "chatcmpl-mine"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1}, "resp_mine"),
+    ):
+        assert server.request(path, {**body, "request_id": "mine"}).json()["id"] == answer_id
 
 
 @pytest.mark.parametrize(("headers", "status", "param"), HEADERS, ids=str)

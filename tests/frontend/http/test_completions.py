@@ -63,6 +63,18 @@ def test_a_stream_adds_up_to_the_whole(openai: OpenAI) -> None:
     assert usage.completion_tokens == whole.usage.completion_tokens == 48
 
 
+def test_the_token_that_was_drawn_is_among_the_top_logprobs(openai: OpenAI) -> None:
+    wild = {**GREEDY, "temperature": 3.0, "seed": 1}
+    [choice] = openai.completions.create(prompt=PROMPT, logprobs=1, **wild).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
+    assert choice.logprobs.top_logprobs is not None
+    pairs = list(zip(choice.logprobs.tokens, choice.logprobs.top_logprobs, strict=True))
+    assert all(token in top for token, top in pairs)
+    assert {len(top) for _, top in pairs} <= {1, 2}
+    assert any(next(iter(top)) != token for token, top in pairs), "it comes after the likeliest"
+
+
 def test_echo_gives_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
     [plain] = openai.completions.create(prompt=PROMPT, **GREEDY).choices
     [echo] = openai.completions.create(prompt=PROMPT, echo=True, logprobs=2, **GREEDY).choices
@@ -74,7 +86,7 @@ def test_echo_gives_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
     assert values[0] is None
     assert all(value is not None and value <= 0 for value in values[1:])
     assert tops[0] is None
-    assert all(1 <= len(top) <= 2 for top in tops[1:])
+    assert all(2 <= len(top) <= 3 for top in tops[1:])
     alone = openai.completions.create(prompt=PROMPT, echo=True, logprobs=2, **{**GREEDY, "max_tokens": 0})
     assert alone.choices[0].text == PROMPT
     assert alone.choices[0].logprobs is not None
