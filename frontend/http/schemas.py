@@ -43,7 +43,9 @@ class Schemas:
 
         Whole numbers in the lists of a body are token ids.
         """
-        properties = self.components[self._of[kind]["$ref"].removeprefix(_REFERENCE)]["properties"]
+        component = self.components[self._of[kind]["$ref"].removeprefix(_REFERENCE)]
+        component["additionalProperties"] = {"type": "null"}  # which is as good as left out
+        properties = component["properties"]
         for name, schema in properties.items():
             if name in DESCRIPTIONS:
                 schema.setdefault("description", DESCRIPTIONS[name])
