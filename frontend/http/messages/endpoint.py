@@ -23,6 +23,7 @@ from quire.frontend.http.service import Service
 from quire.frontend.http.sse import cancelled_on_disconnect
 from quire.frontend.http.wording import worded
 from quire.frontend.observer import TraceContext
+from quire.frontend.sampling import RANGES, check_range
 from quire.protocol.messages import SamplingParams
 
 
@@ -82,6 +83,9 @@ class Messages:
             "top_k": body.top_k,
         }
         known = {name: value for name, value in given.items() if value is not None}
+        check_range(
+            "max_tokens", body.max_tokens, *RANGES["max_tokens"]
+        )  # the context may cut it, which hides the rest
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
 
     def _fitted(self, conversation: Conversation) -> Conversation:
