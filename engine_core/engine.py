@@ -324,11 +324,7 @@ class EngineCore:
         status = RequestStatus.FINISHED_STOPPED
         for index, vector in result.pooled.items():
             request = batch.requests[index]
-            output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, pooled=vector)
-            request.record(EventType.FINISHED, now)
-            _attach(request, output)
-            self._increments[request.client_id].append(output)
-            self._release(request, status, now)
+            self._conclude(request, status, EngineCoreOutput(request.request_id, pooled=vector), now)
 
     def _search_on(self, request: Request, search: BeamSearch, result: StepResult, rows: range, now: float) -> None:
         """Takes a step of a beam search, of whose beams these are the rows."""
@@ -342,15 +338,10 @@ class EngineCore:
             request.slot = search.live[0].source
             return
         best, *_ = beams = search.best(request.sampling.n)
-        output = EngineCoreOutput(
-            request.request_id, finish_reason=best.finish_reason, stop_reason=best.stop_reason, beams=beams
-        )
-        request.record(EventType.FINISHED, now)
-        _attach(request, output)
-        self._increments[request.client_id].append(output)
         stopped = best.finish_reason is FinishReason.STOP
         status = RequestStatus.FINISHED_STOPPED if stopped else RequestStatus.FINISHED_LENGTH_CAPPED
-        self._release(request, status, now)
+        output = EngineCoreOutput(request.request_id, stop_reason=best.stop_reason, beams=beams)
+        self._conclude(request, status, output, now)
 
     @staticmethod
     def _collect_prompt_logprobs(request: Request, entries: Sequence[LogprobsEntry]) -> None:
@@ -370,9 +361,13 @@ class EngineCore:
         self, request: Request, status: RequestStatus, error: str | None = None, kind: ErrorKind = ErrorKind.FAILED
     ) -> None:
         """Ends a request between tokens: its terminal output carries none. `kind` is that of an ERROR."""
-        now = self.clock()
-        output = EngineCoreOutput(request.request_id, finish_reason=status.finish_reason, error=error)
+        output = EngineCoreOutput(request.request_id, error=error)
         output.error_kind = kind if status is RequestStatus.FINISHED_ERROR else None
+        self._conclude(request, status, output, self.clock())
+
+    def _conclude(self, request: Request, status: RequestStatus, output: EngineCoreOutput, now: float) -> None:
+        """Makes `output`, which carries no token, the terminal output of a request."""
+        output.finish_reason = status.finish_reason
         request.record(EventType.FINISHED, now)
         _attach(request, output)
         self._increments[request.client_id].append(output)
