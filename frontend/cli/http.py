@@ -76,11 +76,10 @@ def serving_of(
         args=args,
         names=names,
         metrics=metrics,
-        tokenizer=llm.tokenizer,
         defaults=model.defaults(sampling),
         has_chat_template=model.has_chat_template,
     )
-    llm.add_observer(service.pace)
+    llm.add_observer(service.refusals)
     return Serving(service, listener, _tell)
 
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
-from quire.frontend.http.pace import Pace
+from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.sse import DONE, EventStream, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
@@ -43,12 +43,16 @@ class Service:
     args: ServerArgs
     names: Sequence[str]
     metrics: ServerMetrics
-    tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     has_chat_template: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
-    pace: Pace = field(default_factory=Pace)
+    refusals: RetryAfter = field(default_factory=RetryAfter)
     draining: bool = False
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's, if it has one."""
+        return self.llm.tokenizer
 
     @property
     def name(self) -> str:
@@ -74,7 +78,7 @@ class Service:
     @property
     def retry_after(self) -> int:
         """Seconds after which a request that was refused is worth another try."""
-        return self.pace.retry_after
+        return self.refusals.seconds
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 unless `name` is the model's; a request that names none means this one."""

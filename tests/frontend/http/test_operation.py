@@ -20,7 +20,7 @@ from raw_http import RawConnection, post
 
 from quire.frontend import AsyncLLM
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.pace import Pace
+from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import Service
 from quire.frontend.metrics.server import ServerMetrics
@@ -145,22 +145,22 @@ def test_requests_too_many_are_told_when_to_come_back(narrow: Server, busy: Engi
 
 def test_the_pace_tells_when_to_come_back() -> None:
     now = 0.0
-    pace = Pace(lambda: now)
+    refusals = RetryAfter(lambda: now)
     request = cast("OpenRequest", type("Request", (), {"error": None})())
-    assert pace.retry_after == 1
+    assert refusals.seconds == 1
     for _ in range(200):
-        pace.on_submitted(request)
+        refusals.on_submitted(request)
     now = 0.2
-    assert pace.retry_after == 40  # none has ended yet, in 0.2 s
+    assert refusals.seconds == 40  # none has ended yet, in 0.2 s
     for _ in range(100):
         now += 0.1
-        pace.on_finished(request, now)
-    assert pace.retry_after == 10  # ten a second, and a hundred are open
+        refusals.on_finished(request, now)
+    assert refusals.seconds == 10  # ten a second, and a hundred are open
     for _ in range(100):
-        pace.on_finished(request, now)
+        refusals.on_finished(request, now)
     now = 1000.0
-    pace.on_submitted(request)
-    assert pace.retry_after == 1  # it has just begun: what was before the idle time is forgotten
+    refusals.on_submitted(request)
+    assert refusals.seconds == 1  # it has just begun: what was before the idle time is forgotten
 
 
 def test_time_that_is_up_before_the_first_token_is_504(narrow: Server, busy: EngineWatch) -> None:

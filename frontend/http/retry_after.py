@@ -13,7 +13,7 @@ _MOST_SECONDS = 60
 _NUM_RECENT = 64
 
 
-class Pace:
+class RetryAfter:
     """An `Observer` that counts the requests that are open, and knows when the last ones have ended.
 
     `clock`: seconds, as `time.monotonic()`.
@@ -26,7 +26,7 @@ class Pace:
         self._ends: deque[float] = deque(maxlen=_NUM_RECENT)
 
     @property
-    def retry_after(self) -> int:
+    def seconds(self) -> int:
         """Whole seconds, 1 to 60, in which those that are open now come to their end if all goes on as it went.
 
         While none has ended since the engine was idle: as if one did now, since it cannot be sooner.
