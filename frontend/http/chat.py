@@ -16,7 +16,7 @@ from quire.frontend.http.bodies import NOT_EMPTY, decode, read_body
 from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
 from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.fields import GenerationFields, check_top_logprobs, sampling_params
+from quire.frontend.http.fields import GenerationFields, StreamOptions, check_top_logprobs, sampling_params
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
@@ -223,40 +223,33 @@ class ChatWriter:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer as events."""
-        options = self._body.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        usage = None if include_usage else msgspec.UNSET
+        shown = self._body.stream_options or StreamOptions()
+        usage = None if shown.include_usage else msgspec.UNSET
         chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
         tally, thoughts, greeted = Tally(), Thoughts(), set[int]()
-        async with aclosing(self._deltas()) as deltas:
-            async for delta in deltas:
-                index = delta.completion.index
-                tally.add_delta(delta.output, delta.completion)
-                thoughts.add_events(index, delta.events)
-                if continuous:
-                    chunk.usage = tally.usage
-                if index not in greeted:
-                    greeted.add(index)
-                    chunk.choices = [ChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))]
-                    if self._body.return_token_ids:
-                        chunk.prompt_token_ids = delta.output.prompt_token_ids
-                    yield event(encode(chunk))
-                    chunk.prompt_token_ids = msgspec.UNSET
-                for choice in self._chunk_choices(delta):
-                    chunk.choices = [choice]
-                    yield event(encode(chunk))
-        if include_usage:
-            chunk.choices, chunk.usage = [], thoughts.added_to(tally.usage, self._service.tokenizer)
-            yield event(encode(chunk))
-        yield DONE
-
-    async def _deltas(self) -> AsyncGenerator[Delta, None]:
         with worded(self._body.words):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:
-                    yield delta
+                    index = delta.completion.index
+                    tally.add_delta(delta.output, delta.completion)
+                    thoughts.add_events(index, delta.events)
+                    if shown.continuous_usage_stats:
+                        chunk.usage = tally.usage
+                    if index not in greeted:
+                        greeted.add(index)
+                        chunk.choices = [ChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))]
+                        if self._body.return_token_ids:
+                            chunk.prompt_token_ids = delta.output.prompt_token_ids
+                        yield event(encode(chunk))
+                        chunk.prompt_token_ids = msgspec.UNSET
+                    for choice in self._chunk_choices(delta):
+                        chunk.choices = [choice]
+                        yield event(encode(chunk))
+        if shown.include_usage:
+            chunk.choices, chunk.usage = [], thoughts.added_to(tally.usage, self._service.tokenizer)
+            yield event(encode(chunk))
+        yield DONE
 
     def _choice(self, answer: Answer) -> Choice:
         completion = answer.completion

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from quire.frontend.http.bodies import NOT_EMPTY, Refusals, decode, read_body
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.fields import REFUSED, GenerationFields, sampling_params
+from quire.frontend.http.fields import REFUSED, GenerationFields, StreamOptions, sampling_params
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
@@ -136,11 +136,10 @@ class CompletionTask:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer as events."""
-        options = self._body.stream_options
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        include_usage = options is not None and bool(options.include_usage)
+        shown = self._body.stream_options or StreamOptions()
+        usage = None if shown.include_usage else msgspec.UNSET
         tally, offsets = Tally(), dict[int, int]()
-        chunk = Completion(id=self._id, created=self._created, model=self._service.name, choices=[])
+        chunk = Completion(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
         seen: set[int] = set()
         ended: defaultdict[int, set[int]] = defaultdict(set)
@@ -155,9 +154,10 @@ class CompletionTask:
                         choice.prompt_token_ids = output.prompt_token_ids
                     seen.add(choice.index)
                     chunk.choices = [choice]
-                    chunk.usage = tally.usage if continuous else None if include_usage else msgspec.UNSET
+                    if shown.continuous_usage_stats:
+                        chunk.usage = tally.usage
                     yield event(encode(chunk))
-        if include_usage:
+        if shown.include_usage:
             chunk.choices, chunk.usage = [], tally.usage
             yield event(encode(chunk))
         yield DONE
