@@ -37,11 +37,18 @@ from quire.frontend.metrics.recent import RecentRates
 
 def routes(service: Service) -> list[Route]:
     """All that can be asked for, in the order of `/openapi.json`, which tells of every `Operation`."""
-    small, responses, messages = Endpoints(service), Responses(service), Messages(service)
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining)
-    table: list[Route] = [
+    table = [*_openai(service), *_anthropic(service), *_small(service), *page_routes()]
+    table += view_routes(view, service.stream)
+    table += Documentation(service, table).routes()
+    return table
+
+
+def _openai(service: Service) -> list[Route]:
+    responses = Responses(service)
+    return [
         Operation(
             "/v1/chat/completions",
             Chat(service).create,
@@ -80,6 +87,12 @@ def routes(service: Service) -> list[Route]:
             example={"input": "Tell me a tale.", "max_output_tokens": 60},
         ),
         Route("/v1/responses/{id:path}", responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False),
+    ]
+
+
+def _anthropic(service: Service) -> list[Route]:
+    messages = Messages(service)
+    return [
         Operation(
             "/v1/messages",
             messages.create,
@@ -98,6 +111,12 @@ def routes(service: Service) -> list[Route]:
             error=AnthropicErrorAnswer,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
+    ]
+
+
+def _small(service: Service) -> list[Route]:
+    small = Endpoints(service)
+    return [
         Operation("/v1/models", small.models, answer=ModelList),
         Operation("/v1/models/{name:path}", small.model, answer=ModelCard, errors=[404]),
         Operation(
@@ -111,7 +130,3 @@ def routes(service: Service) -> list[Route]:
         Operation("/version", small.version, answer=Version),
         Operation("/metrics", small.metrics, media_types=["text/plain", "application/openmetrics-text"]),
     ]
-    table += page_routes()
-    table += view_routes(view, service.stream)
-    table += Documentation(service, table).routes()
-    return table
