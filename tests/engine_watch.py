@@ -71,9 +71,8 @@ def engine_pid(server: Server) -> int:
 
 
 @contextmanager
-def halted(server: Server) -> Iterator[None]:
-    """Hold the engine still, wherever it is in its step."""
-    pid = engine_pid(server)
+def halted(pid: int) -> Iterator[None]:
+    """Hold an engine's process still, wherever it is in its step."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_watch import EngineWatch, halted, wait_until
+from engine_watch import EngineWatch, engine_pid, halted, wait_until
 from http_server import Server
 from raw_http import RawConnection, post
 
@@ -41,7 +41,7 @@ def watch(server: Server) -> Iterator[EngineWatch]:
 def leave(server: Server, connection: RawConnection) -> float:
     """Close a connection while the engine is held still, until the server has noticed; returns when it went on."""
     address = connection.address
-    with halted(server):
+    with halted(engine_pid(server)):
         connection.close()
         wait_given_up(server, address)
         return time.monotonic()
