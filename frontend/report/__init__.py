@@ -1,0 +1,1 @@
+"""What a run has measured: figures, tables, JSON and pages."""
