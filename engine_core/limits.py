@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from quire.protocol.engine_shape import EngineShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,13 @@ class EngineLimits:
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 24
     hidden_size: int = 0  # values of an embedding
+
+    @property
+    def shape(self) -> EngineShape:
+        """The same for clients."""
+        values = asdict(self)
+        del values["hidden_size"]
+        return EngineShape(**values)
 
     @property
     def tile(self) -> int:

@@ -56,16 +56,17 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
         tokenizer.preload()
     runner = _load(parsed)
     inbox: Inbox = queue.SimpleQueue()
+    limits = _make_limits(parsed, runner)
     server = EngineServer(
         parsed.address or default_address(),
-        _make_ready(parsed, runner),
+        _make_ready(parsed, runner, limits),
         inbox,
         Security(keys=parsed.curve_keys, insecure_tcp=parsed.insecure_tcp),
     )
     grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=lambda: inbox.put((b"", Ping())))
     core = EngineCore(
         runner,
-        _make_limits(parsed, runner),
+        limits,
         server.send,
         seed=parsed.seed,
         server_stats=lambda: msgspec.structs.asdict(server.counters),
@@ -126,7 +127,7 @@ def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimit
     )
 
 
-def _make_ready(parsed: argparse.Namespace, runner: ModelRunner) -> Ready:
+def _make_ready(parsed: argparse.Namespace, runner: ModelRunner, limits: EngineLimits) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
         model=os.path.abspath(parsed.model),  # noqa: PTH100 - clients may stand in another folder; links stay
@@ -140,6 +141,7 @@ def _make_ready(parsed: argparse.Namespace, runner: ModelRunner) -> Ready:
         heartbeat_seconds=parsed.heartbeat_seconds,
         eos_token_ids=runner.eos_token_ids,
         hidden_size=runner.hidden_size,
+        shape=limits.shape,
     )
 
 

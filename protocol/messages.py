@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.protocol.engine_shape import EngineShape
+
 PROTOCOL_VERSION = 3
 
 
@@ -382,7 +384,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
 
 
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
-    """Engine to client, the answer to Hello: what a client needs to know of the engine."""
+    """Engine to client, the answer to Hello: what a client needs to know of the engine, and all its sizes as `shape`."""
 
     protocol_version: int
     model: str
@@ -396,6 +398,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     heartbeat_seconds: float
     eos_token_ids: list[int] = []
     hidden_size: int = 0
+    shape: EngineShape | None = None
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

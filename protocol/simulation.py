@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.protocol.engine_shape import EngineShape
+
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of an engine's step, from its begin to the next one's: a sum over what the step computes.
@@ -26,23 +28,6 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     to_engine: float = 0.0
     to_client: float = 0.0
-
-
-class EngineShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The sizes that an engine was started with; names and meanings are those of its limits."""
-
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    page_size: int
-    num_pages: int
-    attention_context: float = 4096.0
-    enable_prefix_caching: bool = True
-    policy: str = "fcfs"
-    long_prefill_threshold: int | None = None
-    max_waiting_requests: int = 4096
-    max_waiting_tokens: int = 1 << 24
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
