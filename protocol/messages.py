@@ -384,7 +384,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
 
 
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
-    """Engine to client, the answer to Hello: what a client needs to know of the engine, and all its sizes as `shape`."""
+    """Engine to client, the answer to Hello: what a client needs to know of the engine; `shape` has all its sizes."""
 
     protocol_version: int
     model: str
