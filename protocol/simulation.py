@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
@@ -19,6 +22,16 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode: float
     kv_token: float = 0.0
     prefill_squared: float = 0.0
+
+    def seconds(self, work: StepWork) -> float:
+        """What a step of this work takes."""
+        return (
+            self.base
+            + self.prefill_token * work.prefill_tokens
+            + self.decode * work.decodes
+            + self.kv_token * work.kv_tokens
+            + self.prefill_squared * work.prefill_squares
+        )
 
 
 class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,3 +57,21 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client: ClientTime = ClientTime()
     steps: int = 0
     error: float = 0.0
+
+
+class StepWork(NamedTuple):
+    """What a step computes, as `StepTime` counts it; a sequence that computes one token decodes."""
+
+    prefill_tokens: int
+    decodes: int
+    kv_tokens: int  # before those that are computed, of all sequences
+    prefill_squares: int
+
+    @classmethod
+    def of(cls, starts: Sequence[int], counts: Sequence[int]) -> StepWork:
+        """Of a step that computes tokens `[start, start + count)` of each sequence."""
+        decodes = counts.count(1)
+        tokens, squares = sum(counts) - decodes, 0
+        if tokens:
+            squares = sum(count * count for count in counts if count > 1)
+        return cls(tokens, decodes, sum(starts), squares)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli import chat, complete, engine, info, keys, serve, trace, version
+from quire.frontend.cli import calibrate, chat, complete, engine, info, keys, serve, trace, version
 from quire.frontend.cli.flags import SAMPLING_NOTE
 
 
@@ -52,6 +52,7 @@ _COMMANDS = (
     complete.complete,
     engine.engine,
     trace.trace,
+    calibrate.calibrate,
     info.info,
     keys.keys,
     version.version,

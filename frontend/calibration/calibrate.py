@@ -1,0 +1,159 @@
+"""Runs scenes on an engine and tells what its steps take."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import platform
+import random
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.calibration.fit import fit
+from quire.frontend.calibration.scenes import Load, Scene, families
+from quire.frontend.calibration.steps import StepTimes
+from quire.frontend.sampling import SamplingParams
+from quire.protocol.messages import StepTrace
+from quire.protocol.simulation import Calibration, ClientTime
+
+_LONGEST_SHARE = 0.1  # of all the time: a scene that takes more is not followed by a larger one
+
+Tell = Callable[[str], None]
+
+
+async def calibrate(llm: AsyncLLM, seconds: float, tell: Tell = lambda _: None) -> Calibration:
+    """Serves scenes for about so many seconds; `tell` is told of each. The engine must have nothing else to do.
+
+    Raises ValueError if the engine is busy or has not told its sizes, `EngineDeadError` when it dies.
+    """
+    shape = llm.engine_info.shape
+    if shape is None:
+        raise ValueError(f"the engine at {llm.engine_address} does not tell its sizes; start one of this version")
+    stats = await llm.stats()
+    if stats["running"] or stats["waiting"]:
+        raise ValueError(f"the engine at {llm.engine_address} is serving others; calibrate one that is idle")
+    stage = _Stage(llm)
+    async with _traced(llm) as traces:
+        await stage.play_all(families(shape), seconds, tell)
+    steps = StepTimes(stage.of_plays(traces))
+    step_time, error = fit(steps)
+    return Calibration(
+        model=llm.model,
+        host=f"{platform.node()}, {_processor()}",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        engine=shape,
+        step=step_time,
+        client=stage.client_time,
+        steps=len(steps.seconds),
+        error=error,
+    )
+
+
+@asynccontextmanager
+async def _traced(llm: AsyncLLM) -> AsyncIterator[list[StepTrace]]:
+    """What the engine does meanwhile; complete at the end."""
+    traces: list[StepTrace] = []
+    is_last = asyncio.Event()
+
+    def take(trace: StepTrace) -> None:
+        traces.append(trace)
+        if trace.last:
+            is_last.set()
+
+    await llm.start_trace(take)
+    try:
+        yield traces
+    finally:
+        await llm.stop_trace()
+    await is_last.wait()
+
+
+class _Play(NamedTuple):
+    """A scene was served from `begin` to `end`; `again`: not for the first time."""
+
+    begin: float
+    end: float
+    again: bool
+
+
+class _Stage:
+    """Serves scenes by an engine, and notes how long its requests and their tokens were under way."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._dice = random.Random(0)
+        self._plays: list[_Play] = []
+        self._to_engine: list[float] = []
+        self._to_client: list[float] = []
+
+    @property
+    def client_time(self) -> ClientTime:
+        """The medians: on the way to an engine that has nothing else to do, and on the way back."""
+        return ClientTime(statistics.median(self._to_engine), statistics.median(self._to_client))
+
+    async def play_all(self, families: list[list[Scene]], seconds: float, tell: Tell) -> None:
+        """All scenes again and again. A family ends, for this time and later ones, with a scene that took long."""
+        deadline = time.monotonic() + seconds
+        played: set[str] = set()
+        for rounds in itertools.count():
+            for family in families:
+                for number, scene in enumerate(family):
+                    begun = time.monotonic()
+                    if rounds and begun >= deadline:
+                        return
+                    await self._play(scene)
+                    self._plays.append(_Play(begun, time.monotonic(), scene.name in played))
+                    played.add(scene.name)
+                    tell(f"{scene.name}: {time.monotonic() - begun:.2f} s")
+                    if time.monotonic() - begun > _LONGEST_SHARE * seconds:
+                        del family[number + 1 :]
+
+    def of_plays(self, traces: list[StepTrace]) -> list[list[StepTrace]]:
+        """The steps of each play. The first of a scene is left out where there is another: engines warm up."""
+        plays = [play for play in self._plays if play.again] or self._plays
+        begins = [trace.begin for trace in traces]
+        return [traces[bisect_left(begins, play.begin) : bisect_left(begins, play.end)] for play in plays]
+
+    async def _play(self, scene: Scene) -> None:
+        """Returns when all requests of the scene have ended."""
+        loads = iter(scene.loads)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(scene.concurrency):
+                group.create_task(self._serve(loads, is_alone=scene.concurrency == 1))
+
+    async def _serve(self, loads: Iterator[Load], is_alone: bool) -> None:
+        for load in loads:
+            await self._generate(load, is_alone)
+
+    async def _generate(self, load: Load, is_alone: bool) -> None:
+        prompt = self._dice.choices(range(self._llm.vocab_size), k=load.prompt_tokens)
+        params = SamplingParams(
+            max_tokens=load.output_tokens, min_tokens=load.output_tokens, ignore_eos=True, detokenize=False
+        )
+        sent = time.monotonic()
+        arrived, metrics = 0.0, None
+        async for output in self._llm.generate({"prompt_token_ids": prompt}, params, output_kind="delta"):
+            if metrics is None:
+                arrived, metrics = time.monotonic(), output.metrics
+        assert metrics is not None
+        assert metrics.queued_time is not None
+        assert metrics.first_token_time is not None
+        if is_alone:  # others would have it wait for the end of their step
+            self._to_engine.append(metrics.queued_time - sent)
+        self._to_client.append(arrived - metrics.first_token_time)
+
+
+def _processor() -> str:
+    """The name of the CPU, as far as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - its size is not known
+            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.machine()

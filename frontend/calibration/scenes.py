@@ -1,0 +1,87 @@
+"""Loads that show what a step costs: each moves one thing that its time depends on, the last ones all together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire.protocol.engine_shape import EngineShape
+
+_SHORT = 8  # tokens of a prompt that costs nothing
+_ANSWER = 40  # tokens, and so steps of a batch that decodes
+_MOST_TOKENS = 60_000  # of the prompts of a batch: more only takes longer
+_MIX_PART = 6  # of the context: the mean prompt of a mix; answers have a quarter of that
+_MIXES = (2, 8, 32, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One request, in tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Requests of which `concurrency` are served at a time."""
+
+    name: str
+    loads: list[Load]
+    concurrency: int
+
+
+def families(shape: EngineShape) -> list[list[Scene]]:
+    """Scenes by what they show, the cheap ones of each first. Mixes come again and again: they are what engines do."""
+    longest = shape.max_model_len - _ANSWER - 1
+    mixes = _mixes(shape)
+    return [_decodes(shape), mixes, _prompts(shape, longest), mixes, _contexts(shape, longest), mixes]
+
+
+def _decodes(shape: EngineShape) -> list[Scene]:
+    """More and more sequences decode."""
+    sizes = _powers(1, min(shape.max_num_seqs, shape.num_pages // 2))
+    return [Scene(f"{size} decode", [Load(_SHORT, _ANSWER)] * size, size) for size in sizes]
+
+
+def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
+    """The same with long contexts, which are to be read."""
+    room = min(_MOST_TOKENS, shape.num_pages * shape.page_size // 2)
+    scenes = []
+    for part in (4, 2, 1):
+        tokens = max(longest // part, 1)
+        sizes = _powers(1, min(shape.max_num_seqs, room // (tokens + _ANSWER)))
+        scenes += [Scene(f"{size} with {tokens} tokens", [Load(tokens, _ANSWER)] * size, size) for size in sizes[::2]]
+    return sorted(scenes, key=lambda scene: len(scene.loads) * scene.loads[0].prompt_tokens)
+
+
+def _prompts(shape: EngineShape, longest: int) -> list[Scene]:
+    """Longer and longer prompts, one after the other."""
+    lengths = _powers(16, min(longest, 4 * shape.max_num_batched_tokens))
+    return [Scene(f"prompts of {length} tokens", [Load(length, 1)] * 4, 1) for length in lengths]
+
+
+def _mixes(shape: EngineShape) -> list[Scene]:
+    """Requests of all lengths come and go."""
+    dice = random.Random(0)
+    mean = max(shape.max_model_len // _MIX_PART, 1)
+
+    def load() -> Load:
+        prompt = min(1 + int(dice.expovariate(1 / mean)), shape.max_model_len - 2)
+        output = 1 + int(dice.expovariate(4 / mean))
+        return Load(prompt, min(output, shape.max_model_len - prompt))
+
+    sizes = [size for size in _MIXES if size <= shape.max_num_seqs]
+    return [Scene(f"a mix of {size}", [load() for _ in range(3 * size + 16)], size) for size in sizes]
+
+
+def _powers(least: int, most: int) -> list[int]:
+    return list(_doubled(least, max(most, least)))
+
+
+def _doubled(value: int, most: int) -> Iterator[int]:
+    while value < most:
+        yield value
+        value *= 2
+    yield most

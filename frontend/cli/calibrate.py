@@ -1,0 +1,68 @@
+"""`quire calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.model import open_model
+from quire.frontend.cli.output import say, write
+
+if TYPE_CHECKING:
+    from quire.protocol.simulation import Calibration
+
+_SECONDS = 60.0
+
+
+@takes(engine=EngineFlags, attach=AttachFlags, common=CommonFlags)
+def calibrate(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write, as JSON.", metavar="FILE", show_default=False)
+    ],
+    seconds: Annotated[
+        float | None, option(None, "How long to measure, about. Default: 60.", "S", min=5.0, max=600.0)
+    ] = None,
+    *,
+    engine: EngineFlags,
+    attach: AttachFlags,
+    common: CommonFlags,
+) -> None:
+    """Measure what the steps of an engine take on this host, for `quire simulate`.
+
+    It serves batches of all sizes, short and long prompts and mixtures of them, and fits what a step takes to what it
+    computes. The engine should be set up as it will be in service, and the host should have nothing else to do.
+    """
+    del common
+    import msgspec
+
+    from quire.frontend.calibration.calibrate import calibrate as measure
+
+    _check(output)
+    with open_model(engine, attach) as model:
+        found = model.runner.run(measure(model.llm, seconds or _SECONDS, say))
+    output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    write(f"{output}: {describe(found)}\n")
+
+
+def _check(output: Path) -> None:
+    """Raises OSError if the file can't be written, before anything is measured."""
+    try:
+        with output.open("ab"):
+            pass
+    except OSError as error:
+        raise OSError(f"--output {output}: the file cannot be written ({error.strerror}); name another") from error
+
+
+def describe(calibration: Calibration) -> str:
+    """The times in a few words."""
+    step, client = calibration.step, calibration.client
+    return (
+        f"a step takes {step.base * 1e6:.0f} us, {step.prefill_token * 1e6:.1f} us for each token of a prompt, "
+        f"{step.decode * 1e6:.1f} us for each that decodes, {step.kv_token * 1e9:.1f} ns for each KV token and "
+        f"{step.prefill_squared * 1e9:.2f} ns for the square of a prompt's; {calibration.error:.0%} off in the median "
+        f"of {calibration.steps} steps. A client is {client.to_engine * 1e6:.0f} us from its engine, "
+        f"which is {client.to_client * 1e6:.0f} us from its client"
+    )
