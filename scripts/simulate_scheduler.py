@@ -24,10 +24,13 @@ from typing import Any
 from bench.mixed import MixedLoad
 from bench.simulated import StepTime
 from bench.simulation import Simulation
-from bench.trace import TraceError, TraceRequest, infinite_cache_hits, read_trace, shared_blocks
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies import POLICIES
+from quire.frontend.workload.errors import TraceError
+from quire.frontend.workload.reading import read_trace
+from quire.frontend.workload.sharing import infinite_cache_hits, shared_blocks
+from quire.frontend.workload.transforms import speed_up
 
 VOCAB_SIZE = 1 << 14
 NO_BOUND = 1 << 60
@@ -50,11 +53,7 @@ def limits_for(lengths: Sequence[int], num_pages: int | None, policy: str, args:
 
 def simulate_trace(args: argparse.Namespace) -> dict[str, Any]:
     """A run for each policy and number of pages; prints a line for each."""
-    requests = read_trace(args.trace)[: args.requests]
-    requests = [
-        TraceRequest(request.arrival / args.speed, request.prompt_tokens, request.output_tokens, request.blocks)
-        for request in requests
-    ]
+    requests = list(speed_up(read_trace(args.trace, max_requests=args.requests), args.speed))
     prompt_tokens = sum(request.prompt_tokens for request in requests)
     infinite = infinite_cache_hits(requests, args.page_size) / prompt_tokens
     print(
@@ -147,7 +146,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     trace = commands.add_parser("trace", help="serve a trace")
-    trace.add_argument("trace", type=Path, help="Mooncake's JSON lines, or Azure's table with the ending .csv")
+    trace.add_argument("trace", type=Path, help="Mooncake's JSON lines, or the table of Azure or BurstGPT")
     trace.add_argument("--requests", type=positive, metavar="N", help="only the first N")
     trace.add_argument("--speed", type=factor, default=1.0, help="requests come so many times as fast (default 1)")
     trace.add_argument("--pages", type=positive, nargs="+", metavar="N", help="KV pages (default: all that is needed)")

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from bench.simulated import StepTime
 from bench.simulation import Record, Simulation, percentiles
-from bench.trace import TraceRequest, blocks_for
 
 from quire.engine_core.limits import EngineLimits
+from quire.frontend.workload.blocks import blocks_for
+from quire.frontend.workload.request import WorkloadRequest
 
 _CHAT_TOKENS = 100  # of a chat's prompt
 _SHORT_OUTPUT = 10
@@ -58,9 +59,9 @@ class MixedLoad:
         """Tokens of the longest request."""
         return max(self.long_tokens + _SHORT_OUTPUT, _CHAT_TOKENS + self.chat_output)
 
-    def _request(self, number: int, arrival: float, prompt: int, output: int) -> TraceRequest:
+    def _request(self, number: int, arrival: float, prompt: int, output: int) -> WorkloadRequest:
         first = number * blocks_for(self.long_tokens + _CHAT_TOKENS)
-        return TraceRequest(arrival, prompt, output, tuple(range(first, first + blocks_for(prompt))))
+        return WorkloadRequest(arrival, prompt, output, tuple(range(first, first + blocks_for(prompt))))
 
 
 def _gaps(records: Iterable[Record], since: float, until: float) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 from bench.simulated import EOS, SimulatedExecutor, StepTime, VirtualClock
-from bench.trace import Prompts, TraceRequest
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies.base import WINDOW
+from quire.frontend.workload.prompts import Prompts
+from quire.frontend.workload.request import WorkloadRequest
 from quire.protocol.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -64,7 +65,7 @@ class Simulation:
         self._prompts = Prompts(limits.vocab_size)
         self._steps = array("d"), array("d"), array("d"), array("d")  # seconds, running, waiting, held pages
 
-    def run(self, requests: Sequence[TraceRequest]) -> None:
+    def run(self, requests: Sequence[WorkloadRequest]) -> None:
         """Serves them all, which are in order of arrival."""
         coming = iter(requests)
         request = next(coming, None)
@@ -78,7 +79,7 @@ class Simulation:
                 self.clock.now = request.arrival
         self.core.flush()
 
-    def _add(self, request: TraceRequest) -> None:
+    def _add(self, request: WorkloadRequest) -> None:
         params = SamplingParams(max_tokens=None, min_tokens=request.output_tokens, seed=0)
         name = str(len(self.records))
         self.records.append(Record(request.arrival, request.output_tokens))

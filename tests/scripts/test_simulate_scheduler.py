@@ -12,31 +12,32 @@ import simulate_scheduler
 from bench.mixed import MixedLoad
 from bench.simulated import StepTime
 from bench.simulation import Simulation
-from bench.trace import BLOCK, Prompts, TraceError, TraceRequest, infinite_cache_hits, read_trace, shared_blocks
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies.lpm import MOST_PASSES
+from quire.frontend.workload.request import BLOCK_TOKENS, WorkloadRequest
+from quire.frontend.workload.sharing import infinite_cache_hits
 from quire.protocol.messages import FinishReason
 
 STEP_TIME = StepTime(0.01, 1e-5, 1e-4)
 
 
-def make_requests(count: int, seed: int = 0) -> list[TraceRequest]:
+def make_requests(count: int, seed: int = 0) -> list[WorkloadRequest]:
     """Chats that go on: each prompt has the blocks of an earlier one, or of none, and some more."""
     random_ = random.Random(seed)
-    requests: list[TraceRequest] = []
+    requests: list[WorkloadRequest] = []
     blocks = 0
     for number in range(count):
         before = random_.choice(requests).blocks if requests and random_.random() < 0.7 else ()
         more = random_.randint(1, 3)
         names = (*before, *range(blocks, blocks + more))
         blocks += more
-        prompt = len(names) * BLOCK - random_.choice([0, 1, 100, 511])
-        requests.append(TraceRequest(0.02 * number, prompt, random_.randint(1, 40), names))
+        prompt = len(names) * BLOCK_TOKENS - random_.choice([0, 1, 100, 511])
+        requests.append(WorkloadRequest(0.02 * number, prompt, random_.randint(1, 40), names))
     return requests
 
 
-def write_mooncake(path: Path, requests: list[TraceRequest]) -> Path:
+def write_mooncake(path: Path, requests: list[WorkloadRequest]) -> Path:
     rows = [
         {
             "timestamp": round(request.arrival * 1000),
@@ -50,7 +51,7 @@ def write_mooncake(path: Path, requests: list[TraceRequest]) -> Path:
     return path
 
 
-def limits(requests: list[TraceRequest], **changes: Any) -> EngineLimits:
+def limits(requests: list[WorkloadRequest], **changes: Any) -> EngineLimits:
     sizes: dict[str, Any] = {
         "vocab_size": 1 << 14,
         "max_model_len": 1 + max(request.prompt_tokens + request.output_tokens for request in requests),
@@ -62,7 +63,7 @@ def limits(requests: list[TraceRequest], **changes: Any) -> EngineLimits:
     return EngineLimits(**(sizes | changes))
 
 
-def serve(requests: list[TraceRequest], **changes: Any) -> Simulation:
+def serve(requests: list[WorkloadRequest], **changes: Any) -> Simulation:
     """Serves them, and checks that each had its answer and nothing is held in the end."""
     simulation = Simulation(limits(requests, **changes), STEP_TIME)
     simulation.run(requests)
@@ -85,27 +86,6 @@ def test_with_enough_pages_all_that_is_shared_is_found(policy: str) -> None:
     assert (report["preemptions"], report["evictions"], report["wasted_tokens"]) == (0, 0, 0)
 
 
-def test_the_infinite_cache_counts_full_pages_and_leaves_a_token() -> None:
-    first = TraceRequest(0, 700, 1, (0, 1))
-    assert infinite_cache_hits([first, first], 32) == 672
-    assert infinite_cache_hits([first, TraceRequest(1, 512, 1, (0,))], 32) == 480
-    assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (0, 1))], 32) == 672
-    assert infinite_cache_hits([first, TraceRequest(1, 1024, 1, (2, 1))], 32) == 0
-
-
-def test_a_block_is_shared_if_it_came_before_behind_the_same_blocks() -> None:
-    requests = [TraceRequest(0, len(blocks) * BLOCK, 1, blocks) for blocks in ((0, 1), (0, 1, 2), (3, 1))]
-    assert shared_blocks(requests) == pytest.approx(2 / 7)
-
-
-def test_prompts_are_equal_where_their_blocks_are() -> None:
-    prompts = Prompts(1 << 14)
-    one, two = (prompts.tokens(TraceRequest(0, 1000, 1, blocks)) for blocks in ((5, 6), (5, 7)))
-    assert len(one) == len(two) == 1000
-    assert one[:BLOCK] == two[:BLOCK]
-    assert all(one[page : page + 16] != two[page : page + 16] for page in range(BLOCK, 1000, 16))
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 def test_overload_of_a_small_pool_neither_thrashes_nor_passes_over_for_ever(policy: str) -> None:
     requests = make_requests(300)
@@ -120,8 +100,10 @@ def test_overload_of_a_small_pool_neither_thrashes_nor_passes_over_for_ever(poli
 def test_who_is_passed_over_is_counted_from_the_events() -> None:
     """A prompt that shares nothing, behind a stream of those that share much: lpm keeps its bound exactly."""
     shared = tuple(range(4))
-    requests = [TraceRequest(0, 4 * BLOCK, 20, shared), TraceRequest(0.001, 100, 1, (100,))]
-    requests += [TraceRequest(0.002, 5 * BLOCK, 1, (*shared, 200 + number)) for number in range(2 * MOST_PASSES)]
+    requests = [WorkloadRequest(0, 4 * BLOCK_TOKENS, 20, shared), WorkloadRequest(0.001, 100, 1, (100,))]
+    requests += [
+        WorkloadRequest(0.002, 5 * BLOCK_TOKENS, 1, (*shared, 200 + number)) for number in range(2 * MOST_PASSES)
+    ]
     simulation = serve(requests, policy="lpm", max_num_seqs=1)
     passes = simulation.times_overtaken()
     assert passes[1] == max(passes) == MOST_PASSES
@@ -134,7 +116,7 @@ def test_a_long_prompt_among_chats_slows_them_twofold_at_most_and_lets_a_short_o
 ) -> None:
     """With the last, a tile of prompt takes as long as all decodes: each step has room for one only."""
     load = MixedLoad()
-    request = TraceRequest(0, load.longest, 1, ())
+    request = WorkloadRequest(0, load.longest, 1, ())
     found = load.run(limits([request]), StepTime(*seconds))
     assert found["itl_growth_p99"] <= 2
     assert found["short_ttft_chunk_times"] <= 3
@@ -157,43 +139,6 @@ def test_the_script_tells_hit_rates_of_all_policies_and_sizes(
     assert all(run["served"] == run["requests"] == 30 for run in found["runs"])
     assert [run["hit_rate"] for run in found["runs"][2:]] == pytest.approx([found["infinite_hit_rate"]] * 2)
     assert f"a cache without bounds finds {found['infinite_hit_rate']:.2%}" in capsys.readouterr().out
-
-
-def test_the_azure_table_shares_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,600,44\n2023-11-16 18:15:50.6805900,3,1\n"
-    )
-    requests = read_trace(path)
-    assert [(request.prompt_tokens, request.output_tokens, request.blocks) for request in requests] == [
-        (600, 44, (0, 1)),
-        (3, 1, (2,)),
-    ]
-    assert requests[1].arrival == pytest.approx(4.0)
-
-
-GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("trace.jsonl", GOOD + "{nonsense\n", "trace.jsonl:2: JSON is malformed"),
-        ("trace.jsonl", GOOD + '{"timestamp": 0}\n', "trace.jsonl:2: Object missing required field `input_length`"),
-        ("trace.jsonl", GOOD + GOOD.replace("600", "1600"), "trace.jsonl:2: 2 hash_ids for a prompt of 1600 tokens"),
-        ("trace.jsonl", GOOD.replace("5,", "0,"), "trace.jsonl:1: a request of 600 prompt and 0 output tokens"),
-        ("trace.jsonl", "", "has no requests"),
-        ("trace.csv", AZURE + "2023-11-16 18:15:46,3,4\nyesterday,3,4\n", "trace.csv:3: Invalid isoformat string"),
-        ("trace.csv", AZURE + "2023-11-16 18:15:46,3\n", "trace.csv:2: "),
-        ("trace.csv", "TIMESTAMP,In,Out\n2023-11-16 18:15:46,3,4\n", "trace.csv:1: there is no column 'ContextTokens'"),
-    ],
-)
-def test_a_malformed_trace_is_named_with_its_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(TraceError) as error:
-        read_trace(tmp_path / name)
-    assert expected in str(error.value)
 
 
 def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
