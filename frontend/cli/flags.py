@@ -229,6 +229,20 @@ class HttpFlags:
 
 
 @dataclass(frozen=True)
+class RecordFlags:
+    """What the HTTP server records of its requests."""
+
+    record: Annotated[
+        Path | None,
+        _http(
+            "Record requests in a new file, for `quire replay`: times, lengths, shared prefixes, parameters; no text.",
+            "FILE",
+        ),
+    ] = None
+    record_text: Annotated[bool, switch("HTTP server", "--record-text", "Record the texts of prompts as well.")] = False
+
+
+@dataclass(frozen=True)
 class SamplingFlags:
     """How tokens are drawn; what is None was not given.
 

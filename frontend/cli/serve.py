@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, HttpFlags, SamplingFlags, switch, takes
+from quire.frontend.cli.flags import (
+    AttachFlags,
+    CommonFlags,
+    EngineFlags,
+    HttpFlags,
+    RecordFlags,
+    SamplingFlags,
+    switch,
+    takes,
+)
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import Answer, say, tolerate_encoding
 
+if TYPE_CHECKING:
+    from quire.frontend.workload.recorder import Recorder
 
-@takes(http=HttpFlags, engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
+
+@takes(
+    http=HttpFlags,
+    recording=RecordFlags,
+    engine=EngineFlags,
+    attach=AttachFlags,
+    sampling=SamplingFlags,
+    common=CommonFlags,
+)
 def serve(
     prompt: Annotated[
         str | None,
@@ -27,6 +48,7 @@ def serve(
     ] = False,
     *,
     http: HttpFlags,
+    recording: RecordFlags,
     engine: EngineFlags,
     attach: AttachFlags,
     sampling: SamplingFlags,
@@ -44,8 +66,10 @@ def serve(
             raise typer.BadParameter("the model is given twice; leave out --model, or the argument")
         engine, prompt = replace(engine, model=Path(prompt)), None
     if prompt is None:
-        _serve(http, engine, attach, sampling)
+        _serve(http, recording, engine, attach, sampling)
         return
+    if recording.record is not None:
+        raise typer.BadParameter("--record is for the server; leave it out, or the text")
     with open_model(engine, attach) as model:
         _answer(model, prompt, sampling, as_message)
 
@@ -76,7 +100,9 @@ def _answer(model: Model, prompt: str, sampling: SamplingFlags, as_message: bool
         say(f"[{answer.summary}]")
 
 
-def _serve(http: HttpFlags, engine: EngineFlags, attach: AttachFlags, sampling: SamplingFlags) -> None:
+def _serve(
+    http: HttpFlags, recording: RecordFlags, engine: EngineFlags, attach: AttachFlags, sampling: SamplingFlags
+) -> None:
     import signal
 
     from quire.frontend.cli.http import listen, serving_of
@@ -86,7 +112,9 @@ def _serve(http: HttpFlags, engine: EngineFlags, attach: AttachFlags, sampling: 
         engine = replace(engine, preload_grammars=True)
     args, listener = listen(http)  # before the model loads: a port that is taken is told at once
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
-    with listener, removed(args.uds), open_model(engine, attach, parsers) as model:
+    with listener, removed(args.uds), _recorder(recording) as recorder, open_model(engine, attach, parsers) as model:
+        if recorder is not None:
+            model.llm.add_observer(recorder)
         serving = serving_of(model, args, listener, http, sampling)
         received = model.runner.get_loop().run_until_complete(serving.run())
         if received is None:
@@ -94,3 +122,25 @@ def _serve(http: HttpFlags, engine: EngineFlags, attach: AttachFlags, sampling: 
     if received is signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + received)
+
+
+@contextmanager
+def _recorder(recording: RecordFlags) -> Iterator[Recorder | None]:
+    """Who records the requests, if anybody; says at the end what there is. Raises OSError, or `BadParameter`."""
+    if recording.record is None:
+        if recording.record_text:
+            raise typer.BadParameter("--record-text says what to record, but not where; give --record FILE as well")
+        yield None
+        return
+    from quire.frontend.workload.recorder import Recorder
+
+    try:
+        recorder = Recorder(recording.record, with_text=recording.record_text)
+    except OSError as error:
+        raise OSError(f"--record {error}") from error
+    try:
+        with recorder:
+            yield recorder
+    finally:
+        count = recorder.num_recorded
+        say(f"recorded {count} requests in {recording.record}" if count else "recorded no requests; there is no file")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from quire.frontend.sampling import validate
 from quire.frontend.workload.blocks import FreshBlocks, blocks_for
 from quire.frontend.workload.request import BLOCK_TOKENS, WorkloadRequest
 from quire.frontend.workload.values import check_length, check_seconds, shown
@@ -60,8 +61,6 @@ class MooncakeRows:
                 f"{len(blocks)} hash_ids for input_length {prompt_tokens}; there must be one for each "
                 f"{row.block_tokens} tokens, {count}"
             )
-        if row.params is not None:
-            _check_params(row.params)
         return WorkloadRequest(
             _arrival(row, previous),
             prompt_tokens,
@@ -72,7 +71,7 @@ class MooncakeRows:
             _delay(row),
             row.text_input,
             row.messages,
-            row.params,
+            _params(row.params),
         )
 
 
@@ -103,6 +102,13 @@ def _delay(row: _Row) -> float:
     return row.delay / 1000
 
 
-def _check_params(params: dict[str, Any]) -> None:
-    if unknown := sorted(set(params) - _PARAMS):
+def _params(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """As `SamplingParams` takes them, and has checked. Raises ValueError."""
+    if given is None:
+        return None
+    if unknown := sorted(set(given) - _PARAMS):
         raise ValueError(f"params has {shown(unknown)}; it may have the fields of SamplingParams")
+    if isinstance(bias := given.get("logit_bias"), dict):
+        given = {**given, "logit_bias": {int(token): value for token, value in bias.items()}}  # JSON's keys are texts
+    validate(SamplingParams(**given))
+    return given

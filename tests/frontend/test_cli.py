@@ -197,6 +197,8 @@ def test_version(place: Workplace) -> None:
         (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
         (["keys"], "Missing argument"),
         (["trace", "x"], "Missing option '--out'"),
+        (["serve", "x", "--record", "r.jsonl"], "--record is for the server; leave it out, or the text"),
+        (["serve", "--port", "0", "--record-text"], "give --record FILE as well"),
         (["trace", "--out", "/nowhere/t.json"], "give prompts, or --address of a running engine"),
     ],
 )
@@ -222,6 +224,10 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
         (["info", "--model", "/nowhere"], "/nowhere"),
         (["trace", "x", "--out", "/nowhere/t.json"], "--out /nowhere/t.json: the file cannot be written (No such file"),
         (["trace", "x", "--out", "/"], "--out /: the file cannot be written (Is a directory); name another"),
+        (
+            ["serve", "--port", "0", "--record", "/nowhere/r"],
+            "--record /nowhere/r: the file cannot be written (No such",
+        ),
         (["info", "--quantization", "int3"], "quantization is 'int3'; it must be one of int8, int4"),
         (["serve", "x", "--quantization", "int3"], "quantization='int3' is not known; it can be int8, int4"),
         (["serve", "x", "--kv-dtype", "fp8"], "kv_cache_dtype='fp8' is not known; it can be auto, int8"),

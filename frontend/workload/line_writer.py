@@ -1,0 +1,101 @@
+"""Writes lines to a file without letting who writes them wait for the disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+_MOST_WAITING = 1 << 26  # bytes that wait for the disk
+_MOST_SECONDS = 10.0  # that the end waits for it
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class LineWriter:
+    """A new file and a thread that writes to it. When that fails, this is told once in the log, and lines are lost.
+
+    `num_written` and `num_lost` count lines. Raises OSError if the file can't be made, or is there already.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file: BinaryIO = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            raise FileExistsError(f"{path} is there already, and would be lost; name another, or remove it") from error
+        except OSError as error:
+            raise OSError(f"{path}: the file cannot be written ({error.strerror}); name another") from error
+        self.num_written = 0
+        self.num_lost = 0
+        self._waiting = bytearray()
+        self._num_waiting = 0
+        self._is_closed = False
+        self._has_failed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="quire-line-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Returns at once. The line has its end."""
+        with self._changed:
+            if self._has_failed or self._is_closed:
+                self.num_lost += 1
+            elif len(self._waiting) + len(line) > _MOST_WAITING:
+                self.num_lost += 1
+                self._fail("the disk is too slow")
+            else:
+                self._waiting += line
+                self._num_waiting += 1
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Writes what waits; gives a disk that does not answer some seconds. A file without lines is removed."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(_MOST_SECONDS)
+        if self._thread.is_alive():
+            self._fail("the disk does not answer")
+        elif self.num_lost:
+            _LOGGER.warning("%s lacks %d lines, for the reason that was told", self._path, self.num_lost)
+        if not self.num_written:
+            self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        is_last = False
+        with self._file:
+            while not is_last:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                    lines, self._waiting = self._waiting, bytearray()
+                    num_lines, self._num_waiting = self._num_waiting, 0
+                    is_last = self._is_closed
+                self._write(lines, num_lines)
+
+    def _write(self, lines: bytearray, num_lines: int) -> None:
+        if self._has_failed:
+            self.num_lost += num_lines
+            return
+        begin = self._file.tell() if self._file.seekable() else None
+        try:
+            self._write_all(lines)
+            self.num_written += num_lines
+        except OSError as error:
+            self.num_lost += num_lines
+            self._fail(error.strerror or str(error))
+            if begin is not None:
+                with suppress(OSError):
+                    self._file.truncate(begin)  # half a line is none
+
+    def _write_all(self, lines: bytearray) -> None:
+        rest = memoryview(lines)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def _fail(self, reason: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _LOGGER.warning("%s: %s; no more is written to it, and requests go on", self._path, reason)
