@@ -58,5 +58,5 @@ def detect(first: bytes) -> Format:
 def _num_found(columns: tuple[str, ...], header: bytes) -> int:
     try:
         return len(set(columns) & set(header_names(header)))
-    except (ValueError, StopIteration):
+    except ValueError:
         return 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.frontend.workload.request import WorkloadRequest
+from quire.frontend.workload.values import shown
 
 
 class Rows(Protocol):
@@ -40,7 +41,7 @@ class Columns:
     def split(self, line: bytes) -> list[str]:
         """The cells of a row, as many as the header has. Raises ValueError."""
         text = line.decode()
-        cells = next(csv.reader([text])) if '"' in text else text.split(",")
+        cells = _unquoted(text) if '"' in text else text.split(",")
         if len(cells) != self._count:
             raise ValueError(f"there are {len(cells)} columns; the header has {self._count}")
         return cells
@@ -48,4 +49,11 @@ class Columns:
 
 def header_names(header: bytes) -> list[str]:
     """The names of a table's columns. Raises ValueError."""
-    return [name.strip() for name in next(csv.reader([header.decode()]))]
+    return [name.strip() for name in _unquoted(header.decode())]
+
+
+def _unquoted(text: str) -> list[str]:
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error as error:
+        raise ValueError(f"{shown(text)} is no row of a table: {error}") from None
