@@ -24,6 +24,7 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._number = 0
+        self._is_cut = False  # the rest of the last line is still to be passed over
         try:
             self._file = path.open("rb", buffering=_BUFFER_BYTES)
         except OSError as error:
@@ -42,10 +43,12 @@ class Lines:
 
     def __next__(self) -> tuple[int, bytes | None]:
         try:
+            if self._is_cut:
+                self._pass_over()
             while line := self._file.readline(MOST_LINE_BYTES + 1):
                 self._number += 1
                 if len(line) > MOST_LINE_BYTES:
-                    self._pass_over()
+                    self._is_cut = not line.endswith(b"\n")
                     return self._number, None
                 line = line.rstrip(b"\r\n")
                 if self._number == 1:
@@ -58,6 +61,7 @@ class Lines:
 
     def _pass_over(self) -> None:
         """The rest of a line, in pieces."""
+        self._is_cut = False
         while (piece := self._file.readline(_BUFFER_BYTES)) and not piece.endswith(b"\n"):
             pass
 

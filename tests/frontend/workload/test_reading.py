@@ -237,11 +237,14 @@ def test_a_window_of_the_trace_begins_at_0_and_is_read_no_further(path: Path) ->
         read(path, text, start=9.5, duration=0.1, skip_bad=True)
 
 
-def test_a_file_of_10_gb_is_read_as_far_as_it_is_needed(path: Path) -> None:
+def test_a_file_of_10_gb_is_read_as_far_as_it_is_needed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(row() + row(timestamp=5))
     with path.open("r+b") as file:
         file.truncate(10_000_000_000)  # a sparse file: a line of zeros
     assert len(list(read_trace(path, max_requests=2))) == 2
+    monkeypatch.setattr(lines, "MOST_LINE_BYTES", 1000)
+    with pytest.raises(TraceError, match=":3: the line is longer than"):
+        list(read_trace(path))
 
 
 def test_a_pipe_is_read_once(path: Path) -> None:
