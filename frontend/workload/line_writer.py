@@ -76,19 +76,18 @@ class LineWriter:
                 self._write(lines, num_lines)
 
     def _write(self, lines: bytearray, num_lines: int) -> None:
-        if self._has_failed:
-            self.num_lost += num_lines
-            return
-        begin = self._file.tell() if self._file.seekable() else None
+        begin = self._file.tell()
         try:
-            self._write_all(lines)
-            self.num_written += num_lines
+            if not self._has_failed:
+                self._write_all(lines)
+                self.num_written += num_lines
+                return
         except OSError as error:
-            self.num_lost += num_lines
             self._fail(error.strerror or str(error))
-            if begin is not None:
-                with suppress(OSError):
-                    self._file.truncate(begin)  # half a line is none
+            with suppress(OSError):
+                self._file.truncate(begin)  # half a line is none
+        with self._changed:
+            self.num_lost += num_lines
 
     def _write_all(self, lines: bytearray) -> None:
         rest = memoryview(lines)

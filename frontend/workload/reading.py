@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import chain
@@ -67,7 +68,7 @@ class Trace:
         self._start = start
         self._end = end
         self._max_requests = max_requests
-        if path.is_file() or not path.exists() or path.is_dir():  # what a pipe holds can be read only once
+        if not _is_stream(path):
             with Lines(path) as lines:
                 self._begin(lines)
 
@@ -142,6 +143,15 @@ class Trace:
     def _forget(self) -> None:
         self.num_skipped = 0
         self.reasons = []
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether what it holds can be read only once."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def _parsed(rows: Rows, line: bytes | None, first: float | None, previous: float | None) -> WorkloadRequest:

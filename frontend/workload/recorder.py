@@ -55,7 +55,8 @@ class Recorder:
 
     Lines are in the order of arrival, so one waits until all requests before it have ended. If too much waits, the
     first that is still open is recorded with the tokens that it has; so it is at the end, with the reason "unfinished".
-    A request that ended before its first token counts as one of 1 token, since it was asked for.
+    A request that ended before its first token counts as one of 1 token, since it was asked for; of several completions
+    the longest counts.
 
     There is no text unless `with_text`: then the prompt as the model gets it, where it came as text, and the parameters
     that hold words. Raises OSError if the file can't be made, or is there already; later failures are logged.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -87,10 +88,12 @@ def _scaled_prompt(request: WorkloadRequest, factor: float) -> WorkloadRequest:
     )
 
 
+@lru_cache(maxsize=64)
 def _num_to_join(block_tokens: int, factor: float) -> int:
     """Blocks that become one, so that its length is near enough to what it should be."""
     exact = block_tokens * factor
-    for count in range(1, min(math.ceil(1 / (2 * _TOLERANCE * exact)), _MOST_JOINED) + 1):
+    enough = 1 / (2 * _TOLERANCE)  # tokens, of which half a one is as little as is allowed
+    for count in range(1, math.ceil(min(enough / exact, _MOST_JOINED)) + 1):
         if abs(round(exact * count) - exact * count) <= _TOLERANCE * exact * count:
             return count
     return _MOST_JOINED

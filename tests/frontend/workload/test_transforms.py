@@ -50,6 +50,13 @@ def test_small_blocks_are_joined_and_prompts_share_no_more_than_before(
             assert after <= -(-before // joined)
 
 
+@pytest.mark.parametrize(("factor", "tokens"), [(1e-300, 1), (1e-9, 1), (1e-4, 3)])
+def test_a_tiny_factor_leaves_a_token_at_least(factor: float, tokens: int) -> None:
+    (request,) = scale_lengths([WorkloadRequest(0, 25_600, 5, tuple(range(50)))], factor)
+    assert (request.prompt_tokens, request.output_tokens) == (tokens, 1)
+    check_blocks([request])
+
+
 def test_outputs_are_scaled_by_a_factor_of_their_own() -> None:
     request = WorkloadRequest(0, 1000, 300, (0, 1))
     (scaled,) = scale_lengths([request], 1, 0.1)
