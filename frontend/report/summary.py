@@ -1,0 +1,199 @@
+"""The figures of a run, under the names of `vllm bench serve --save-result`.
+
+TTFT, TPOT, ITL and the rest are of requests that completed; each is defined where `RequestRecord` and `spans` compute
+it. Names that end in `_ms` are milliseconds, all other times are seconds. A figure of nothing is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from quire.frontend.replay.record import Outcome, Sample
+from quire.frontend.report.quantiles import Distribution, Floats
+from quire.frontend.report.rates import PER_SECOND, in_flight, most_in_flight
+from quire.frontend.report.run import Run
+
+PERCENTILES = (50, 90, 95, 99, 99.9)
+MOST_LAG = 0.5
+"""Seconds of p99 lag behind the schedule above which a run does not measure what it says."""
+
+_CURVE_POINTS = 200
+_TIMELINE_POINTS = 400
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """Everything that a report tells, ready for JSON. Raises ValueError unless the run has ended."""
+    if run.seconds is None:
+        raise ValueError(f"the run {run.title!r} has not ended; call end(seconds) before it is summarized")
+    report = {**_heading(run), **_counts(run), **_throughput(run, run.seconds), **_goodput(run, run.seconds)}
+    for name, values in run.distributions.items():
+        report |= _spread(name, values)
+    report |= {
+        "error_counts": [{"outcome": kind, "error": text, "count": n} for (kind, text), n in run.errors.most_common()],
+        "engine_requests": {str(engine): count for engine, count in sorted(run.by_engine.items())},
+        "config": run.config,
+        "curves": _curves(run),
+        "timeline": _timeline(run.samples),
+        "client_timeline": _client_timeline(run, run.seconds),
+        "gantt": _gantt(run),
+    }
+    return report | (run.details.columns() if run.details else {})
+
+
+def _heading(run: Run) -> dict[str, Any]:
+    config = run.config
+    rate = config.get("request_rate")
+    reasons = _invalid_reasons(run)
+    return {
+        "title": run.title,
+        "date": run.date,
+        "backend": config.get("backend", "quire"),
+        "endpoint_type": config.get("backend", "quire"),
+        "model_id": config.get("model_id"),
+        "num_prompts": run.requests,
+        "request_rate": "inf" if rate == math.inf else rate,
+        "burstiness": config.get("burstiness"),
+        "max_concurrency": config.get("max_concurrency"),
+        "simulated": bool(config.get("simulated", False)),
+        "valid": not reasons,
+        "invalid_reason": "; ".join(reasons) or None,
+        "duration": run.seconds,
+    }
+
+
+def _invalid_reasons(run: Run) -> list[str]:
+    reasons = []
+    if run.interrupted is not None:
+        reasons.append(f"the run was interrupted: {run.interrupted}")
+    lag = _lag(run)["replay_sched_lag_p99"]
+    if lag is not None and lag > MOST_LAG:
+        reasons.append(
+            f"requests were sent too late: p99 of the lag behind the schedule is {lag:.2f} s, at most {MOST_LAG:g} s "
+            "is allowed; lower the rate, or run the client on a machine of its own"
+        )
+    if not run.outcomes[Outcome.COMPLETED]:
+        reasons.append("no request completed")
+    return reasons
+
+
+def _lag(run: Run) -> dict[str, float | None]:
+    shares = (50, 90, 99)
+    lags = run.lags.quantiles(np.array(shares) / 100).tolist() if run.lags.count else [None] * len(shares)
+    return {f"replay_sched_lag_p{share}": lag for share, lag in zip(shares, lags, strict=True)}
+
+
+def _counts(run: Run) -> dict[str, Any]:
+    # A target that tells of no cached tokens at all may have had none, or may only be silent.
+    tells = run.cached_tokens > 0 or any(sample.cached_tokens is not None for sample in run.samples)
+    return {
+        "completed": run.outcomes[Outcome.COMPLETED],
+        "failed": run.outcomes[Outcome.FAILED],
+        "refused": run.outcomes[Outcome.REFUSED],
+        "late": run.outcomes[Outcome.LATE],
+        "unfinished": run.outcomes[Outcome.UNFINISHED],
+        "warm_up": run.warm_up,
+        "preemptions": run.preemptions,
+        "total_input_tokens": run.prompt_tokens,
+        "total_output_tokens": run.output_tokens,
+        "partial_output_tokens": run.partial_tokens,
+        "cached_tokens": run.cached_tokens if tells else None,
+        "prefix_hit_rate": run.cached_tokens / run.prompt_tokens if tells and run.prompt_tokens else None,
+        **_lag(run),
+    }
+
+
+def _throughput(run: Run, seconds: float) -> dict[str, Any]:
+    def rate(amount: float) -> float | None:
+        return amount / seconds if seconds > 0 else None
+
+    return {
+        "request_throughput": rate(run.outcomes[Outcome.COMPLETED]),
+        "output_throughput": rate(run.output_tokens),
+        "total_token_throughput": rate(run.prompt_tokens + run.output_tokens),
+        "max_output_tokens_per_s": run.output_rate.most_per_second,
+        "max_concurrent_requests": most_in_flight(run.sent, run.ended),
+    }
+
+
+def _goodput(run: Run, seconds: float) -> dict[str, Any]:
+    if run.goodput is None:
+        return {"request_goodput": None, "goodput_limits": None, "goodput_shares": None}
+    names = [*run.goodput.stated, "all"]
+    return {
+        "request_goodput": run.met["all"] / seconds if seconds > 0 else None,
+        "goodput_limits": run.goodput.stated,
+        "goodput_shares": {name: run.met[name] / run.requests if run.requests else None for name in names},
+    }
+
+
+def _spread(name: str, values: Distribution) -> dict[str, float | None]:
+    keys = [f"{kind}_{name}_ms" for kind in ("mean", "std", "median", "min", "max", *(f"p{p:g}" for p in PERCENTILES))]
+    if not values.count:
+        return dict.fromkeys(keys)
+    quantiles = values.quantiles(np.array([0.5, 0.0, 1.0, *(p / 100 for p in PERCENTILES)]))
+    return dict(zip(keys, [1000 * value for value in (values.mean, values.std, *quantiles.tolist())], strict=True))
+
+
+def curve_shares() -> Floats:
+    """The shares at which curves have points: close together at both ends, where latencies differ most."""
+    logits = np.linspace(math.log(0.005 / 0.995), math.log(0.9999 / 0.0001), _CURVE_POINTS - 2)
+    return np.concatenate([[0.0], 1 / (1 + np.exp(-logits)), [1.0]])
+
+
+def curve(values: Distribution, shares: Floats) -> dict[str, Any]:
+    """How many values there are, and milliseconds at each of the shares."""
+    return {"count": values.count, "ms": _short(1000 * values.quantiles(shares))}
+
+
+def _curves(run: Run) -> dict[str, Any]:
+    shares = curve_shares()
+    curves = {name: curve(values, shares) for name, values in run.distributions.items() if values.count}
+    return {"shares": shares.tolist(), **curves}
+
+
+def _timeline(samples: list[Sample]) -> dict[str, list[Any]]:
+    """A column for each field that the target told at all."""
+    columns = {name: [getattr(sample, name) for sample in samples] for name in Sample._fields}
+    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
+
+
+def _client_timeline(run: Run, seconds: float) -> dict[str, list[float]]:
+    """What the clients saw: requests under way, tokens of prompts answered and of answers, each a second."""
+    output = run.output_rate.in_slots(seconds)
+    together = max(1, -(-len(output) // _TIMELINE_POINTS))  # slots that make a point
+    begins = np.arange(0, len(output), together)
+    widths = np.minimum(begins + together, len(output)) - begins
+    times = (begins + widths / 2) / PER_SECOND
+
+    def per_second(slots: Floats) -> list[float]:
+        return _short(np.add.reduceat(slots, begins) * PER_SECOND / widths)
+
+    return {
+        "time": _short(times),
+        "in_flight": _short(in_flight(run.sent, run.ended, times)),
+        "output_tokens_per_s": per_second(output),
+        "prompt_tokens_per_s": per_second(run.prompt_rate.in_slots(seconds)),
+    }
+
+
+def _gantt(run: Run) -> dict[str, Any]:
+    """One row for each request that is drawn: every `every`-th of the workload."""
+    rows = [
+        {
+            "index": index,
+            "outcome": outcome.value,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "phases": [[kind, *_short(np.array(times))] for kind, *times in phases],
+        }
+        for index, (outcome, prompt_tokens, output_tokens, phases) in run.shown.items()
+    ]
+    return {"every": run.shown.every, "rows": rows}
+
+
+def _short(values: Floats) -> list[float]:
+    """Six digits are more than a figure shows."""
+    return [float(f"{value:.6g}") for value in values.tolist()]
