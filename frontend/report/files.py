@@ -43,6 +43,14 @@ class _ErrorCount(msgspec.Struct):
     count: int
 
 
+class _Engine(msgspec.Struct):
+    engine: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
 class _Report(msgspec.Struct):
     """The parts of a report that are more than a number; another tool's may lack all but the first."""
 
@@ -60,7 +68,7 @@ class _Report(msgspec.Struct):
     gantt: _Gantt | None = None
     goodput_limits: dict[str, float] | None = None
     goodput_shares: dict[str, float | None] | None = None
-    engine_requests: dict[str, int] = {}
+    engines: list[_Engine] = []
 
 
 def save_json(report: dict[str, Any], path: Path) -> None:

@@ -125,7 +125,8 @@ class Pooled:
     def _at(self, ranks: Floats) -> Floats:
         buckets = np.searchsorted(np.cumsum(self._buckets), ranks, side="right")
         middles = _LEAST * np.exp((buckets - 0.5) * _GROWTH)
-        return np.clip(np.where(buckets == 0, 0.0, middles), self._least, self._most)
+        values = np.clip(np.where(buckets == 0, 0.0, middles), self._least, self._most)
+        return np.where(ranks <= 0, self._least, np.where(ranks >= self._count - 1, self._most, values))
 
     def _pool(self) -> None:
         if not self._batch:

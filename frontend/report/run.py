@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.report.details import Details
 from quire.frontend.report.goodput import GoodputLimits
+from quire.frontend.report.load import Load
 from quire.frontend.report.quantiles import Distribution, Exact, Floats, Pooled
 from quire.frontend.report.rates import TokenRate
 from quire.frontend.report.spans import prefill_seconds, queue_seconds
@@ -56,7 +57,7 @@ class Run:
         self.output_tokens = 0
         self.cached_tokens = 0
         self.partial_tokens = 0  # of answers that did not
-        self.by_engine: Counter[int] = Counter()
+        self.engines: defaultdict[int, Load] = defaultdict(Load)
 
         self.lags = Exact()
         self.latencies: dict[str, Exact] = {
@@ -79,7 +80,7 @@ class Run:
             return
         self.requests += 1
         self.outcomes[record.outcome] += 1
-        self.by_engine[record.engine] += 1
+        self.engines[record.engine].add(record)
         self.preemptions += record.num_preemptions
         self.lags.add(record.lag)
         self._sent.append(record.sent)

@@ -21,7 +21,7 @@ MOST_LAG = 0.5
 """Seconds of p99 lag behind the schedule above which a run does not measure what it says."""
 
 _CURVE_POINTS = 200
-_TIMELINE_POINTS = 400
+_TIMELINE_POINTS = 150
 
 
 def summarize(run: Run) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def summarize(run: Run) -> dict[str, Any]:
         report |= _spread(name, values)
     report |= {
         "error_counts": [{"outcome": kind, "error": text, "count": n} for (kind, text), n in run.errors.most_common()],
-        "engine_requests": {str(engine): count for engine, count in sorted(run.by_engine.items())},
+        "engines": [{"engine": engine, **load.told()} for engine, load in sorted(run.engines.items())],
         "config": run.config,
         "curves": _curves(run),
         "timeline": _timeline(run.samples),
@@ -162,6 +162,8 @@ def _timeline(samples: list[Sample]) -> dict[str, list[Any]]:
 
 def _client_timeline(run: Run, seconds: float) -> dict[str, list[float]]:
     """What the clients saw: requests under way, tokens of prompts answered and of answers, each a second."""
+    if not run.requests:
+        return {}
     output = run.output_rate.in_slots(seconds)
     together = max(1, -(-len(output) // _TIMELINE_POINTS))  # slots that make a point
     begins = np.arange(0, len(output), together)
