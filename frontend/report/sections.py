@@ -1,0 +1,161 @@
+"""The parts of the page, from top to bottom; each is empty where the reports have nothing for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.frontend.report import fleet, gantt, numbers, page_tables, timeline
+from quire.frontend.report.distributions import distribution
+from quire.frontend.report.figures import goodput_terms, latencies
+from quire.frontend.report.markup import Markup, tag
+
+NOTHING = Markup("")
+
+Reports = list[dict[str, Any]]
+
+
+def facts(report: dict[str, Any]) -> str:
+    """One line: the model, what served it, how long, when."""
+    date = str(report.get("date") or "")
+    if len(date) == 15 and date[8] == "-":
+        date = f"{date[:4]}-{date[4:6]}-{date[6:8]} {date[9:11]}:{date[11:13]}"
+    kind = "simulated" if report.get("simulated") else ""
+    words = (report.get("model_id"), report.get("backend"), kind, numbers.time(1000 * report["duration"]), date)
+    return " · ".join(str(word) for word in words if word)
+
+
+def overview(reports: Reports) -> Markup:
+    """The figures that most are after: as tiles, or of several runs as a table."""
+    if len(reports) > 1:
+        return tag("section", page_tables.glance(reports), class_="glance")
+    report = reports[0]
+    tiles = [
+        _tile("Output", _rate(report, "output_throughput", "tok/s"), _rate(report, "request_throughput", "requests/s")),
+        *(
+            _tile(
+                f"{one.label}, median",
+                numbers.time(report.get(one.field("median"))),
+                f"p99 {numbers.time(report.get(one.field('p99')))}",
+            )
+            for one in latencies(reports)
+            if one.name in {"ttft", "tpot", "e2el"}
+        ),
+    ]
+    if report.get("request_goodput") is not None:
+        share = numbers.percent((report.get("goodput_shares") or {}).get("all"))
+        tiles.append(_tile("Goodput", _rate(report, "request_goodput", "/s"), f"{share} of the requests"))
+    tiles.append(_tile("Completed", numbers.number(report["completed"]), _others(report)))
+    return tag("section", tag("dl", *tiles, class_="tiles"))
+
+
+def distributions(reports: Reports) -> Markup:
+    """What users felt."""
+    shown = [
+        one for one in latencies(reports) if one.is_felt and any(one.name in (r.get("curves") or {}) for r in reports)
+    ]
+    figures = [_figure(one.label, one.meaning, distribution(reports, one)) for one in shown]
+    note = "Share of the values that are at most so long; both axes are stretched so that the tail is seen."
+    return _section("What users felt", note, tag("div", *figures, class_="pair")) if figures else NOTHING
+
+
+def goodput(reports: Reports) -> Markup:
+    """Which share of the requests met each limit, and all of them."""
+    rows = [_goodput(run, report) for run, report in enumerate(reports) if report.get("request_goodput") is not None]
+    note = "Share of all requests, also of those that failed, that kept within each limit."
+    return _section("Goodput", note, tag("div", *rows, class_="pair")) if rows else NOTHING
+
+
+def timelines(reports: Reports) -> Markup:
+    """What went on."""
+    figures = [_figure(panel.title, panel.unit, drawn) for panel, drawn in timeline.panels(reports)]
+    return _section("Over time", "", tag("div", *figures, class_="three")) if figures else NOTHING
+
+
+def engines(reports: Reports) -> Markup:
+    """How the load was shared out."""
+    figures = [
+        _figure(str(report["title"]), fleet.balance(report), fleet.bars(report), f"wide run{run}")
+        for run, report in enumerate(reports)
+        if len(report.get("engines") or []) > 1
+    ]
+    note = "Tokens of prompts and answers by engine; the paler part of a bar was in the prefix cache."
+    return _section("Engines", note, *figures) if figures else NOTHING
+
+
+def requests(reports: Reports) -> Markup:
+    """What single requests went through."""
+    drawn = [(run, report) for run, report in enumerate(reports) if gantt.kinds(report)]
+    if not drawn:
+        return NOTHING
+    present = {kind for _, report in drawn for kind in gantt.kinds(report)}
+    entries = [
+        tag("li", tag("i", class_=f"key {kind.replace(' ', '-')}"), words)
+        for kind, words in gantt.PHASES.items()
+        if kind in present
+    ]
+    seconds = max(float(report["duration"]) for _, report in drawn)
+    longest = max(gantt.longest(report) for _, report in drawn)
+    figures = [tag("ul", *entries, class_="legend")]
+    for run, report in drawn:
+        named = f"{report['title']}: " if len(reports) > 1 else ""
+        aligned = gantt.gantt(report, seconds=longest, since_sent=True)
+        whole = gantt.gantt(report, seconds=seconds, since_sent=False)
+        figures.append(_figure(f"{named}each since it was sent", gantt.share(report), aligned, f"wide run{run}"))
+        figures.append(_figure(f"{named}over the run", "", whole, f"wide run{run}"))
+    note = "A row each, in the order they were sent; a dot ends one that broke off."
+    return _section("Single requests", note, *figures)
+
+
+def tables(reports: Reports) -> Markup:
+    """All figures."""
+    latency = page_tables.every_latency(reports[0]) if len(reports) == 1 else NOTHING
+    return _section("Figures", "", latency, page_tables.every_figure(reports))
+
+
+def errors(reports: Reports) -> Markup:
+    """What went wrong, how often."""
+    found = page_tables.errors(reports)
+    return _section("Errors", "", found) if found else NOTHING
+
+
+def configuration(reports: Reports) -> Markup:
+    """How the runs were made."""
+    found = page_tables.configuration(reports)
+    return _section("Configuration", "", found) if found else NOTHING
+
+
+def _section(title: str, note: str, *parts: str) -> Markup:
+    notes = [tag("p", note, class_="note")] if note else []
+    return tag("section", tag("h2", title), *notes, *parts)
+
+
+def _figure(title: str, note: str, drawing: Markup, class_: str | None = None) -> Markup:
+    caption = tag("figcaption", tag("b", title), " ", tag("small", note))
+    return tag("figure", caption, tag("div", drawing, class_="drawing"), class_=class_)
+
+
+def _tile(name: str, value: str, note: str) -> Markup:
+    return tag("div", tag("dt", name), tag("dd", tag("b", value), tag("small", note)))
+
+
+def _goodput(run: int, report: dict[str, Any]) -> Markup:
+    shares = report.get("goodput_shares") or {}
+    rate = f"{_rate(report, 'request_goodput', '')}of {_rate(report, 'request_throughput', 'requests/s')}"
+    terms = [*goodput_terms(report), f"all limits: {numbers.percent(shares.get('all'))}"]
+    bars = [_bar(words, share, run) for words, share in zip(terms, shares.values(), strict=False)]
+    return tag("div", tag("h3", str(report["title"]), " ", tag("small", rate)), *bars)
+
+
+def _bar(words: str, share: float | None, run: int) -> Markup:
+    width = f"width: {100 * min(max(share or 0.0, 0.0), 1.0):.4g}%"
+    meter = tag("span", tag("i", class_=f"run{run}", style=width), class_="meter")
+    return tag("p", tag("span", words), meter, class_="bar")
+
+
+def _rate(report: dict[str, Any], field: str, unit: str) -> str:
+    return f"{numbers.number(report.get(field))} {unit}"
+
+
+def _others(report: dict[str, Any]) -> str:
+    outcomes = [f"{report[name]} {name}" for name in ("failed", "refused", "late", "unfinished") if report.get(name)]
+    return ", ".join([f"of {numbers.number(report.get('num_prompts'))} requests", *outcomes])
