@@ -8,6 +8,7 @@ from typing import Any
 from quire.frontend.report import sections
 from quire.frontend.report.figures import verdict
 from quire.frontend.report.markup import Markup, join, tag
+from quire.frontend.report.names import distinct
 
 _STYLE = Path(__file__).with_name("page.css")
 _SOME_RUNS = 6
@@ -23,6 +24,7 @@ def page(reports: list[dict[str, Any]]) -> str:
     """The page itself."""
     if not 1 <= len(reports) <= _SOME_RUNS:
         raise ValueError(f"a page shows 1 to {_SOME_RUNS} runs, {len(reports)} were given")
+    reports = distinct(reports)
     title = " · ".join(str(report["title"]) for report in reports)
     body = [
         _header(reports),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.frontend.report import numbers
 from quire.frontend.report.figures import STATISTICS, comparable, goodput_terms, latencies, verdict
+from quire.frontend.report.names import distinct
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +36,7 @@ def print_comparison(reports: list[dict[str, Any]], console: Console) -> None:
     """Print runs side by side; each but the first with its ratio to the first."""
     from rich.text import Text
 
+    reports = distinct(reports)
     for report in reports:
         reason = verdict(report)
         if reason is not None:
