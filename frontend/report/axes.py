@@ -45,11 +45,13 @@ def linear_ticks(high: float, count: int = 4) -> list[float]:
     return [step * number for number in range(math.ceil(high / step - 1e-9) + 1)]
 
 
-def time_ticks(seconds: float, count: int = 6) -> list[float]:
-    """Some round seconds from 0 to at most `seconds`, whole minutes and hours where those are many."""
+def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
+    """Some round seconds from 0 to at most `seconds`, with their words, in seconds, minutes or hours."""
     steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400]
     step = next((step for step in steps if step * count >= seconds), 86400.0 * math.ceil(seconds / count / 86400))
-    return [step * number for number in range(int(seconds / step + 1e-9) + 1)]
+    size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "min"), (0, "s")) if step >= size)
+    ticks = [step * number for number in range(int(seconds / step + 1e-9) + 1)]
+    return [(tick, f"{tick / (size or 1):g} {unit}" if tick else "0") for tick in ticks]
 
 
 def log_ticks(low: float, high: float, most: int = 5) -> list[float]:

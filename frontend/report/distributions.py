@@ -44,7 +44,7 @@ def _points(report: dict[str, Any], name: str) -> list[Point]:
     if name not in curves or not isinstance(curves[name], dict):
         return []
     count, values = curves[name]["count"], curves[name]["ms"]
-    points = zip((max(ms, _LEAST) for ms in values), curves["shares"], strict=False)
+    points = zip((max(ms, _LEAST) for ms in values), curves.get("shares") or [], strict=False)
     return [(ms, share) for ms, share in points if share <= 1 - 0.5 / max(count, 1)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ class _Row(msgspec.Struct):
 
 
 class _Gantt(msgspec.Struct):
-    every: int
+    every: Annotated[int, msgspec.Meta(ge=1)]
     rows: list[_Row]
 
 
@@ -54,7 +54,7 @@ class _Engine(msgspec.Struct):
 class _Report(msgspec.Struct):
     """The parts of a report that are more than a number; another tool's may lack all but the first."""
 
-    duration: float
+    duration: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     completed: int
     request_throughput: float | None
     title: str = ""

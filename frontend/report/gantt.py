@@ -76,10 +76,11 @@ def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _axis(across: Scale, bottom: float) -> Markup:
     parts: list[Markup] = []
-    for tick in time_ticks(across.high, 8):
+    for tick, words in time_ticks(across.high, 8):
         x = across(tick)
+        anchor = "start" if x < _LEFT + 12 else "end" if x > _RIGHT - 12 else "middle"
         parts.append(tag("line", x1=x, x2=x, y1=_TOP, y2=bottom, class_="grid"))
-        parts.append(label(x, bottom + 16, numbers.time(1000 * tick) if tick else "0", "middle" if tick else "start"))
+        parts.append(label(x, bottom + 16, words, anchor))
     return join(parts)
 
 

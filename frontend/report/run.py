@@ -32,8 +32,8 @@ class Run:
 
     `config` says how the run was made; all of it is in the report. These of its keys are named as vLLM names them:
     `backend`, `model_id`, `request_rate` (requests a second), `burstiness`, `max_concurrency`; `simulated` is true of
-    a simulation, and `date` (YYYYmmdd-HHMMSS) replaces the time at which the Run was made. `detailed` keeps the
-    lengths, times and errors of every request.
+    a simulation, `engines` is how many served it, and `date` (YYYYmmdd-HHMMSS) replaces the time at which the Run was
+    made. `detailed` keeps the lengths, times and errors of every request.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def summarize(run: Run) -> dict[str, Any]:
         report |= _spread(name, values)
     report |= {
         "error_counts": [{"outcome": kind, "error": text, "count": n} for (kind, text), n in run.errors.most_common()],
-        "engines": [{"engine": engine, **load.told()} for engine, load in sorted(run.engines.items())],
+        "engines": [{"engine": engine, **run.engines[engine].told()} for engine in range(_fleet(run))],
         "config": run.config,
         "curves": _curves(run),
         "timeline": _timeline(run.samples),
@@ -103,6 +103,12 @@ def _counts(run: Run) -> dict[str, Any]:
         "prefix_hit_rate": run.cached_tokens / run.prompt_tokens if tells and run.prompt_tokens else None,
         **_lag(run),
     }
+
+
+def _fleet(run: Run) -> int:
+    """How many engines there are: one may not have been sent anything."""
+    size = run.config.get("engines")
+    return max(size if isinstance(size, int) else 0, *(engine + 1 for engine in run.engines), 1)
 
 
 def _throughput(run: Run, seconds: float) -> dict[str, Any]:

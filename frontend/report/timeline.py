@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from quire.frontend.report import numbers
 from quire.frontend.report.axes import Scale, label, line_path, linear_ticks, time_ticks
 from quire.frontend.report.markup import Markup, join, tag
 
@@ -62,8 +61,8 @@ def _grid(across: Scale, up: Scale, ticks: list[float]) -> Markup:
         parts.append(tag("line", x1=_LEFT, x2=_RIGHT, y1=up(tick), y2=up(tick), class_="grid" if tick else "axis"))
         parts.append(label(_LEFT - 6, up(tick) + 4, _compact(tick), "end"))
     parts += [
-        label(across(tick), _BOTTOM + 17, numbers.time(1000 * tick) if tick else "0", "middle")
-        for tick in time_ticks(across.high, 5)
+        label(across(tick), _BOTTOM + 17, words, "end" if across(tick) > _RIGHT - 12 else "middle")
+        for tick, words in time_ticks(across.high, 5)
     ]
     return join(parts)
 
@@ -98,7 +97,8 @@ def _told(name: str) -> Callable[[dict[str, Any]], Series]:
 
     def series(report: dict[str, Any]) -> Series:
         told = report.get("timeline") or {}
-        return list(zip(told["time"], told[name], strict=False)) if name in told and "time" in told else []
+        rows = zip(told["time"], told[name], strict=False) if name in told and "time" in told else ()
+        return [(time, value) for time, value in rows if time is not None]
 
     return series
 
@@ -122,7 +122,9 @@ def _pages(*names: str) -> Callable[[dict[str, Any]], Series]:
             return []
         rows = zip(told["time"], told["pages_total"], *(told[name] for name in names), strict=False)
         return [
-            (time, 100 * sum(kinds) / total if total and None not in kinds else None) for time, total, *kinds in rows
+            (time, 100 * sum(kinds) / total if total and None not in kinds else None)
+            for time, total, *kinds in rows
+            if time is not None
         ]
 
     return series

@@ -91,6 +91,8 @@ def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
         ({**VLLM, "duration": "long"}, r"Expected `float`, got `str` - at `\$.duration`"),
         ({**VLLM, "median_ttft_ms": "150"}, "median_ttft_ms is '150', not a number"),
         ({**VLLM, "gantt": {"every": 1, "rows": [{"index": 0}]}}, "`outcome`"),
+        ({**VLLM, "gantt": {"every": 0, "rows": []}}, "Expected `int` >= 1"),
+        ({**VLLM, "duration": float("nan")}, "Expected `float` >= 0"),
         ({**VLLM, "curves": {"ttft": {"count": 2, "ms": ["<b>"]}}}, "Expected `float`, got `str`"),
     ],
 )

@@ -228,6 +228,12 @@ def test_the_load_of_each_engine_is_told() -> None:
     assert engines[1]["prompt_tokens"] == sum(record.prompt_tokens for record in records[1::4])
 
 
+def test_an_engine_that_was_sent_nothing_is_told_too() -> None:
+    run = Run("a run", {"engines": 3})
+    run.end(1.0)
+    assert [engine["requests"] for engine in summarize(run)["engines"]] == [0, 0, 0]
+
+
 def test_a_report_with_a_given_date_is_the_same_each_time() -> None:
     def make() -> str:
         run = Run("simulated", {"simulated": True, "date": "20260102-030405", "request_rate": float("inf")})
