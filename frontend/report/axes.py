@@ -36,12 +36,13 @@ class Scale:
         return round(self.begin + place * (self.end - self.begin), 1)
 
 
-def linear_ticks(high: float, count: int = 4) -> list[float]:
-    """Some round values from 0 to at least `high`, at most `count` steps."""
+def linear_ticks(high: float, count: int = 4, *, whole: bool = False) -> list[float]:
+    """Some round values from 0 to at least `high`, at most `count` steps; `whole` where halves mean nothing."""
     if high <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(high / count))
-    step = next(step * power for step in (1, 2, 2.5, 5, 10, 20) if step * power * count >= high * (1 - 1e-9))
+    steps = (1, 2, 5, 10, 20) if whole and power <= 1 else (1, 2, 2.5, 5, 10, 20)
+    step = next(step * power for step in steps if step * power * count >= high * (1 - 1e-9))
     return [step * number for number in range(math.ceil(high / step - 1e-9) + 1)]
 
 

@@ -18,6 +18,7 @@ _WORDS = 56  # pixels for the words right of the last dot
 _WORDS = 56  # pixels for the words beside a dot
 _LEAST_SHARE, _MOST_SHARE = 0.03, 0.9997
 _LEAST = 1e-3  # ms; less cannot be told apart from nothing
+_WIDEST = 1e4  # from one end of the axis to the other: what is shorter lies on the border
 
 Point = tuple[float, float]
 """Milliseconds, and the share of the values that are at most that."""
@@ -28,11 +29,11 @@ def distribution(reports: list[dict[str, Any]], latency: Latency) -> Markup:
     curves = [(run, _points(report, latency.name)) for run, report in enumerate(reports)]
     curves = [(run, points) for run, points in curves if points]
     limits = sorted({limit for report in reports for limit in _limits(report, latency)})
-    across = _across([ms for _, points in curves for ms, _ in points] + limits)
+    across = _across([ms for _, points in curves for ms, share in points if share >= _LEAST_SHARE] + limits)
     up = Scale(_LEAST_SHARE, _MOST_SHARE, _BOTTOM, _TOP, logit)
     parts = [_grid(across, up)]
     parts += [_curve(run, points, across, up) for run, points in curves]
-    parts += [_limit(limit, across) for limit in limits]
+    parts += [_limit(limit, across, _BOTTOM - 6 - 13 * place) for place, limit in enumerate(limits)]
     parts.append(_marks(reports, curves, latency, across, up))
     named = f"{latency.label}: {latency.meaning}, cumulative"
     return tag("svg", *parts, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img", aria_label=named)
@@ -55,7 +56,7 @@ def _limits(report: dict[str, Any], latency: Latency) -> list[float]:
 
 def _across(values: list[float]) -> Scale:
     low, high = min(values, default=1.0) / 1.1, max(values, default=100.0) * 1.1
-    return Scale(low, high, _LEFT, _RIGHT - _WORDS, log10)
+    return Scale(max(low, high / _WIDEST), high, _LEFT, _RIGHT - _WORDS, log10)
 
 
 def _grid(across: Scale, up: Scale) -> Markup:
@@ -71,13 +72,13 @@ def _grid(across: Scale, up: Scale) -> Markup:
     return join(parts)
 
 
-def _limit(limit: float, across: Scale) -> Markup:
+def _limit(limit: float, across: Scale, y: float) -> Markup:
     x = across(limit)
     line = tag("line", x1=x, x2=x, y1=_TOP, y2=_BOTTOM, class_="limit")
     words = f"limit {numbers.time(limit)}"
     if x > (_LEFT + _RIGHT) / 2:
-        return join([line, label(x - 5, _BOTTOM - 6, words, "end", "note")])
-    return join([line, label(x + 5, _BOTTOM - 6, words, "start", "note")])
+        return join([line, label(x - 5, y, words, "end", "note")])
+    return join([line, label(x + 5, y, words, "start", "note")])
 
 
 def _curve(run: int, points: list[Point], across: Scale, up: Scale) -> Markup:

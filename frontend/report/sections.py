@@ -19,8 +19,10 @@ def facts(report: dict[str, Any]) -> str:
     date = str(report.get("date") or "")
     if len(date) == 15 and date[8] == "-":
         date = f"{date[:4]}-{date[4:6]}-{date[6:8]} {date[9:11]}:{date[11:13]}"
+    model = str(report.get("model_id") or "")
+    model = model.rsplit("/", 1)[-1] if model.startswith("/") else model  # of a folder the name will do
     kind = "simulated" if report.get("simulated") else ""
-    words = (report.get("model_id"), report.get("backend"), kind, numbers.time(1000 * report["duration"]), date)
+    words = (model, report.get("backend"), kind, numbers.time(1000 * report["duration"]), date)
     return " · ".join(str(word) for word in words if word)
 
 

@@ -21,7 +21,7 @@ MOST_LAG = 0.5
 """Seconds of p99 lag behind the schedule above which a run does not measure what it says."""
 
 _CURVE_POINTS = 200
-_TIMELINE_POINTS = 150
+_TIMELINE_POINTS = 100
 
 
 def summarize(run: Run) -> dict[str, Any]:

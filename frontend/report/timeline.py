@@ -27,6 +27,7 @@ class Panel:
     series: Callable[[dict[str, Any]], Series]
     faint: Callable[[dict[str, Any]], Series] | None = None
     top: float = 0.0  # that the axis reaches at least
+    is_count: bool = False
 
 
 def panels(reports: list[dict[str, Any]]) -> list[tuple[Panel, Markup]]:
@@ -44,7 +45,7 @@ def panels(reports: list[dict[str, Any]]) -> list[tuple[Panel, Markup]]:
 
 def _draw(panel: Panel, series: list[Series], faint: list[Series], seconds: float) -> Markup:
     values = [value for line in (*series, *faint) for _, value in line if value is not None]
-    ticks = linear_ticks(max(panel.top, *values, 0.0))
+    ticks = linear_ticks(max(panel.top, *values, 0.0), whole=panel.is_count)
     across = Scale(0.0, max(seconds, 1e-3), _LEFT, _RIGHT)
     up = Scale(0.0, ticks[-1], _BOTTOM, _TOP)
     parts = [_grid(across, up, ticks)]
@@ -150,8 +151,8 @@ PANELS = (
     Panel(
         "Under way", "requests, as the client sees it", _seen("in_flight"), top=4
     ),  # where a target does not tell the next
-    Panel("Running", "requests", _told("running"), top=4),
-    Panel("Waiting", "requests", _told("waiting"), top=4),
+    Panel("Running", "requests", _told("running"), top=4, is_count=True),
+    Panel("Waiting", "requests", _told("waiting"), top=4, is_count=True),
     Panel("Output", "tokens/s", _seen("output_tokens_per_s")),
     Panel("Prompts answered", "tokens/s", _seen("prompt_tokens_per_s")),
     Panel("KV pages", "% held; dotted: or cached", _pages("pages_held"), _pages("pages_held", "pages_cached"), 100),
