@@ -1,0 +1,85 @@
+"""How near `quire simulate` comes to live engines: `.venv/bin/python scripts/validate_simulator.py --help`.
+
+Each case is a trace with flags of `quire replay`, such as "azure.csv --duration 600 --scale-lengths 0.25 --clip". The
+host is calibrated once; then each case is replayed on an engine of its own and simulated, and a table tells both. The
+host should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
+FIGURES = {
+    "output tokens/s": ("output_throughput", "{:.0f}"),
+    "TTFT p50, ms": ("median_ttft_ms", "{:.1f}"),
+    "TTFT p99, ms": ("p99_ttft_ms", "{:.1f}"),
+    "TPOT p50, ms": ("median_tpot_ms", "{:.2f}"),
+    "TPOT p99, ms": ("p99_tpot_ms", "{:.2f}"),
+    "E2E p50, ms": ("median_e2el_ms", "{:.0f}"),
+    "E2E p99, ms": ("p99_e2el_ms", "{:.0f}"),
+}
+
+
+def quire(*arguments: str) -> None:
+    """Runs a command of quire; its words go to stderr. Ends the program if it fails."""
+    print("quire", shlex.join(arguments), file=sys.stderr, flush=True)
+    if status := subprocess.run([*QUIRE, *arguments], stdout=sys.stderr, check=False).returncode:
+        raise SystemExit(status)
+
+
+def measure(case: list[str], engine: list[str], calibration: Path, folder: Path) -> tuple[dict[str, Any], ...]:
+    """The reports of a case, live and simulated."""
+    live, simulated = folder / "live.json", folder / "simulated.json"
+    trace, *flags = case
+    quire("replay", trace, *flags, *engine, "--warmup", "20", "--output", str(live))
+    quire("simulate", "--trace", trace, *flags, "--calibration", str(calibration), "--output", str(simulated))
+    return json.loads(live.read_text()), json.loads(simulated.read_text())
+
+
+def row(case: list[str], live: dict[str, Any], simulated: dict[str, Any]) -> str:
+    """A line of the table: for each figure the live value, and the simulated one as a part of it."""
+    cells = []
+    for name, form in FIGURES.values():
+        measured, guessed = live[name], simulated[name]
+        ratio = f"{guessed / measured - 1:+.0%}" if measured and guessed is not None else "-"
+        cells.append(f"{form.format(measured) if measured is not None else '-'} ({ratio})")
+    return f"| {Path(case[0]).stem} {' '.join(case[1:])} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Calibrates, runs all cases, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", help="a trace, and flags of `quire replay` that choose and change requests")
+    parser.add_argument("--engine", default="", help="flags of the engine, such as '--model FOLDER --threads 1'")
+    parser.add_argument("--calibration", type=Path, help="use this one instead of measuring the host")
+    parser.add_argument("--seconds", type=float, default=60, help="of calibration (default 60)")
+    parser.add_argument("--keep", type=Path, help="folder for calibration and reports")
+    arguments = parser.parse_args()
+    engine = shlex.split(arguments.engine)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        calibration = arguments.calibration or folder / "calibration.json"
+        if arguments.calibration is None:
+            quire("calibrate", "--output", str(calibration), "--seconds", str(arguments.seconds), *engine)
+        lines = []
+        for number, case in enumerate(arguments.cases):
+            own = folder / str(number)
+            own.mkdir(exist_ok=True)
+            words = shlex.split(case)
+            lines.append(row(words, *measure(words, engine, calibration, own)))
+            print(lines[-1], file=sys.stderr, flush=True)
+    print(f"| live (simulated) | {' | '.join(FIGURES)} |\n|{'---|' * (len(FIGURES) + 1)}")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
