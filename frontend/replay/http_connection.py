@@ -1,0 +1,117 @@
+"""A connection to an HTTP server that costs its client little: no coroutine wakes for a piece of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, cast
+
+import httptools
+
+
+class AnswerReader(Protocol):
+    """Takes an answer as it arrives; each call is on the path of a token."""
+
+    def on_status(self, status: int) -> None:
+        """The headers are here."""
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body. What it raises ends the connection, and the exchange with it."""
+
+
+class ConnectionBrokenError(OSError):
+    """The connection ended before the answer did. `was_silent`: nothing of the answer had come."""
+
+    def __init__(self, message: str, was_silent: bool) -> None:
+        super().__init__(message)
+        self.was_silent = was_silent
+
+
+class HttpConnection(asyncio.Protocol):
+    """One request after the other, each with its own reader."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._reader: AnswerReader | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._was_silent = True
+        self.is_open = False
+
+    async def exchange(self, request: bytes, reader: AnswerReader) -> None:
+        """Send a request, and let `reader` take the answer until its end.
+
+        Raises `ConnectionBrokenError`, or what the reader has raised. Cancelled, it closes the connection.
+        """
+        assert self._transport is not None
+        if not self.is_open:
+            raise ConnectionBrokenError("the server has closed the connection", was_silent=True)
+        self._reader, self._was_silent = reader, True
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._done
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._reader = self._done = None
+        if not self._parser.should_keep_alive():
+            self.close()
+
+    def close(self) -> None:
+        """Drop the connection, whatever is still to come."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Of asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It can be used."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        """Something has come."""
+        if self._done is None:  # nobody has asked for anything
+            self.close()
+            return
+        self._was_silent = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__ or error.__cause__
+            is_ours = isinstance(error, httptools.HttpParserCallbackError) and isinstance(cause, Exception)
+            self._fail(cause if is_ours and cause is not None else _broken(f"its answer is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        self.is_open = False
+        self._fail(
+            ConnectionBrokenError(f"the server broke the connection{f': {exc}' if exc else ''}", self._was_silent)
+        )
+
+    # Of httptools
+
+    def on_headers_complete(self) -> None:
+        """The status is known."""
+        assert self._reader is not None
+        self._reader.on_status(self._parser.get_status_code())
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body, no longer in chunks."""
+        assert self._reader is not None
+        self._reader.on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self._parser.get_status_code() >= 200 and self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+
+
+def _broken(message: str) -> ConnectionBrokenError:
+    return ConnectionBrokenError(message, was_silent=False)

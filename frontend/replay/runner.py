@@ -1,0 +1,201 @@
+"""Sends a workload to a target, and collects what its requests feel."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, Protocol
+
+from quire.frontend.replay.ahead import Ahead, Prepared
+from quire.frontend.replay.clock import Clock
+from quire.frontend.replay.collector import rare_collections
+from quire.frontend.replay.load import Load
+from quire.frontend.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.replay.sessions import Sessions
+from quire.frontend.replay.target import Send, Target, Tokens, prepare
+from quire.frontend.replay.warm_up import warm_up
+from quire.frontend.workload.request import WorkloadRequest
+
+_SAMPLE_SECONDS = 0.25
+_COUNTING_SECONDS = 5.0
+_RECENT = 500
+
+
+class Collector(Protocol):
+    """Takes what a run measures; `quire.frontend.report.run.Run` is one."""
+
+    def add(self, record: RequestRecord) -> None:
+        """A request has ended."""
+
+    def sample(self, sample: Sample) -> None:
+        """The target has told how it is."""
+
+    def end(self, seconds: float, interrupted: str | None = None) -> None:
+        """The run is over."""
+
+
+class Replay:
+    """One run, made on the event loop that it works on.
+
+    What it tells meanwhile: `num_sent`, `outcomes` of the requests that have ended, the `recent` ones of these, and the
+    `open` ones by index; `has_begun` once the warm-up is over and the clock runs.
+    """
+
+    def __init__(self, target: Target, collector: Collector, tokens: Tokens, load: Load) -> None:
+        self.clock = Clock()
+        self.has_begun = False
+        self.num_sent = 0
+        self.outcomes: Counter[Outcome] = Counter()
+        self.open: dict[int, RequestRecord] = {}
+        self.recent: deque[RequestRecord] = deque(maxlen=_RECENT)
+        self._target = target
+        self._collector = collector
+        self._tokens = tokens
+        self._load = load
+        self._sessions = Sessions(self.clock)
+        self._room: AbstractAsyncContextManager[Any] = nullcontext()
+        if load.max_concurrency is not None:
+            self._room = asyncio.Semaphore(load.max_concurrency)
+        self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._verdict = Outcome.UNFINISHED  # on what is under way when the run ends before its time
+        self._reason = ""
+        self._error: Exception | None = None
+
+    async def run(self, requests: Iterable[WorkloadRequest]) -> str | None:
+        """Send all requests and wait for their ends; returns None, or what has ended the run before that.
+
+        The collector gets every request of the workload, also those that could not be sent any more. Raises what
+        reading the workload raises, once the collector has what was measured.
+        """
+        working = asyncio.create_task(self._work(iter(requests)))
+        dying = asyncio.create_task(self._target.wait_dead())
+        try:
+            await asyncio.wait((working, dying, self._stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                is_dead = dying.done()
+                self._reason = dying.result() if is_dead else self._stopped.result()
+                self._verdict = Outcome.FAILED if is_dead else Outcome.UNFINISHED
+        finally:
+            dying.cancel()
+            working.cancel()
+            await asyncio.wait((working, dying))
+        if not working.cancelled():
+            working.result()
+        self._collector.end(self.clock.now() if self.has_begun else 0.0, self._reason or None)
+        if self._error is not None:
+            raise self._error
+        return self._reason or None
+
+    def stop(self, reason: str) -> None:
+        """End the run now, with what has been measured."""
+        if not self._stopped.done():
+            self._stopped.set_result(reason)
+
+    async def _work(self, source: Iterator[WorkloadRequest]) -> None:
+        first = list(itertools.islice(source, self._load.warm_up))
+        ahead = Ahead(itertools.chain(first, source), self._prepare)
+        try:
+            for record in await warm_up(self._target, self._tokens, first, self._load):
+                self._collector.add(record)
+            await ahead.filled()
+            with rare_collections():
+                await self._measure(ahead)
+        finally:
+            await asyncio.to_thread(ahead.close)
+            self._count_unsent(ahead.rest())
+
+    async def _measure(self, ahead: Ahead) -> None:
+        self.clock.begin, self.has_begun = time.monotonic(), True
+        sampling = asyncio.create_task(self._sample())
+        try:
+            if self._load.concurrency is None:
+                await self._open_loop(ahead)
+            else:
+                await self._closed_loop(ahead, self._load.concurrency)
+        finally:
+            sampling.cancel()
+
+    async def _open_loop(self, ahead: Ahead) -> None:
+        async with asyncio.TaskGroup() as group:
+            while (prepared := await self._next(ahead)) is not None:
+                arrival = prepared.request.arrival
+                # Also when it is late already: what was started before has to be sent before.
+                await asyncio.sleep(max(0.0, arrival - self.clock.now()))
+                group.create_task(self._serve(prepared, arrival))
+
+    async def _closed_loop(self, ahead: Ahead, concurrency: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(self._user(ahead))
+
+    async def _user(self, ahead: Ahead) -> None:
+        free = self.clock.now()
+        while (prepared := await self._next(ahead)) is not None:
+            await self._serve(prepared, free)
+            free = self.clock.now()
+
+    async def _next(self, ahead: Ahead) -> Prepared | None:
+        """The next request. A workload that can't be read any further ends here; what is under way goes on."""
+        try:
+            return await ahead.next()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised at the run's end
+            self._error, self._reason = error, str(error)
+            return None
+
+    async def _serve(self, prepared: Prepared, due: float) -> None:
+        index, request, send = prepared
+        record = _record(index, request, due)
+        try:
+            async with self._sessions.turn(request, due) as arrival, self._room:
+                if send is None:
+                    send = await asyncio.to_thread(prepare, self._target, request, self._tokens)
+                record.arrival = arrival
+                await self._send(send, record)
+        finally:
+            self._collector.add(record)
+
+    async def _send(self, send: Send, record: RequestRecord) -> None:
+        self.num_sent += 1
+        self.open[record.index] = record
+        record.sent = self.clock.now()
+        try:
+            async with asyncio.timeout(self._load.request_timeout):
+                await send(record, self.clock)
+        except TimeoutError:
+            record.outcome, record.error = Outcome.LATE, f"it took more than {self._load.request_timeout:g} s"
+        except asyncio.CancelledError:
+            record.outcome, record.error = self._verdict, self._reason or None
+            raise
+        finally:
+            record.ended = self.clock.now()
+            del self.open[record.index]
+            self.outcomes[record.outcome] += 1
+            self.recent.append(record)
+
+    def _prepare(self, request: WorkloadRequest) -> Send | None:
+        """Prepare a request, but not one that will wait for its turn, of which there may be many at once."""
+        return None if self._sessions.must_wait(request) else prepare(self._target, request, self._tokens)
+
+    async def _sample(self) -> None:
+        while (sample := await self._target.sample(self.clock)) is not None:
+            self._collector.sample(sample)
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    def _count_unsent(self, rest: Iterator[tuple[int, WorkloadRequest]]) -> None:
+        """Of a workload that takes long to read, only the beginning of the rest."""
+        deadline, now = time.monotonic() + _COUNTING_SECONDS, self.clock.now()
+        with suppress(ValueError):  # the rest of the trace is broken
+            for index, request in rest:
+                self._collector.add(_record(index, request, now if self._load.concurrency else request.arrival))
+                if time.monotonic() > deadline:
+                    self._reason += "; the rest of the workload is too long to be counted as unfinished"
+                    return
+
+
+def _record(index: int, request: WorkloadRequest, arrival: float) -> RequestRecord:
+    """Of a request that has not been sent yet."""
+    return RequestRecord(index, arrival, arrival, request.prompt_tokens, request.output_tokens, ended=arrival)
