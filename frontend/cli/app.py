@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli import calibrate, chat, complete, engine, info, keys, serve, trace, version
+from quire.frontend.cli import calibrate, chat, complete, engine, info, keys, replay, serve, trace, version
 from quire.frontend.cli.flags import SAMPLING_NOTE
+from quire.frontend.cli.several import SeveralValues
 
 
 def _paragraphs(docstring: str) -> str:
@@ -52,13 +53,14 @@ _COMMANDS = (
     complete.complete,
     engine.engine,
     trace.trace,
+    replay.replay,
     calibrate.calibrate,
     info.info,
     keys.keys,
     version.version,
 )
 for _command in _COMMANDS:
-    app.command(help=_paragraphs(_command.__doc__ or ""), epilog=_epilog(_command))(_command)
+    app.command(help=_paragraphs(_command.__doc__ or ""), epilog=_epilog(_command), cls=SeveralValues)(_command)
 
 
 def run() -> int:

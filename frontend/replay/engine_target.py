@@ -42,7 +42,9 @@ class EngineTarget:
         self._engine = Engine(args, self._deliver)
         ready = self._engine.client.ready
         address = self._engine.client.address
-        self.info = TargetInfo("quire", ready.model, address, ready.max_model_len, ready.vocab_size)
+        tokenizer = self._engine.tokenizer
+        special = frozenset(self._engine.eos_token_ids) | (tokenizer.special_token_ids if tokenizer else frozenset())
+        self.info = TargetInfo("quire", ready.model, address, ready.max_model_len, ready.vocab_size, special)
 
     @classmethod
     def from_options(cls, model: str | None = None, **options: Any) -> Self:

@@ -62,13 +62,14 @@ class HttpTarget:
         self._path = PATHS[options.endpoint]
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         meta = model.meta or _Meta()
-        own_size = None if options.tokenizer is None else options.tokenizer.backend.get_vocab_size()
+        tokenizer = options.tokenizer
         self.info = TargetInfo(
             f"openai-{options.endpoint}",
             model.id,
             options.base_url,
             model.max_model_len or meta.n_ctx_train,
-            meta.n_vocab or own_size,
+            meta.n_vocab or (tokenizer.backend.get_vocab_size() if tokenizer else None),
+            tokenizer.special_token_ids if tokenizer else frozenset(),
         )
 
     @classmethod

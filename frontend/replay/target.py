@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from quire.frontend.replay.clock import Clock
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
@@ -26,6 +26,7 @@ class TargetInfo:
     """What is known of a target; None where it does not tell.
 
     `backend`: "quire" for an engine, else the name of the API. `address`: of the engine's socket, or a URL.
+    `special_token_ids` are those that prompts had better not have.
     """
 
     backend: str
@@ -33,10 +34,7 @@ class TargetInfo:
     address: str
     max_model_len: int | None = None
     vocab_size: int | None = None
-
-    def config(self) -> dict[str, Any]:
-        """For the report of a run."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    special_token_ids: frozenset[int] = frozenset()
 
 
 class Target(Protocol):

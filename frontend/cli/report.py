@@ -1,0 +1,93 @@
+"""The flags of commands that report on a run, and what becomes of the report."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.frontend.cli.flags import option, switch
+from quire.frontend.cli.output import say
+
+if TYPE_CHECKING:
+    from quire.frontend.report.run import Run
+
+_report = functools.partial(option, "Report")
+
+
+@dataclass(frozen=True)
+class ReportFlags:
+    """Where the report goes; what is None was not given."""
+
+    output: Annotated[Path | None, _report("Write it as JSON, with the names of `vllm bench serve`.", "FILE")] = None
+    html: Annotated[Path | None, _report("Write it as one page with figures, for a browser.", "FILE")] = None
+    goodput: Annotated[
+        list[str] | None,
+        _report("Count requests that meet these limits in milliseconds: ttft:200 tpot:50 e2el:5000.", "LIMIT..."),
+    ] = None
+    save_detailed: Annotated[
+        bool, switch("Report", "--save-detailed", "Put the times of each request into the JSON as well.")
+    ] = False
+    compare: Annotated[
+        list[Path] | None, _report("Compare with such JSON files; without TRACE, only them.", "FILE...")
+    ] = None
+
+    def check(self) -> None:
+        """Refuse files that can't be written, before anything is measured. Raises `OSError`."""
+        for name, path in (("--output", self.output), ("--html", self.html)):
+            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+                raise OSError(f"{name} {path}: the file cannot be written; name another")
+
+    def run(self, title: str, config: dict[str, Any]) -> Run:
+        """What collects the run that is reported. Raises `ValueError` for limits that are none."""
+        from quire.frontend.report.goodput import GoodputLimits
+        from quire.frontend.report.run import Run
+
+        goodput = None if self.goodput is None else GoodputLimits.parse(self.goodput)
+        return Run(title, config, goodput=goodput, detailed=self.save_detailed)
+
+
+def report_on(run: Run, flags: ReportFlags) -> None:
+    """Save and print the report of a run that has ended."""
+    from quire.frontend.report.files import save_json
+    from quire.frontend.report.summary import summarize
+
+    report = summarize(run)
+    if flags.output is not None:  # first: nothing that comes later may lose it
+        save_json(report, flags.output)
+    _show([*_others(flags), report], flags)
+
+
+def compare(flags: ReportFlags) -> None:
+    """Print reports that were saved before, and write their page."""
+    if flags.output is not None:
+        raise typer.BadParameter("--output takes what is measured; give a TRACE, or leave it out")
+    _show(_others(flags), flags)
+
+
+def _others(flags: ReportFlags) -> list[dict[str, Any]]:
+    from quire.frontend.report.files import load_json
+
+    return [load_json(path) for path in flags.compare or ()]
+
+
+def _show(reports: list[dict[str, Any]], flags: ReportFlags) -> None:
+    from rich.console import Console
+
+    from quire.frontend.report.table import print_comparison, print_report
+
+    console = Console()
+    print_report(reports[-1], console)
+    if len(reports) > 1:
+        print_comparison(reports, console)
+    if flags.html is not None:
+        from quire.frontend.report.html import write_html
+
+        write_html(reports, flags.html)
+    written = [str(path) for path in (flags.output, flags.html) if path is not None]
+    if written:
+        say(f"written: {', '.join(written)}")

@@ -1,0 +1,110 @@
+"""The flags of commands that take a trace, and the workload that they make of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.frontend.cli.flags import option, switch
+
+if TYPE_CHECKING:
+    from quire.frontend.workload.reading import Trace
+    from quire.frontend.workload.request import WorkloadRequest
+
+_trace = functools.partial(option, "Workload")
+_times = functools.partial(option, "Arrivals (default: the trace's)")
+
+
+@dataclass(frozen=True)
+class TraceFlags:
+    """Which part of a trace, and how it is changed; what is None was not given."""
+
+    format: Annotated[str | None, _trace("mooncake, azure or burstgpt. Default: as its first line shows.", "NAME")] = (
+        None
+    )
+    skip_bad: Annotated[bool, switch("Workload", "--skip-bad", "Skip bad rows, and count them.")] = False
+    start: Annotated[float, _trace("Leave out the trace's first seconds. Default: 0.", "S", min=0)] = 0.0
+    duration: Annotated[float | None, _trace("Only so many seconds of the trace. Default: all.", "S", min=0)] = None
+    max_requests: Annotated[int | None, _trace("Only so many requests. Default: all.", "N", min=1)] = None
+    speed: Annotated[float, _trace("Send them so many times as fast. Default: 1.", "X")] = 1.0
+    scale_lengths: Annotated[float, _trace("Prompts and answers so many times as long. Default: 1.", "X")] = 1.0
+    scale_output: Annotated[float | None, _trace("Answers, where it is to be another factor.", "X")] = None
+    clip: Annotated[
+        bool,
+        typer.Option(
+            "--clip/--no-clip",
+            help="Cut what does not fit the context. Default: no; such requests fail.",
+            show_default=False,
+            rich_help_panel="Workload",
+        ),
+    ] = False
+    seed: Annotated[int, _trace("Of the prompts' tokens and of drawn arrivals. Default: 0.", "N", min=0)] = 0
+    rate: Annotated[float | None, _times("Requests a second, drawn anew; inf: all at once.", "R")] = None
+    burstiness: Annotated[
+        float | None, _times("Shape of the gamma distribution of gaps. Default: 1, a Poisson process.", "X")
+    ] = None
+    ramp_up_start_rps: Annotated[float | None, _times("Rate at the beginning of a ramp.", "R")] = None
+    ramp_up_end_rps: Annotated[float | None, _times("Rate at its end.", "R")] = None
+    ramp_up_strategy: Annotated[str | None, _times("linear or exponential. Default: linear.", "NAME")] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that differ from their defaults, for the report."""
+        defaults = asdict(TraceFlags())
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+
+def open_trace(path: Path, flags: TraceFlags) -> Trace:
+    """The trace. Raises `ValueError` that names what is wrong with it."""
+    from quire.frontend.workload.reading import read_trace
+
+    return read_trace(
+        path,
+        format=flags.format,
+        skip_bad=flags.skip_bad,
+        start=flags.start,
+        duration=flags.duration,
+        max_requests=flags.max_requests,
+    )
+
+
+def workload_of(trace: Trace, flags: TraceFlags, max_model_len: int | None) -> Iterator[WorkloadRequest]:
+    """The requests as the flags want them. `max_model_len`: of the target, where it tells."""
+    from quire.frontend.workload.arrivals import arrive
+    from quire.frontend.workload.transforms import clip, scale_lengths, speed_up
+
+    requests = iter(trace)
+    if flags.speed != 1.0:
+        requests = speed_up(requests, flags.speed)
+    if flags.scale_lengths != 1.0 or flags.scale_output is not None:
+        requests = scale_lengths(requests, flags.scale_lengths, flags.scale_output)
+    if flags.clip:
+        if max_model_len is None:
+            raise typer.BadParameter("the server does not tell its context length, so --clip is impossible")
+        requests = clip(requests, max_model_len)
+    times = _arrivals(trace, flags)
+    return requests if times is None else arrive(requests, times)
+
+
+def _arrivals(trace: Trace, flags: TraceFlags) -> Iterator[float] | None:
+    from quire.frontend.workload.arrivals import at_rate, ramp
+
+    burstiness = 1.0 if flags.burstiness is None else flags.burstiness
+    ends = (flags.ramp_up_start_rps, flags.ramp_up_end_rps)
+    if ends != (None, None) or flags.ramp_up_strategy is not None:
+        if None in ends or flags.rate is not None:
+            raise typer.BadParameter("a ramp takes --ramp-up-start-rps and --ramp-up-end-rps, and no --rate")
+        if (strategy := flags.ramp_up_strategy or "linear") not in ("linear", "exponential"):
+            raise typer.BadParameter(f"--ramp-up-strategy {strategy} is not known; it can be linear or exponential")
+        count = flags.max_requests or sum(1 for _ in trace)
+        return ramp(ends[0], ends[1], count, strategy, burstiness, flags.seed)
+    if flags.rate is None:
+        if flags.burstiness is not None:
+            raise typer.BadParameter("--burstiness is of drawn arrivals; give --rate or a ramp as well")
+        return None
+    return at_rate(flags.rate, burstiness, flags.seed)
