@@ -87,8 +87,8 @@ def replay(
     """Send the requests of a trace to an engine or a server, and report what they felt.
 
     To an engine of its own, to a running one with --address, or to any OpenAI-compatible server with --base-url.
-    Answers are exactly as long as in the trace. The report tells how late requests were sent, and is marked as not valid when
-    that was too late. Ctrl-C, or the end of the target, ends the run with what has been measured so far.
+    Answers are exactly as long as in the trace. The report tells how late requests were sent, and is marked as not
+    valid when that was too late. Ctrl-C, or the end of the target, ends the run with what has been measured so far.
     """
     del common
     report.check()

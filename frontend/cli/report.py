@@ -37,13 +37,17 @@ class ReportFlags:
     ] = None
 
     def check(self) -> None:
-        """Refuse files that can't be written, before anything is measured. Raises `OSError`."""
+        """Refuse what can't be, before anything is measured: `OSError` for files, `ValueError` for limits."""
+        from quire.frontend.report.goodput import GoodputLimits
+
+        if self.goodput is not None:
+            GoodputLimits.parse(self.goodput)
         for name, path in (("--output", self.output), ("--html", self.html)):
             if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
                 raise OSError(f"{name} {path}: the file cannot be written; name another")
 
     def run(self, title: str, config: dict[str, Any]) -> Run:
-        """What collects the run that is reported. Raises `ValueError` for limits that are none."""
+        """What collects the run that is reported."""
         from quire.frontend.report.goodput import GoodputLimits
         from quire.frontend.report.run import Run
 

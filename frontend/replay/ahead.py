@@ -13,6 +13,7 @@ from quire.frontend.workload.request import WorkloadRequest
 
 _MOST_REQUESTS = 256
 _MOST_TOKENS = 1 << 20
+_JOIN_SECONDS = 2.0  # a reader that skips bad rows of a huge file is left behind
 
 
 class Prepared(NamedTuple):
@@ -56,12 +57,18 @@ class Ahead:
             raise self._error
         return None
 
+    def put_back(self, prepared: Prepared) -> None:
+        """What was taken last is not sent."""
+        with self._changed:
+            self._ready.appendleft(prepared)
+            self._num_tokens += prepared.request.prompt_tokens
+
     def close(self) -> None:
         """Stop reading; what is under way is still prepared."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)
 
     def rest(self) -> Iterator[tuple[int, WorkloadRequest]]:
         """After `close`: what has not been taken, prepared or not."""

@@ -123,8 +123,12 @@ class Replay:
         async with asyncio.TaskGroup() as group:
             while (prepared := await self._next(ahead)) is not None:
                 arrival = prepared.request.arrival
-                # Also when it is late already: what was started before has to be sent before.
-                await asyncio.sleep(max(0.0, arrival - self.clock.now()))
+                try:
+                    # Also when it is late already: what was started before has to be sent before.
+                    await asyncio.sleep(max(0.0, arrival - self.clock.now()))
+                except asyncio.CancelledError:
+                    ahead.put_back(prepared)
+                    raise
                 group.create_task(self._serve(prepared, arrival))
 
     async def _closed_loop(self, ahead: Ahead, concurrency: int) -> None:

@@ -1,0 +1,264 @@
+"""When requests are sent, and that each is counted; the target is played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from replays import Kept, replay, request
+
+from quire.frontend.replay.clock import Clock
+from quire.frontend.replay.load import Load
+from quire.frontend.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.replay.runner import Replay
+from quire.frontend.replay.target import Send, TargetInfo, Tokens
+from quire.frontend.workload.request import WorkloadRequest
+
+
+class Stage:
+    """A target that ends a request when the test says so, or after so many turns of the event loop."""
+
+    def __init__(self, turns: int | None = 3) -> None:
+        self.info = TargetInfo("stage", "none", "nowhere", 100, 50)
+        self.under_way: list[int] = []
+        self.most = 0
+        self.prompts: list[list[int]] = []
+        self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.caches_emptied = 0
+        self._turns = turns
+
+    def prepare(self, request: WorkloadRequest, tokens: Tokens) -> Send:
+        if request.params is not None:
+            raise ValueError("no parameters here")
+        prompt = tokens(request)
+
+        async def send(record: RequestRecord, clock: Clock) -> None:
+            self.prompts.append(prompt)
+            self.under_way.append(record.index)
+            self.most = max(self.most, len(self.under_way))
+            try:
+                await self._serve(record, clock)
+            finally:
+                self.under_way.remove(record.index)
+
+        return send
+
+    async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+        if self._turns is None:
+            await asyncio.Event().wait()
+        for _ in range(self._turns or 0):
+            await asyncio.sleep(0)
+        record.outcome, record.first_token = Outcome.COMPLETED, clock.now()
+
+    async def sample(self, clock: Clock) -> Sample | None:
+        return Sample(clock.now(), running=len(self.under_way))
+
+    async def reset_cache(self) -> bool:
+        self.caches_emptied += 1
+        return True
+
+    async def wait_dead(self) -> str:
+        return await self.dead
+
+    async def close(self) -> None:
+        pass
+
+
+class BlockingStage(Stage):
+    """One whose client has the event loop for itself for a while."""
+
+    async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+        await super()._serve(record, clock)
+        time.sleep(0.05)
+
+
+async def until(stage: Stage, count: int) -> None:
+    """Turn the loop until so many are under way."""
+    async with asyncio.timeout(10):
+        while len(stage.under_way) < count:
+            await asyncio.sleep(0)
+
+
+def test_an_open_loop_sends_at_the_workloads_times_whatever_runs() -> None:
+    async def main() -> None:
+        stage = Stage(turns=None)
+        kept = Kept()
+        run = Replay(stage, kept, lambda request: [1], Load())
+        running = asyncio.create_task(run.run([request(0.0), request(0.01), request(0.03)]))
+        await until(stage, 3)
+        run.stop("enough")
+        assert await running == kept.interrupted == "enough"
+        assert [record.arrival for record in kept.in_order] == [0.0, 0.01, 0.03]
+        assert all(record.lag >= 0 for record in kept.records)
+        assert kept.samples
+        assert kept.outcomes == [Outcome.UNFINISHED] * 3
+
+    asyncio.run(main())
+
+
+def test_requests_that_are_due_at_once_are_sent_in_order() -> None:
+    async def main() -> None:
+        kept = await replay(Stage(), [request() for _ in range(1000)])
+        sent = [record.sent for record in kept.in_order]
+        assert len(sent) == 1000
+        assert sent == sorted(sent)
+        assert {*kept.outcomes} == {Outcome.COMPLETED}
+        assert kept.interrupted is None
+
+    asyncio.run(main())
+
+
+def test_a_closed_loop_keeps_its_users_busy_and_is_never_late_by_the_workloads_times() -> None:
+    async def main() -> None:
+        stage = Stage()
+        kept = await replay(stage, [request(arrival=1e6) for _ in range(20)], Load(concurrency=3))
+        assert stage.most == 3
+        assert kept.outcomes == [Outcome.COMPLETED] * 20
+        assert all(record.arrival <= record.sent for record in kept.records)
+        assert kept.in_order[0].arrival < 1.0
+
+    asyncio.run(main())
+
+
+def test_a_cap_holds_back_an_open_loop_and_the_wait_counts_as_lag() -> None:
+    async def main() -> None:
+        stage = BlockingStage()
+        kept = await replay(stage, [request() for _ in range(3)], Load(max_concurrency=1))
+        assert stage.most == 1
+        assert [round(record.lag / 0.05) >= place for place, record in enumerate(kept.in_order)] == [True] * 3
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_too_slow_shows_in_the_lag() -> None:
+    async def main() -> None:
+        kept = await replay(BlockingStage(turns=0), [request(0.001 * place) for place in range(16)])
+        assert max(record.lag for record in kept.records) > 0.5
+
+    asyncio.run(main())
+
+
+def test_a_turn_waits_for_the_one_before_it_and_that_is_no_lag() -> None:
+    async def main() -> None:
+        turns = [request(0.0, session="a"), request(0.0, session="a", delay=0.02), request(0.0, session="a")]
+        first, second, third = (await replay(Stage(), [*turns, request(0.0)])).in_order[:3]
+        assert second.arrival == pytest.approx(first.ended + 0.02, abs=1e-3)
+        assert second.sent >= first.ended + 0.02
+        assert third.arrival >= second.ended
+        assert third.arrival <= third.sent
+
+    asyncio.run(main())
+
+
+def test_a_turn_that_comes_late_enough_keeps_its_own_time() -> None:
+    async def main() -> None:
+        kept = await replay(Stage(), [request(0.0, session="a"), request(0.05, session="a", delay=1e-6)])
+        assert kept.in_order[1].arrival == 0.05
+
+    asyncio.run(main())
+
+
+def test_users_of_a_closed_loop_wait_for_turns_without_blocking_each_other() -> None:
+    async def main() -> None:
+        requests = [request(session=f"{place % 2}") for place in range(12)]
+        kept = await replay(Stage(), requests, Load(concurrency=4))
+        for session in (0, 1):
+            turns = kept.in_order[session::2]
+            assert all(after.sent >= before.ended for before, after in zip(turns, turns[1:], strict=False))
+
+    asyncio.run(main())
+
+
+def test_a_warm_up_has_other_tokens_and_is_marked() -> None:
+    async def main() -> None:
+        stage = Stage()
+        kept = await replay(stage, [request(block=place) for place in range(5)], Load(warm_up=2))
+        assert [record.is_warm_up for record in kept.records].count(True) == 2
+        assert len(kept.in_order) == 5
+        assert stage.caches_emptied == 1
+        warm, measured = stage.prompts[:2], stage.prompts[2:]
+        assert all(prompt not in measured for prompt in warm)
+
+    asyncio.run(main())
+
+
+def test_what_takes_too_long_is_late() -> None:
+    async def main() -> None:
+        stage = Stage(turns=None)
+        kept = await replay(stage, [request(), request()], Load(request_timeout=0.01))
+        assert kept.outcomes == [Outcome.LATE] * 2
+        assert "0.01 s" in (kept.in_order[0].error or "")
+        assert not stage.under_way
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_prepared_has_failed() -> None:
+    async def main() -> None:
+        kept = await replay(Stage(), [request(), request(params={"top_k": 1})])
+        assert kept.outcomes == [Outcome.COMPLETED, Outcome.FAILED]
+        assert kept.in_order[1].error == "no parameters here"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("load", [Load(), Load(concurrency=2), Load(max_concurrency=2)])
+def test_a_dead_target_fails_what_is_under_way_and_the_rest_is_unfinished(load: Load) -> None:
+    async def main() -> None:
+        stage = Stage(turns=None)
+        kept = Kept()
+        run = Replay(stage, kept, lambda request: [1], load)
+        requests = [request(), request(), request(5.0, session="a"), *(request(1e6) for _ in range(997))]
+        running = asyncio.create_task(run.run(requests))
+        await until(stage, 2)
+        stage.dead.set_result("it fell over")
+        assert await running == kept.interrupted == "it fell over"
+        assert kept.outcomes == [Outcome.FAILED] * 2 + [Outcome.UNFINISHED] * 998
+        assert [record.index for record in kept.in_order] == [*range(1000)]
+        assert kept.in_order[0].error == "it fell over"
+
+    asyncio.run(main())
+
+
+def test_a_trace_that_breaks_lets_what_is_under_way_end() -> None:
+    def broken() -> Iterator[WorkloadRequest]:
+        yield from (request(), request())
+        raise ValueError("trace:3: rubbish")
+
+    async def main() -> None:
+        kept = Kept()
+        with pytest.raises(ValueError, match="trace:3"):
+            await Replay(Stage(), kept, lambda request: [1], Load()).run(broken())
+        assert kept.outcomes == [Outcome.COMPLETED] * 2
+        assert kept.interrupted == "trace:3: rubbish"
+        assert kept.seconds is not None
+
+    asyncio.run(main())
+
+
+def test_a_long_workload_is_not_read_at_once() -> None:
+    read, is_wanted = 0, True
+
+    def endless() -> Iterator[WorkloadRequest]:
+        nonlocal read
+        while is_wanted:
+            read += 1
+            yield request(1e6)
+
+    async def main() -> None:
+        stage, kept = Stage(), Kept()
+        run = Replay(stage, kept, lambda request: [1], Load())
+        running = asyncio.create_task(run.run(endless()))
+        async with asyncio.timeout(10):
+            while not run.has_begun:
+                await asyncio.sleep(0)
+        assert read < 1000
+        nonlocal is_wanted
+        is_wanted = False
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
