@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quire.frontend.replay.load import Load
@@ -57,3 +58,10 @@ async def replay(target: Target, requests: Iterable[WorkloadRequest], load: Load
     tokens = Prompts(target.info.vocab_size or 1000, avoid=target.info.special_token_ids).tokens
     await Replay(target, kept, tokens, load or Load()).run(requests)
     return kept
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Turn the event loop until something has come about."""
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110 - what is tested tells nobody
+            await asyncio.sleep(0)

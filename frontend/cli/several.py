@@ -17,10 +17,11 @@ class SeveralValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give each value a flag of its own, as the parser wants it."""
-        return super().parse_args(ctx, list(_spread(args)))
+        return super().parse_args(ctx, list(spread(args)))
 
 
-def _spread(arguments: Iterable[str]) -> Iterator[str]:
+def spread(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments with a flag before each of its values."""
     flag, is_first = None, False
     for argument in arguments:
         if argument in _SEVERAL:

@@ -92,19 +92,29 @@ def workload_of(trace: Trace, flags: TraceFlags, max_model_len: int | None) -> I
 
 
 def _arrivals(trace: Trace, flags: TraceFlags) -> Iterator[float] | None:
-    from quire.frontend.workload.arrivals import at_rate, ramp
+    from quire.frontend.workload.arrivals import at_rate
 
-    burstiness = 1.0 if flags.burstiness is None else flags.burstiness
-    ends = (flags.ramp_up_start_rps, flags.ramp_up_end_rps)
-    if ends != (None, None) or flags.ramp_up_strategy is not None:
-        if None in ends or flags.rate is not None:
-            raise typer.BadParameter("a ramp takes --ramp-up-start-rps and --ramp-up-end-rps, and no --rate")
-        if (strategy := flags.ramp_up_strategy or "linear") not in ("linear", "exponential"):
-            raise typer.BadParameter(f"--ramp-up-strategy {strategy} is not known; it can be linear or exponential")
-        count = flags.max_requests or sum(1 for _ in trace)
-        return ramp(ends[0], ends[1], count, strategy, burstiness, flags.seed)
-    if flags.rate is None:
-        if flags.burstiness is not None:
-            raise typer.BadParameter("--burstiness is of drawn arrivals; give --rate or a ramp as well")
-        return None
-    return at_rate(flags.rate, burstiness, flags.seed)
+    ramps = (flags.ramp_up_start_rps, flags.ramp_up_end_rps, flags.ramp_up_strategy)
+    if any(value is not None for value in ramps):
+        return _ramp(trace, flags)
+    if flags.rate is not None:
+        return at_rate(flags.rate, _burstiness(flags), flags.seed)
+    if flags.burstiness is not None:
+        raise typer.BadParameter("--burstiness is of drawn arrivals; give --rate or a ramp as well")
+    return None
+
+
+def _ramp(trace: Trace, flags: TraceFlags) -> Iterator[float]:
+    from quire.frontend.workload.arrivals import ramp
+
+    start, end, strategy = flags.ramp_up_start_rps, flags.ramp_up_end_rps, flags.ramp_up_strategy or "linear"
+    if start is None or end is None or flags.rate is not None:
+        raise typer.BadParameter("a ramp takes --ramp-up-start-rps and --ramp-up-end-rps, and no --rate")
+    if strategy != "linear" and strategy != "exponential":  # noqa: PLR1714 - mypy narrows only this
+        raise typer.BadParameter(f"--ramp-up-strategy {strategy} is not known; it can be linear or exponential")
+    count = flags.max_requests or sum(1 for _ in trace)
+    return ramp(start, end, count, strategy, _burstiness(flags), flags.seed)
+
+
+def _burstiness(flags: TraceFlags) -> float:
+    return 1.0 if flags.burstiness is None else flags.burstiness

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from quire.frontend.replay.target import Send
 from quire.frontend.workload.request import WorkloadRequest
@@ -16,7 +16,8 @@ _MOST_TOKENS = 1 << 20
 _JOIN_SECONDS = 2.0  # a reader that skips bad rows of a huge file is left behind
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prepared:
     """A request of the workload, its place in it, and how to send it; None where that is to be prepared later."""
 
     index: int

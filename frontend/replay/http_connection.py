@@ -35,6 +35,7 @@ class HttpConnection(asyncio.Protocol):
         self._reader: AnswerReader | None = None
         self._done: asyncio.Future[None] | None = None
         self._was_silent = True
+        self._is_kept = False
         self.is_open = False
 
     async def exchange(self, request: bytes, reader: AnswerReader) -> None:
@@ -55,7 +56,7 @@ class HttpConnection(asyncio.Protocol):
             raise
         finally:
             self._reader = self._done = None
-        if not self._parser.should_keep_alive():
+        if not self._is_kept:
             self.close()
 
     def close(self) -> None:
@@ -106,6 +107,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The answer is whole."""
         if self._parser.get_status_code() >= 200 and self._done is not None and not self._done.done():
+            self._is_kept = self._parser.should_keep_alive()  # only now does it know
             self._done.set_result(None)
 
     def _fail(self, error: BaseException) -> None:

@@ -151,8 +151,8 @@ class Replay:
             return None
 
     async def _serve(self, prepared: Prepared, due: float) -> None:
-        index, request, send = prepared
-        record = _record(index, request, due)
+        request, send = prepared.request, prepared.send
+        record = _record(prepared.index, request, due)
         try:
             async with self._sessions.turn(request, due) as arrival, self._room:
                 if send is None:

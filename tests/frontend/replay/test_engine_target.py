@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from replays import Kept, replay, request
+from replays import Kept, replay, request, until
 
 from quire.frontend import LLM, SamplingParams
 from quire.frontend.errors import EngineConnectionError
@@ -129,9 +129,7 @@ def test_an_engine_that_is_killed_ends_the_run_with_what_there_is() -> None:
             run = Replay(target, kept, Prompts(1000).tokens, Load())
             requests = [request(), *(request(0.2, output=1500, block=place) for place in range(1, 9)), request(1e6)]
             running = asyncio.create_task(run.run(requests))
-            async with asyncio.timeout(60):
-                while len(run.open) < 8 or not run.outcomes:
-                    await asyncio.sleep(0)
+            await until(lambda: len(run.open) == 8 and run.outcomes)
             os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
             assert "gone" in str(await running)
             await target.close()
@@ -158,5 +156,5 @@ def test_the_client_generates_the_tokens_of_the_library(target: EngineTarget) ->
     assert info.vocab_size is not None
     prompt = Prompts(info.vocab_size, avoid=info.special_token_ids).tokens(request(prompt=64, block=7))
     with LLM(engine_address=info.address) as llm:
-        (output,) = llm.generate([{"prompt_token_ids": [*prompt, 5]}], SamplingParams(max_tokens=1))
+        (output,) = llm.generate([[*prompt, 5]], SamplingParams(max_tokens=1))
     assert output.num_cached_tokens == 64

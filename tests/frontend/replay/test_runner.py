@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterator
 
 import pytest
-from replays import Kept, replay, request
+from replays import Kept, replay, request, until
 
 from quire.frontend.replay.clock import Clock
 from quire.frontend.replay.load import Load
@@ -71,14 +72,7 @@ class BlockingStage(Stage):
 
     async def _serve(self, record: RequestRecord, clock: Clock) -> None:
         await super()._serve(record, clock)
-        time.sleep(0.05)
-
-
-async def until(stage: Stage, count: int) -> None:
-    """Turn the loop until so many are under way."""
-    async with asyncio.timeout(10):
-        while len(stage.under_way) < count:
-            await asyncio.sleep(0)
+        time.sleep(0.05)  # noqa: ASYNC251 - as a client that has too much to do
 
 
 def test_an_open_loop_sends_at_the_workloads_times_whatever_runs() -> None:
@@ -87,7 +81,7 @@ def test_an_open_loop_sends_at_the_workloads_times_whatever_runs() -> None:
         kept = Kept()
         run = Replay(stage, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run([request(0.0), request(0.01), request(0.03)]))
-        await until(stage, 3)
+        await until(lambda: len(stage.under_way) == 3)
         run.stop("enough")
         assert await running == kept.interrupted == "enough"
         assert [record.arrival for record in kept.in_order] == [0.0, 0.01, 0.03]
@@ -166,7 +160,7 @@ def test_users_of_a_closed_loop_wait_for_turns_without_blocking_each_other() -> 
         kept = await replay(Stage(), requests, Load(concurrency=4))
         for session in (0, 1):
             turns = kept.in_order[session::2]
-            assert all(after.sent >= before.ended for before, after in zip(turns, turns[1:], strict=False))
+            assert all(after.sent >= before.ended for before, after in itertools.pairwise(turns))
 
     asyncio.run(main())
 
@@ -212,7 +206,7 @@ def test_a_dead_target_fails_what_is_under_way_and_the_rest_is_unfinished(load: 
         run = Replay(stage, kept, lambda request: [1], load)
         requests = [request(), request(), request(5.0, session="a"), *(request(1e6) for _ in range(997))]
         running = asyncio.create_task(run.run(requests))
-        await until(stage, 2)
+        await until(lambda: len(stage.under_way) == 2)
         stage.dead.set_result("it fell over")
         assert await running == kept.interrupted == "it fell over"
         assert kept.outcomes == [Outcome.FAILED] * 2 + [Outcome.UNFINISHED] * 998
@@ -251,9 +245,7 @@ def test_a_long_workload_is_not_read_at_once() -> None:
         stage, kept = Stage(), Kept()
         run = Replay(stage, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run(endless()))
-        async with asyncio.timeout(10):
-            while not run.has_begun:
-                await asyncio.sleep(0)
+        await until(lambda: run.has_begun)
         assert read < 1000
         nonlocal is_wanted
         is_wanted = False
