@@ -42,7 +42,9 @@ class LoadFlags:
     max_concurrency: Annotated[
         int | None, _load("An open loop of at most so many at once; the wait for room counts as lag.", "N", min=1)
     ] = None
-    warmup: Annotated[int, _load("Send so many before, which are in no figure. Default: 0.", "N", min=0)] = 0
+    warmup: Annotated[
+        int, _load("Send so many before, in no figure, and empty the prefix cache. Default: 0.", "N", min=0)
+    ] = 0
     request_timeout: Annotated[float | None, _load("End a request after so long. Default: never.", "S", min=0)] = None
     vocab_size: Annotated[
         int | None, _load("Made-up prompts have ids below N. Default: the model's, or 1000.", "N", min=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 
 from quire.frontend.replay.record import Sample
 
@@ -48,10 +50,10 @@ def _values(text: str) -> Mapping[str, float]:
             continue
         series, _, rest = line.rpartition("} ") if "}" in line else line.partition(" ")
         name = series.partition("{")[0].partition(":")[2]
-        try:
-            values[name] += float(rest.split()[0])
-        except (ValueError, IndexError):
-            continue
+        with suppress(ValueError, IndexError):
+            number = float(rest.split()[0])
+            if math.isfinite(number):
+                values[name] += number
     return values
 
 

@@ -74,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Something has come."""
-        if self._done is None:  # nobody has asked for anything
+        if self._done is None or self._done.done():  # nobody has asked for anything
             self.close()
             return
         self._was_silent = False
