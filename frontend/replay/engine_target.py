@@ -13,6 +13,7 @@ from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.replay.clock import Clock
+from quire.frontend.replay.parameters import parameters_of
 from quire.frontend.replay.record import RequestRecord, Sample
 from quire.frontend.replay.served import Served
 from quire.frontend.replay.target import Send, TargetInfo, Tokens
@@ -21,8 +22,6 @@ from quire.frontend.workload.request import WorkloadRequest
 from quire.protocol.messages import Abort, EngineCoreOutputs, EngineCoreRequest
 
 _WATCH_SECONDS = 0.1
-# What would change how long an answer is, how many there are, or what comes back.
-_OWN = ("n", "best_of", "beam_width", "stop", "stop_token_ids", "min_tokens", "bad_words", "detokenize")
 
 
 class EngineTarget:
@@ -104,16 +103,10 @@ class EngineTarget:
         return tokens(request)
 
     def _params(self, request: WorkloadRequest) -> SamplingParams:
-        """Those of the recording, else greedy; the answer has exactly the tokens that the workload wants.
-
-        `ignore_eos` alone makes it so long; `min_tokens` would make the engine mask logits in each step besides.
-        """
-        wanted = {"temperature": 0.0, **(request.params or {})}
-        kept = {name: value for name, value in wanted.items() if name not in _OWN}
-        fixed: dict[str, Any] = {**kept, "max_tokens": request.output_tokens, "ignore_eos": True}
-        if unknown := sorted({*fixed} - {*SamplingParams.__struct_fields__}):
+        asked = parameters_of(request)
+        if unknown := sorted({*asked} - {*SamplingParams.__struct_fields__}):
             raise ValueError(f"the request's params have {', '.join(unknown)}, which SamplingParams does not know")
-        checked = validate(SamplingParams(**fixed), vocab_size=self._engine.client.ready.vocab_size)
+        checked = validate(SamplingParams(**asked), vocab_size=self._engine.client.ready.vocab_size)
         return engine_params(checked, 0 if checked.seed is None else checked.seed, self._engine.tokenizer)[0]
 
     async def _serve(self, token_ids: list[int], params: SamplingParams, served: Served) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.frontend.replay.parameters import parameters_of
 from quire.frontend.replay.target import Tokens
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.workload.request import WorkloadRequest
@@ -17,11 +18,7 @@ PromptAs = Literal["tokens", "text"]
 
 PATHS: dict[EndpointType, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
-# What would change how long an answer is, or how many there are, and what no other server knows.
-_OWN = (
-    "n", "best_of", "beam_width", "length_penalty", "early_stopping", "stop", "stop_token_ids", "min_tokens",
-    "max_tokens", "ignore_eos", "detokenize", "bad_words", "bad_words_token_ids", "prompt_logprobs",
-)  # fmt: skip
+_UNKNOWN = ("bad_words_token_ids",)  # to servers: it is what an engine makes of bad_words
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,18 @@ class Bodies:
         body = {
             "model": self.model,
             **self._prompt(request, tokens),
-            "temperature": 0.0,
-            **{name: value for name, value in (request.params or {}).items() if name not in _OWN},
-            "max_tokens": request.output_tokens,
-            "ignore_eos": True,
+            **self._parameters(request),
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.extra,
         }
         return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
+
+    def _parameters(self, request: WorkloadRequest) -> dict[str, Any]:
+        asked = {name: value for name, value in parameters_of(request).items() if name not in _UNKNOWN}
+        if self.endpoint == "chat" and "logprobs" in asked:
+            asked["top_logprobs"], asked["logprobs"] = asked["logprobs"], True
+        return asked
 
     def _prompt(self, request: WorkloadRequest, tokens: Tokens) -> dict[str, Any]:
         if self.endpoint == "chat":
