@@ -52,6 +52,7 @@ class ReportFlags:
         from quire.frontend.report.run import Run
 
         goodput = None if self.goodput is None else GoodputLimits.parse(self.goodput)
+        config = {name: value for name, value in config.items() if value is not None}
         return Run(title, config, goodput=goodput, detailed=self.save_detailed)
 
 

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from quire.frontend.cli.flags import option, switch
 
 if TYPE_CHECKING:
+    from quire.frontend.workload.arrivals import Strategy
     from quire.frontend.workload.reading import Trace
     from quire.frontend.workload.request import WorkloadRequest
 
@@ -44,6 +45,9 @@ class TraceFlags:
         ),
     ] = False
     seed: Annotated[int, _trace("Of the prompts' tokens and of drawn arrivals. Default: 0.", "N", min=0)] = 0
+    vocab_size: Annotated[
+        int | None, _trace("Made-up prompts have ids below N. Default: the model's, or 1000.", "N", min=1)
+    ] = None
     rate: Annotated[float | None, _times("Requests a second, drawn anew; inf: all at once.", "R")] = None
     burstiness: Annotated[
         float | None, _times("Shape of the gamma distribution of gaps. Default: 1, a Poisson process.", "X")
@@ -54,9 +58,10 @@ class TraceFlags:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that differ from their defaults, for the report."""
+        """Those that differ from their defaults, for the report, where the rate has vLLM's name."""
         defaults = asdict(TraceFlags())
-        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        given = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        return {"request_rate" if name == "rate" else name: value for name, value in given.items()}
 
 
 def open_trace(path: Path, flags: TraceFlags) -> Trace:
@@ -110,10 +115,10 @@ def _ramp(trace: Trace, flags: TraceFlags) -> Iterator[float]:
     start, end, strategy = flags.ramp_up_start_rps, flags.ramp_up_end_rps, flags.ramp_up_strategy or "linear"
     if start is None or end is None or flags.rate is not None:
         raise typer.BadParameter("a ramp takes --ramp-up-start-rps and --ramp-up-end-rps, and no --rate")
-    if strategy != "linear" and strategy != "exponential":  # noqa: PLR1714 - mypy narrows only this
+    if strategy not in ("linear", "exponential"):
         raise typer.BadParameter(f"--ramp-up-strategy {strategy} is not known; it can be linear or exponential")
     count = flags.max_requests or sum(1 for _ in trace)
-    return ramp(start, end, count, strategy, _burstiness(flags), flags.seed)
+    return ramp(start, end, count, cast("Strategy", strategy), _burstiness(flags), flags.seed)
 
 
 def _burstiness(flags: TraceFlags) -> float:
