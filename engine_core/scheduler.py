@@ -133,7 +133,7 @@ class Scheduler:
             roster = Roster.of(self.running)
         for request in roster.growing:
             self._reserve(request)
-        budget = self._prefill_budget(roster)
+        budget = self.prefill_budget(roster)
         if self.waiting.has_ready and not gave_way:
             roster.add(self._start_newcomers(batch, roster.prefills, budget))
         self._fill(batch, roster, budget)
@@ -346,7 +346,7 @@ class Scheduler:
 
     # How many tokens
 
-    def _prefill_budget(self, roster: Roster) -> float:
+    def prefill_budget(self, roster: Roster) -> float:
         """What the prompts of the next step may cost.
 
         The longest of those in prefill, or the next one that starts, keeps nobody waiting whom its share would not let

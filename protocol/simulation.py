@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
+from quire.protocol.messages import EngineCoreEvent, ErrorKind
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,3 +76,95 @@ class StepWork(NamedTuple):
         if tokens:
             squares = sum(count * count for count in counts if count > 1)
         return cls(tokens, decodes, sum(starts), squares)
+
+
+class SimulatedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A request to simulate; fields mean what those of a workload's request do. `index` counts them from 0."""
+
+    index: int
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: list[int]
+    block_tokens: int
+    session: str | None = None
+    delay: float = 0.0
+
+
+class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What is simulated: so many engines behind a router, with a sample every so many virtual seconds.
+
+    `tells_lengths`: engines know from the start how long an answer will be, by `max_tokens`; else it may be as long as
+    the context.
+    """
+
+    engine: EngineShape
+    step: StepTime
+    client: ClientTime
+    num_engines: int
+    router: str
+    seed: int = 0
+    tells_lengths: bool = True
+    sample_seconds: float = 1.0
+
+
+class SimulatedResult(msgspec.Struct, array_like=True, gc=False, tag=1):
+    """What became of a request; all times are virtual seconds, those of the client but for `events`.
+
+    `sent` is later than its arrival where an earlier turn of its session had not ended; `token_times` are float64.
+    `events` have the engine's times. Without an `error` it is whole, else `error_kind` says whose fault it was.
+    """
+
+    index: int
+    arrival: float
+    sent: float
+    ended: float
+    engine: int
+    prompt_tokens: int
+    wanted_output_tokens: int
+    token_times: bytes
+    events: list[EngineCoreEvent]
+    cached_tokens: int = 0
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+
+
+class SimulationSample(msgspec.Struct, array_like=True, gc=False, tag=2):
+    """All engines together at one moment. Tokens are counted since the begin, of requests that have started."""
+
+    time: float
+    running: int
+    waiting: int
+    pages_held: int
+    pages_cached: int
+    pages_total: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class EngineSummary(msgspec.Struct, array_like=True, gc=False):
+    """What one engine has done. `busy_seconds`: of its steps; pages are those of the end."""
+
+    requests: int
+    steps: int
+    busy_seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    evictions: int
+    pages_free: int
+    pages_cached: int
+    pages_held: int
+
+
+class SimulationEnd(msgspec.Struct, array_like=True, tag=3):
+    """All requests have ended, `seconds` after the begin."""
+
+    seconds: float
+    engines: list[EngineSummary]
+
+
+SimulationOutput = list[SimulatedResult | SimulationSample | SimulationEnd]
+"""What the process that simulates writes, in frames."""

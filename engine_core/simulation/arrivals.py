@@ -1,0 +1,83 @@
+"""When requests are sent: at their own time, or when the turn of their session before them has ended."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quire.protocol.simulation import SimulatedRequest
+
+_MOST_IDLE = 1 << 17  # sessions without a turn that runs or waits, of which the end of the last turn is remembered
+
+
+@dataclass(slots=True)
+class _Session:
+    """One that is busy: a turn of it runs, or is to be sent at a known time; the others wait."""
+
+    turns: deque[SimulatedRequest] = field(default_factory=deque)
+
+
+class Arrivals:
+    """A stream of requests in order of arrival, of which one is read ahead, and the turns that have to wait."""
+
+    def __init__(self, requests: Iterable[SimulatedRequest]) -> None:
+        self._stream = iter(requests)
+        self._next = next(self._stream, None)
+        self._released: list[tuple[float, int, SimulatedRequest]] = []  # a heap, by time and index
+        self._busy: dict[str, _Session] = {}
+        self._idle: OrderedDict[str, float] = OrderedDict()  # and when the last turn ended
+        self.num_waiting = 0  # turns of which nobody knows yet when they will be sent
+
+    @property
+    def time(self) -> float:
+        """Of the next one that is known of; infinite without any."""
+        own = math.inf if self._next is None else self._next.arrival
+        return min(own, self._released[0][0]) if self._released else own
+
+    def pop(self) -> tuple[float, SimulatedRequest] | None:
+        """The next one and when it is sent; None if that one has to wait. ValueError if the stream is out of order."""
+        if self._released and (self._next is None or self._released[0][0] <= self._next.arrival):
+            time, _, request = heapq.heappop(self._released)
+            return time, request
+        assert (request := self._next) is not None
+        self._read()
+        if request.session is None:
+            return request.arrival, request
+        if (session := self._busy.get(request.session)) is not None:
+            session.turns.append(request)
+            self.num_waiting += 1
+            return None
+        self._busy[request.session] = _Session()
+        ready = self._idle.pop(request.session, -math.inf) + request.delay
+        if ready <= request.arrival:
+            return request.arrival, request
+        self._release(request, ready)
+        return None
+
+    def ended(self, request: SimulatedRequest, time: float) -> None:
+        """A request that was sent has ended."""
+        if request.session is None:
+            return
+        if turns := self._busy[request.session].turns:
+            self.num_waiting -= 1
+            following = turns.popleft()
+            self._release(following, max(following.arrival, time + following.delay))
+            return
+        del self._busy[request.session]
+        self._idle[request.session] = time
+        if len(self._idle) > _MOST_IDLE:
+            self._idle.popitem(last=False)
+
+    def _release(self, request: SimulatedRequest, time: float) -> None:
+        heapq.heappush(self._released, (time, request.index, request))
+
+    def _read(self) -> None:
+        before, self._next = self._next, next(self._stream, None)
+        if before is not None and self._next is not None and self._next.arrival < before.arrival:
+            raise ValueError(
+                f"request {self._next.index} comes at {self._next.arrival} s, after one that comes at "
+                f"{before.arrival} s; send requests in order of arrival"
+            )

@@ -1,0 +1,123 @@
+"""An engine core that goes through steps in which nothing begins or ends without a look at each that decodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from quire.engine_core.engine import EngineCore
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request
+from quire.engine_core.roster import Roster
+from quire.engine_core.simulation.clock import VirtualClock
+from quire.engine_core.simulation.executor import SimulatedExecutor
+from quire.engine_core.simulation.run import Foreseen, Run
+from quire.engine_core.stats import LastStep, add_step
+from quire.protocol.messages import EngineMessage
+
+_MOST_STEPS = 64  # that are foreseen: who comes meanwhile makes some of it useless
+
+
+class SimulatedCore(EngineCore):
+    """Between two events all who decode get one more token a step, and the scheduler decides only about prompts.
+
+    Nobody comes, starts, gets a first token or a last one, and there are pages for all. `foresee` tells how long that
+    will go on, by the scheduler's own words, and `pass_through` leaves everything as so many calls of `step` would, but
+    for the numbers of pages.
+    """
+
+    def __init__(
+        self,
+        executor: SimulatedExecutor,
+        limits: EngineLimits,
+        send: Callable[[bytes, EngineMessage], None],
+        clock: VirtualClock,
+    ) -> None:
+        super().__init__(executor, limits, send, clock=clock)
+        self._simulated = executor
+
+    def foresee(self) -> Run:
+        """The steps from now on up to the next event, if nobody comes; perhaps none."""
+        scheduler, run = self.scheduler, Run(self.clock())
+        if scheduler.waiting and len(scheduler.running) < self.limits.max_num_seqs:  # somebody may start
+            return run
+        roster = Roster.of(scheduler.running)
+        run.decodes = roster.decodes
+        if (most := self._most_steps(roster)) > 0:
+            computed = [request.num_computed_tokens for request in roster.prefills]
+            pace, scheduler.pace = scheduler.pace, copy.copy(scheduler.pace)
+            self._look_ahead(run, roster, most)
+            scheduler.pace = pace
+            for request, count in zip(roster.prefills, computed, strict=True):
+                request.num_computed_tokens = count
+        return run
+
+    def _look_ahead(self, run: Run, roster: Roster, most: int) -> None:
+        """Appends to `run` until a prompt is done, and leaves the prompts and the pace as they are then."""
+        scheduler, size, now = self.scheduler, len(roster.decodes), run.begin
+        kv_tokens = sum(request.num_computed_tokens for request in roster.decodes)
+        tokens, shares, cost = self.limits.max_num_batched_tokens - size, [], 0.0
+        for _ in range(most):
+            if roster.prefills:
+                shares = scheduler.pace.share(roster.prefills, tokens, scheduler.prefill_budget(roster))
+                if any(count == request.num_new_tokens for request, count in shares):
+                    return
+                requests, counts = [request for request, _ in shares], [count for _, count in shares]
+                cost = scheduler.pace.prefill_cost(requests, counts)
+            seconds = self._simulated.seconds(shares, size, kv_tokens)
+            end = now + seconds
+            scheduler.pace.learn(cost, size, end - now)
+            for request, count in shares:
+                request.num_computed_tokens += count
+            run.steps.append(Foreseen(end, cost, shares))
+            now, kv_tokens = end, kv_tokens + size
+
+    def _most_steps(self, roster: Roster) -> int:
+        """Steps before one of those who decode ends, or, at least, for which there are pages."""
+        left = [self._simulated.tokens_left(request.slot, request.token_limit) for request in roster.decodes]
+        steps = min([_MOST_STEPS, *(tokens - 1 for tokens in left)]) if self.scheduler.running else 0
+        available = self.sequences.free_pages + self.sequences.cached_pages
+        while steps > 0 and sum(self._pages_lacked(request, steps) for request in roster.decodes) > available:
+            steps //= 2
+        return steps
+
+    def _pages_lacked(self, request: Request, steps: int) -> int:
+        """For what so many steps compute."""
+        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
+        return self.limits.pages_for(missing) if missing > 0 else 0
+
+    def pass_through(self, run: Run) -> None:
+        """The steps of a run that begins now."""
+        scheduler, size, before = self.scheduler, len(run.decodes), run.begin
+        for step in run.steps:
+            seconds, before = step.end - before, step.end
+            scheduler.admission.stepped()
+            scheduler.admission.decoded(size)
+            scheduler.pace.learn(step.prefill_cost, size, seconds)
+            tokens = sum(count for _, count in step.shares)
+            self._last = LastStep(self._last.number + 1, tokens, size, execute_seconds=seconds)
+            add_step(self._totals, self._last)
+        for request in run.decodes:
+            self._extend(request, len(run.steps))
+        self._prefill(run)
+
+    def _extend(self, request: Request, count: int) -> None:
+        """Its next tokens, and the pages for all of them that are computed."""
+        lacks_pages = self._pages_lacked(request, count) > 0
+        request.num_tokens += count
+        request.num_computed_tokens += count
+        if lacks_pages:
+            computed = request.num_computed_tokens
+            self.sequences.reserve(request.slot, computed)
+            request.num_reserved_tokens = self.limits.pages_for(computed) * self.limits.page_size
+        self._simulated.extend(request.slot, count)
+
+    def _prefill(self, run: Run) -> None:
+        """The parts of prompts."""
+        touched: dict[Request, None] = {}
+        for step in run.steps:
+            for request, count in step.shares:
+                request.num_computed_tokens += count
+                touched[request] = None
+        for request in touched:
+            self.sequences.share(request.slot, request.num_computed_tokens)

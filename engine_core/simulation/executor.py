@@ -1,0 +1,105 @@
+"""An executor without a model: real sequences, pages and prefix cache, made-up time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.engine_core.executor import LogprobsEntry
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request
+from quire.engine_core.simulation.clock import VirtualClock
+from quire.engine_core.simulation.tokens import EOS, answer_tokens
+from quire.kernels.runner import Sequences, TokenMask
+from quire.protocol.simulation import StepTime, StepWork
+
+
+@dataclass(slots=True)
+class SimulatedDraw:
+    """What a step has drawn. Nobody asks for logprobs, and nothing fails."""
+
+    token_ids: list[int]
+    logprobs: None = None
+    prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A sequence: its length in tokens, the one that `min_tokens` asks for, and what it draws."""
+
+    length: int
+    least_length: int
+    tokens: bytes
+
+
+class _Sequences(Sequences):
+    """Tells how long a sequence is, and is to be, without a copy of its tokens."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        super().__init__(limits.num_pages, limits.page_size, limits.vocab_size)
+        self.answers: dict[int, _Answer] = {}  # by slot
+        self.page_size = limits.page_size
+        self._num_opened = 0
+
+    def open(self, token_ids: Sequence[int], num_prompt_tokens: int, *, min_tokens: int = 0, **sampling: Any) -> int:
+        slot = super().open(token_ids, num_prompt_tokens, min_tokens=min_tokens, **sampling)
+        self._num_opened += 1
+        self.answers[slot] = _Answer(len(token_ids), num_prompt_tokens + min_tokens, answer_tokens(self._num_opened))
+        return slot
+
+
+class SimulatedExecutor:
+    """An `Executor` whose steps move `clock` instead of computing.
+
+    Its model says EOS as soon as `min_tokens` lets it, and not before; who doesn't ignore it ends there.
+    """
+
+    def __init__(self, limits: EngineLimits, step_time: StepTime, clock: VirtualClock) -> None:
+        self.sequences = _Sequences(limits)
+        self._step_time = step_time
+        self._clock = clock
+
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        """There is nothing to copy."""
+        return self.sequences.fork(slot, source, num_computed, num_tokens)
+
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
+    ) -> SimulatedDraw:
+        """Shares what is computed, and draws a token for each sequence that has caught up."""
+        self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))
+        sequences, answers = self.sequences, self.sequences.answers
+        page_size = sequences.page_size
+        token_ids = []
+        for slot, start, count in zip(slots, starts, counts, strict=True):
+            token, end, answer = -1, start + count, answers[slot]
+            if end == answer.length:
+                answer.length += 1
+                token = EOS if answer.length >= answer.least_length else answer.tokens[end & 15]
+                sequences.append(slot, token)
+            if count > 1 or end % page_size == 0:
+                sequences.share(slot, end)
+            token_ids.append(token)
+        return SimulatedDraw(token_ids)
+
+    def tokens_left(self, slot: int, token_limit: int) -> int:
+        """How many a sequence of at most so many tokens is still to draw."""
+        answer = self.sequences.answers[slot]
+        return min(answer.least_length, token_limit) - answer.length
+
+    def seconds(self, prompts: Sequence[tuple[Request, int]], decodes: int, kv_tokens: int) -> float:
+        """What a step takes with chunks of prompts, beside sequences that decode and have so many tokens of KV."""
+        work = StepWork.of([request.num_computed_tokens for request, _ in prompts], [count for _, count in prompts])
+        tokens, singles, read, squares = work
+        return self._step_time.seconds(StepWork(tokens, singles + decodes, read + kv_tokens, squares))
+
+    def extend(self, slot: int, count: int) -> None:
+        """Draws so many tokens, none of them the last, for a sequence that has pages for those before each."""
+        answer, append = self.sequences.answers[slot], self.sequences.append
+        for position in range(answer.length, answer.length + count):
+            append(slot, answer.tokens[position & 15])
+        answer.length += count
+        self.sequences.share(slot, answer.length - 1)

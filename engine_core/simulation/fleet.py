@@ -1,0 +1,154 @@
+"""Engines behind a router, and all that happens to them in order of time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from quire.engine_core.simulation.arrivals import Arrivals
+from quire.engine_core.simulation.engine import Answer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.routers import ROUTERS, FleetShape
+from quire.protocol.simulation import (
+    SimulatedRequest,
+    SimulatedResult,
+    SimulationEnd,
+    SimulationSample,
+    SimulationSetup,
+)
+
+_AnswerEvent = tuple[float, int, bool, int, Answer]
+"""When the client knows, the request's index, whether it is the end or the first token, the engine."""
+
+
+class Fleet:
+    """Runs once. Nothing is kept of a request that has ended; `emit` gets what came of it."""
+
+    def __init__(
+        self,
+        setup: SimulationSetup,
+        emit: Callable[[SimulatedResult | SimulationSample], None],
+        *,
+        is_stepwise: bool = False,
+    ) -> None:
+        self._setup = setup
+        self._emit = emit
+        limits = limits_of(setup.engine)
+        self.engines = [
+            SimulatedEngine(
+                limits,
+                setup.step,
+                tells_lengths=setup.tells_lengths,
+                is_stepwise=is_stepwise,
+                on_first_token=partial(self._answered, number, False),
+                on_end=partial(self._answered, number, True),
+            )
+            for number in range(setup.num_engines)
+        ]
+        shape = FleetShape(setup.num_engines, setup.engine, setup.step, setup.seed)
+        self.router = ROUTERS[setup.router](shape)
+        self._steps: list[tuple[float, int]] = []  # a heap: next steps, some of which have been moved forward since
+        self._answers: list[_AnswerEvent] = []  # a heap: what clients are to know
+        self._ended = 0.0
+
+    def run(self, requests: Iterable[SimulatedRequest]) -> SimulationEnd:
+        """Serves requests in order of arrival; returns when the last one has ended. ValueError if they are not."""
+        self._arrivals = arrivals = Arrivals(requests)
+        sample_time = self._setup.sample_seconds
+        while (time := min(self._next_step, arrivals.time, self._next_answer)) < math.inf:
+            if sample_time <= time:
+                self._sample(sample_time)
+                sample_time += self._setup.sample_seconds
+            elif time == self._next_answer:
+                self._tell()
+            elif time == arrivals.time:
+                self._arrive()
+            else:
+                self._step()
+        self._sample(self._ended)
+        return SimulationEnd(self._ended, [engine.summary for engine in self.engines])
+
+    @property
+    def _next_step(self) -> float:
+        return self._steps[0][0] if self._steps else math.inf
+
+    @property
+    def _next_answer(self) -> float:
+        return self._answers[0][0] if self._answers else math.inf
+
+    def _step(self) -> None:
+        """The next step of the engine whose is first."""
+        time, number = heapq.heappop(self._steps)
+        engine = self.engines[number]
+        if engine.next_step == time:
+            engine.step()
+            self._plan(number)
+
+    def _plan(self, number: int) -> None:
+        if (time := self.engines[number].next_step) < math.inf:
+            heapq.heappush(self._steps, (time, number))
+
+    def _arrive(self) -> None:
+        if (arrival := self._arrivals.pop()) is None:
+            return
+        time, request = arrival
+        number = self.router.send(request)
+        engine = self.engines[number]
+        before = engine.next_step
+        engine.send(request, time, time + self._setup.client.to_engine)
+        if engine.next_step < before:
+            self._plan(number)
+
+    def _answered(self, number: int, is_end: bool, answer: Answer) -> None:
+        """An engine has done something that its client will know."""
+        time = (answer.ended if is_end else answer.token_times[0]) + self._setup.client.to_client
+        heapq.heappush(self._answers, (time, answer.request.index, is_end, number, answer))
+
+    def _tell(self) -> None:
+        time, _, is_end, number, answer = heapq.heappop(self._answers)
+        if not is_end:
+            self.router.first_token(answer.request, number)
+            return
+        self.router.ended(answer.request, number, len(answer.token_times))
+        self._arrivals.ended(answer.request, time)
+        self._ended = max(self._ended, time)
+        self._emit(self._result(answer, time, number))
+
+    def _result(self, answer: Answer, ended: float, number: int) -> SimulatedResult:
+        request, delay, times = answer.request, self._setup.client.to_client, answer.token_times
+        return SimulatedResult(
+            index=request.index,
+            arrival=request.arrival,
+            sent=answer.sent,
+            ended=ended,
+            engine=number,
+            prompt_tokens=request.prompt_tokens,
+            wanted_output_tokens=request.output_tokens,
+            token_times=(array("d", [time + delay for time in times]) if delay else times).tobytes(),
+            events=answer.events,
+            cached_tokens=answer.cached_tokens,
+            error=answer.error,
+            error_kind=answer.error_kind,
+        )
+
+    def _sample(self, time: float) -> None:
+        """What all engines are at; those that compute a step at that time have it behind them."""
+        for engine in self.engines:
+            engine.catch_up(time)
+        cores = [engine.core.scheduler for engine in self.engines]
+        pools = [engine.core.sequences for engine in self.engines]
+        self._emit(
+            SimulationSample(
+                time=time,
+                running=sum(len(core.running) for core in cores),
+                waiting=sum(len(core.waiting) for core in cores),
+                pages_held=sum(pool.held_pages for pool in pools),
+                pages_cached=sum(pool.cached_pages for pool in pools),
+                pages_total=self._setup.engine.num_pages * len(pools),
+                prompt_tokens=sum(core.counters.prompt_tokens for core in cores),
+                cached_tokens=sum(core.counters.cached_tokens for core in cores),
+                output_tokens=sum(engine.num_output_tokens for engine in self.engines),
+            )
+        )

@@ -1,0 +1,41 @@
+"""What simulated prompts and answers are made of. Tokens have no meaning here: they must only differ where they should.
+
+A token is a byte, since Python keeps the small integers ready: the lists of a million prompts cost no objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+VOCAB_SIZE = 257
+EOS = 256
+"""The token that ends an answer whose length nobody knows; no prompt has it."""
+
+_NAME_TOKENS = 16  # of a block or an answer: enough that no two have the same, or any part of their pages
+_ANSWERS = b"answers"
+
+
+def prompt_tokens(blocks: Sequence[int], block_tokens: int, length: int) -> list[int]:
+    """The first `length` tokens of a prompt of these blocks: equal where they are, and different where they differ.
+
+    ValueError if the blocks are fewer than its tokens need.
+    """
+    if len(blocks) * block_tokens < length or block_tokens < 1:
+        raise ValueError(
+            f"{len(blocks)} blocks of {block_tokens} tokens can't make a prompt of {length}; "
+            f"give {-(-length // max(block_tokens, 1))} blocks"
+        )
+    size = min(block_tokens, _NAME_TOKENS)
+    times = -(-block_tokens // size)
+    prompt = b"".join((_name(block, size) * times)[:block_tokens] for block in blocks)
+    return list(prompt[:length])
+
+
+def answer_tokens(number: int) -> bytes:
+    """Tokens that no prompt and no other answer has, to be drawn one after the other, over and over."""
+    return _name(number, _NAME_TOKENS, _ANSWERS)
+
+
+def _name(number: int, size: int, person: bytes = b"") -> bytes:
+    return blake2b(number.to_bytes(16, "little", signed=True), digest_size=size, person=person).digest()
