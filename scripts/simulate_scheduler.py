@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.mixed import MixedLoad
-from bench.simulated import StepTime
 from bench.simulation import Simulation
 
 from quire.engine_core.limits import EngineLimits
@@ -31,6 +30,7 @@ from quire.frontend.workload.errors import TraceError
 from quire.frontend.workload.reading import read_trace
 from quire.frontend.workload.sharing import infinite_cache_hits, shared_blocks
 from quire.frontend.workload.transforms import speed_up
+from quire.protocol.simulation import StepTime
 
 VOCAB_SIZE = 1 << 14
 NO_BOUND = 1 << 60

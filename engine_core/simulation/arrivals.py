@@ -42,7 +42,8 @@ class Arrivals:
         if self._released and (self._next is None or self._released[0][0] <= self._next.arrival):
             time, _, request = heapq.heappop(self._released)
             return time, request
-        assert (request := self._next) is not None
+        request = self._next
+        assert request is not None
         self._read()
         if request.session is None:
             return request.arrival, request

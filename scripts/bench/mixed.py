@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from bench.simulated import StepTime
-from bench.simulation import Record, Simulation, percentiles
+from bench.simulation import Simulation, first_token_seconds, percentiles
 
 from quire.engine_core.limits import EngineLimits
+from quire.engine_core.simulation.engine import Answer
 from quire.frontend.workload.blocks import blocks_for
 from quire.frontend.workload.request import WorkloadRequest
+from quire.protocol.simulation import StepTime, StepWork
 
 _CHAT_TOKENS = 100  # of a chat's prompt
 _SHORT_OUTPUT = 10
@@ -28,14 +29,14 @@ class MixedLoad:
 
     def run(self, limits: EngineLimits, step_time: StepTime) -> dict[str, Any]:
         """Inter-token latency of the chats without and with the long prompt, and when the short one is answered."""
-        alone = step_time.seconds([1] * self.chats)
+        alone = step_time.seconds(StepWork(0, self.chats, 0, 0))
         arrival = 200 * alone
         requests = [self._request(number, 0.0, _CHAT_TOKENS, self.chat_output) for number in range(self.chats)]
         requests.append(self._request(self.chats, arrival, self.long_tokens, _SHORT_OUTPUT))
         requests.append(self._request(self.chats + 1, arrival + alone, self.short_tokens, _SHORT_OUTPUT))
         simulation = Simulation(limits, step_time)
         simulation.run(requests)
-        *chats, long, short = simulation.records
+        *chats, long, short = simulation.answers
         before = _gaps(chats, arrival / 2, arrival)
         beside = _gaps(chats, arrival, long.token_times[0])
         steps = chats[0].token_times
@@ -43,10 +44,10 @@ class MixedLoad:
             "itl_alone_seconds": percentiles(before),
             "itl_beside_seconds": percentiles(beside),
             "itl_growth_p99": float(np.percentile(beside, 99) / np.percentile(before, 99)),
-            "long_ttft_seconds": long.first_token_seconds,
-            "short_ttft_seconds": short.first_token_seconds,
-            "short_ttft_steps": sum(short.arrival < time <= short.token_times[0] for time in steps),
-            "short_ttft_chunk_times": short.first_token_seconds / float(np.mean(beside)),
+            "long_ttft_seconds": first_token_seconds(long),
+            "short_ttft_seconds": first_token_seconds(short),
+            "short_ttft_steps": sum(short.sent < time <= short.token_times[0] for time in steps),
+            "short_ttft_chunk_times": first_token_seconds(short) / float(np.mean(beside)),
         }
 
     @property
@@ -64,11 +65,11 @@ class MixedLoad:
         return WorkloadRequest(arrival, prompt, output, tuple(range(first, first + blocks_for(prompt))))
 
 
-def _gaps(records: Iterable[Record], since: float, until: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _gaps(answers: Iterable[Answer], since: float, until: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Seconds between the tokens that came in this time and those before them."""
     gaps = []
-    for record in records:
-        times = np.array(record.token_times)
+    for answer in answers:
+        times = np.array(answer.token_times)
         ends = times[1:]
         gaps.append(np.diff(times)[(ends > since) & (ends <= until)])
     return np.concatenate(gaps)

@@ -1,150 +1,92 @@
-"""The real engine core and scheduler over a simulated executor, fed from a trace in virtual time."""
+"""One simulated engine, looked at in each of its steps."""
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
-from bench.simulated import EOS, SimulatedExecutor, StepTime, VirtualClock
 
-from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies.base import WINDOW
-from quire.frontend.workload.prompts import Prompts
+from quire.engine_core.simulation.engine import Answer, SimulatedEngine
 from quire.frontend.workload.request import WorkloadRequest
-from quire.protocol.messages import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    EngineMessage,
-    EventType,
-    FinishReason,
-    SamplingParams,
-)
-
-_CLIENT = b"trace"
-
-
-@dataclass(slots=True)
-class Record:
-    """What one request has seen; times in virtual seconds."""
-
-    arrival: float
-    output_tokens: int  # that it asked for
-    token_times: array[float] = field(default_factory=lambda: array("d"))
-    waits: list[tuple[float, float]] = field(default_factory=list)  # from the queue to the batch, each time
-    queued: float = 0.0
-    finish_reason: FinishReason | None = None
-
-    @property
-    def first_token_seconds(self) -> float:
-        """From its arrival."""
-        return self.token_times[0] - self.arrival
-
-    def take(self, event: EventType, time: float) -> None:
-        """Notes an event."""
-        if event is EventType.SCHEDULED:
-            self.waits.append((self.queued, time))
-        else:
-            self.queued = time
+from quire.protocol.messages import EventType, FinishReason
+from quire.protocol.simulation import SimulatedRequest, StepTime
 
 
 class Simulation:
-    """One run of an engine. Requests are numbered in order of arrival, as the scheduler does it."""
+    """One run of an engine that is not told how long answers will be. Requests are in order of arrival."""
 
     def __init__(self, limits: EngineLimits, step_time: StepTime) -> None:
         self.limits = limits
-        self.clock = VirtualClock()
-        self.executor = SimulatedExecutor(limits, step_time, self.clock)
-        self.core = EngineCore(self.executor, limits, self._take, clock=self.clock)
-        self.records: list[Record] = []
+        self.engine = SimulatedEngine(
+            limits, step_time, tells_lengths=False, is_stepwise=True, on_end=self._end
+        )
+        self.answers: list[Answer] = []
         self.most_passed_over = 0  # by what lpm counts
-        self._prompts = Prompts(limits.vocab_size)
         self._steps = array("d"), array("d"), array("d"), array("d")  # seconds, running, waiting, held pages
 
     def run(self, requests: Sequence[WorkloadRequest]) -> None:
-        """Serves them all, which are in order of arrival."""
-        coming = iter(requests)
-        request = next(coming, None)
-        while request is not None or self.core.has_requests:
-            while request is not None and request.arrival <= self.clock.now:
-                self._add(request)
-                request = next(coming, None)
-            if self.core.has_requests:
-                self._step()
-            elif request is not None:
-                self.clock.now = request.arrival
-        self.core.flush()
-
-    def _add(self, request: WorkloadRequest) -> None:
-        params = SamplingParams(max_tokens=None, min_tokens=request.output_tokens, seed=0)
-        name = str(len(self.records))
-        self.records.append(Record(request.arrival, request.output_tokens))
-        self.core.receive(_CLIENT, EngineCoreRequest(name, self._prompts.tokens(request), params, [EOS]))
+        """Serves them all."""
+        for index, request in enumerate(requests):
+            self.engine.send(_simulated(index, request), request.arrival, request.arrival)
+        while self.engine.next_step < math.inf:
+            self._step()
+        self.answers.sort(key=lambda answer: answer.request.index)
 
     def _step(self) -> None:
-        began = self.clock.now
-        self.core.step()
-        if self.clock.now == began and self.core.has_requests:
-            raise RuntimeError(f"the scheduler leaves {len(self.core.scheduler.waiting)} requests waiting for nothing")
-        scheduler = self.core.scheduler
-        state = len(scheduler.running), len(scheduler.waiting), self.executor.sequences.held_pages
-        for column, value in zip(self._steps, (self.clock.now - began, *state), strict=True):
+        began = self.engine.next_step
+        self.engine.step()
+        scheduler = self.engine.core.scheduler
+        state = len(scheduler.running), len(scheduler.waiting), self.engine.core.sequences.held_pages
+        for column, value in zip(self._steps, (self.engine.clock.now - began, *state), strict=True):
             column.append(value)
         passed_over = (request.num_passed_over for request in islice(scheduler.waiting, WINDOW))
         self.most_passed_over = max(self.most_passed_over, max(passed_over, default=0))
 
-    def _take(self, _client: bytes, message: EngineMessage) -> None:
-        if not isinstance(message, EngineCoreOutputs):
-            raise TypeError(f"the engine answered a request with {message}")
-        for output in message.outputs:
-            record = self.records[int(output.request_id)]
-            if output.new_token_ids:
-                record.token_times.append(message.timestamp)
-            for event in output.events:
-                record.take(event.type, event.timestamp)
-            if output.finish_reason is not None:
-                record.finish_reason = output.finish_reason
+    def _end(self, answer: Answer) -> None:
+        self.answers.append(answer)
 
     def times_overtaken(self) -> list[int]:
         """For each request, the steps in which a later one started while it waited; from the events alone."""
         latest: dict[float, int] = {}  # who of those that started at this time came last
-        for number, record in enumerate(self.records):
-            for _, started in record.waits:
+        for number, answer in enumerate(self.answers):
+            for _, started in waits(answer):
                 latest[started] = number
         times = np.array(sorted(latest))
         numbers = np.array([latest[time] for time in times])
         return [
             sum(
                 int((numbers[np.searchsorted(times, queued) : np.searchsorted(times, started)] > number).sum())
-                for queued, started in record.waits
+                for queued, started in waits(answer)
             )
-            for number, record in enumerate(self.records)
+            for number, answer in enumerate(self.answers)
         ]
 
     def report(self) -> dict[str, Any]:
         """All figures of the run, over the time from the first step to the last; seconds are virtual."""
-        stats, counters = self.core.stats, self.core.scheduler.counters
-        served = [record for record in self.records if record.finish_reason is FinishReason.STOP]
-        gaps = np.concatenate([np.diff(record.token_times) for record in served] or [np.zeros(0)])
+        stats, counters = self.engine.core.stats, self.engine.core.scheduler.counters
+        served = [answer for answer in self.answers if answer.finish_reason is FinishReason.STOP]
+        gaps = np.concatenate([np.diff(answer.token_times) for answer in served] or [np.zeros(0)])
         seconds, running, waiting, held = (np.array(column) for column in self._steps)
         busy = seconds.sum()
         return {
             "policy": self.limits.policy,
             "pages": self.limits.num_pages,
             "page_size": self.limits.page_size,
-            "requests": len(self.records),
+            "requests": len(self.answers),
             "served": len(served),
-            "seconds": self.clock.now,
+            "seconds": self.engine.clock.now,
             "busy_seconds": busy,
             "steps": len(seconds),
             "prompt_tokens": counters.prompt_tokens,
             "cached_tokens": counters.cached_tokens,
             "hit_rate": counters.cached_tokens / max(counters.prompt_tokens, 1),
-            "output_tokens": sum(len(record.token_times) for record in self.records),
+            "output_tokens": self.engine.num_output_tokens,
             "preemptions": stats.preemptions,
             "wasted_tokens": stats.wasted_tokens,
             "evictions": stats.evictions,
@@ -154,9 +96,30 @@ class Simulation:
             "waiting_mean": (waiting * seconds).sum() / busy,
             "waiting_most": waiting.max(),
             "held_mean": (held * seconds).sum() / busy / self.limits.num_pages,
-            "ttft_seconds": percentiles([record.first_token_seconds for record in served]),
+            "ttft_seconds": percentiles([first_token_seconds(answer) for answer in served]),
             "itl_seconds": percentiles(gaps),
         }
+
+
+def waits(answer: Answer) -> list[tuple[float, float]]:
+    """From when it came to the queue to when it was taken from it, each time."""
+    found, queued = [], 0.0
+    for event in answer.events:
+        if event.type is EventType.SCHEDULED:
+            found.append((queued, event.timestamp))
+        else:
+            queued = event.timestamp
+    return found
+
+
+def first_token_seconds(answer: Answer) -> float:
+    """From its arrival."""
+    return answer.token_times[0] - answer.sent
+
+
+def _simulated(index: int, request: WorkloadRequest) -> SimulatedRequest:
+    blocks, size = list(request.blocks), request.block_tokens
+    return SimulatedRequest(index, request.arrival, request.prompt_tokens, request.output_tokens, blocks, size)
 
 
 def percentiles(values: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:

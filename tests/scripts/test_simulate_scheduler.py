@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import simulate_scheduler
 from bench.mixed import MixedLoad
-from bench.simulated import StepTime
-from bench.simulation import Simulation
+from bench.simulation import Simulation, first_token_seconds
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.policies.lpm import MOST_PASSES
 from quire.frontend.workload.request import BLOCK_TOKENS, WorkloadRequest
 from quire.frontend.workload.sharing import infinite_cache_hits
 from quire.protocol.messages import FinishReason
+from quire.protocol.simulation import StepTime
 
 STEP_TIME = StepTime(0.01, 1e-5, 1e-4)
 
@@ -67,13 +67,13 @@ def serve(requests: list[WorkloadRequest], **changes: Any) -> Simulation:
     """Serves them, and checks that each had its answer and nothing is held in the end."""
     simulation = Simulation(limits(requests, **changes), STEP_TIME)
     simulation.run(requests)
-    sequences = simulation.executor.sequences
+    sequences = simulation.engine.core.sequences
     assert sequences.held_pages == 0
     assert sequences.free_pages + sequences.cached_pages == simulation.limits.num_pages
-    for request, record in zip(requests, simulation.records, strict=True):
-        assert record.finish_reason is FinishReason.STOP
-        assert len(record.token_times) == request.output_tokens
-        assert record.first_token_seconds > 0
+    for request, answer in zip(requests, simulation.answers, strict=True):
+        assert answer.finish_reason is FinishReason.STOP
+        assert len(answer.token_times) == request.output_tokens
+        assert first_token_seconds(answer) > 0
     return simulation
 
 
