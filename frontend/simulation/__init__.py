@@ -1,0 +1,1 @@
+"""What users simulate: fleets of engines that need no machines."""
