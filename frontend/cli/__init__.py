@@ -1,4 +1,4 @@
-"""The command line: `quire serve`, `engine`, `chat`, `complete`, `trace`, `replay`, `info`, `keys` and `version`."""
+"""The command line, `quire`. Its commands are listed in `app`."""
 
 from __future__ import annotations
 

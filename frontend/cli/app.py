@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli import calibrate, chat, complete, engine, info, keys, replay, serve, trace, version
+from quire.frontend.cli import calibrate, chat, complete, engine, info, keys, replay, serve, simulate, trace, version
 from quire.frontend.cli.flags import SAMPLING_NOTE
 from quire.frontend.cli.several import SeveralValues
 
@@ -54,6 +54,7 @@ _COMMANDS = (
     engine.engine,
     trace.trace,
     replay.replay,
+    simulate.simulate,
     calibrate.calibrate,
     info.info,
     keys.keys,

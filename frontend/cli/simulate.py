@@ -1,0 +1,177 @@
+"""`quire simulate`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.frontend.cli.flags import CommonFlags, option, switch, takes
+from quire.frontend.cli.output import say
+from quire.frontend.cli.report import ReportFlags, report_on
+from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
+
+if TYPE_CHECKING:
+    from quire.frontend.simulation.plan import Plan, Simulated
+
+_fleet = functools.partial(option, "Fleet")
+_engine = functools.partial(option, "Engines (default: as they were calibrated)")
+
+
+@dataclass(frozen=True)
+class FleetFlags:
+    """How many engines, and who gets what; what is None was not given."""
+
+    engines: Annotated[int, _fleet("Engines, all alike. Default: 1.", "N", min=1)] = 1
+    router: Annotated[
+        str,
+        _fleet(
+            "round-robin, least-loaded, power-of-two, sticky, prefix-affinity; or all, to compare them. "
+            "Default: prefix-affinity.",
+            "NAME",
+        ),
+    ] = "prefix-affinity"
+    find: Annotated[
+        str | None, _fleet("engines: the fewest that meet the limits of --goodput.", "WHAT")
+    ] = None
+    attainment: Annotated[
+        float, _fleet("For --find: the share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1)
+    ] = 0.99
+    max_engines: Annotated[int, _fleet("For --find: the most to try. Default: 1024.", "N", min=1)] = 1024
+    figure: Annotated[Path | None, _fleet("For --router all: draw it here, as .png or .svg.", "FILE")] = None
+    hide_lengths: Annotated[
+        bool,
+        switch("Fleet", "--hide-lengths", "Engines are not told how long answers will be: max_tokens is the context."),
+    ] = False
+
+    def check(self, report: ReportFlags) -> None:
+        """Refuse what has no meaning together."""
+        from quire.frontend.simulation.plan import ROUTERS
+
+        if self.router not in (*ROUTERS, "all"):
+            raise typer.BadParameter(f"--router {self.router} is not known; it can be {', '.join(ROUTERS)}, or all")
+        if self.find not in (None, "engines"):
+            raise typer.BadParameter(f"--find {self.find} is not known; it can be engines")
+        if self.find and self.router == "all":
+            raise typer.BadParameter("--find looks for one router's engines; name that --router")
+        if self.find and not report.goodput:
+            raise typer.BadParameter("--find needs the limits to meet; give --goodput ttft:MS tpot:MS")
+        if self.figure is not None and self.router != "all":
+            raise typer.BadParameter("--figure draws a comparison; give --router all")
+
+
+@dataclass(frozen=True)
+class ShapeFlags:
+    """What of the calibrated engine is changed; what is None was not given."""
+
+    max_model_len: Annotated[int | None, _engine("Context length.", "TOKENS", min=2)] = None
+    max_num_seqs: Annotated[int | None, _engine("Sequences that run at once.", "N", min=1)] = None
+    max_num_batched_tokens: Annotated[int | None, _engine("Token budget of one step.", "TOKENS", min=1)] = None
+    num_pages: Annotated[int | None, _engine("KV pages.", "N", min=1)] = None
+    scheduling_policy: Annotated[str | None, _engine("fcfs, priority, lpm, sjf.", "NAME")] = None
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Keep KV pages for requests that begin with the same tokens.",
+            show_default=False,
+            rich_help_panel="Engines (default: as they were calibrated)",
+        ),
+    ] = None
+    long_prefill_threshold: Annotated[int | None, _engine("Tokens of one prompt in a step.", "TOKENS", min=1)] = None
+    max_waiting_requests: Annotated[int | None, _engine("Requests that may wait.", "N", min=1)] = None
+    max_waiting_tokens: Annotated[int | None, _engine("Tokens of their prompts.", "N", min=1)] = None
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """By the names of the engine's shape."""
+        names = {"scheduling_policy": "policy", "prefix_caching": "enable_prefix_caching"}
+        return {names.get(name, name): value for name, value in asdict(self).items() if value is not None}
+
+
+@takes(fleet=FleetFlags, shape=ShapeFlags, trace=TraceFlags, report=ReportFlags, common=CommonFlags)
+def simulate(
+    trace_path: Annotated[
+        Path,
+        typer.Option("--trace", metavar="FILE", help="As of `quire replay`.", show_default=False),
+    ],
+    calibration: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="How fast an engine is: what `quire calibrate` wrote.", show_default=False),
+    ],
+    *,
+    fleet: FleetFlags,
+    shape: ShapeFlags,
+    trace: TraceFlags,
+    report: ReportFlags,
+    common: CommonFlags,
+) -> None:
+    """Simulate how engines would serve a trace, and report it as `quire replay` does.
+
+    Scheduler, cache and request code are the real ones, under a virtual clock; only the time of a step is a model,
+    which `quire calibrate` fits to a host. The same seed gives the same results.
+    """
+    del common
+    from quire.frontend.simulation.calibration import load_calibration
+    from quire.frontend.simulation.plan import Plan
+
+    report.check()
+    fleet.check(report)
+    loaded = load_calibration(calibration)
+    length = shape.max_model_len or loaded.engine.max_model_len
+    plan = Plan(
+        loaded,
+        lambda: workload_of(open_trace(trace_path, trace), trace, length),
+        lambda title, config: report.run(title, {**config, "trace": str(trace_path), **trace.given}),
+        trace_path.name,
+        trace.seed,
+        not fleet.hide_lengths,
+        shape.changes,
+    )
+    open_trace(trace_path, trace)
+    if fleet.router == "all":
+        _compare(plan, fleet, report)
+    else:
+        simulated = _find(plan, fleet) if fleet.find else plan.simulate(fleet.engines, fleet.router)
+        report_on(simulated.run, report)
+
+
+def _find(plan: Plan, fleet: FleetFlags) -> Simulated:
+    from quire.frontend.simulation.search import attainment_of, find_engines
+
+    def attempt(num_engines: int) -> Simulated:
+        simulated = plan.simulate(num_engines, fleet.router)
+        share = attainment_of(simulated)
+        is_enough = "enough" if share >= fleet.attainment else "too few"
+        say(f"{num_engines} engines: {share:.2%} of {simulated.run.requests} requests meet the limits, {is_enough}")
+        return simulated
+
+    number, simulated = find_engines(attempt, fleet.attainment, fleet.max_engines)
+    say(f"the fewest engines that meet the limits: {number}")
+    return simulated
+
+
+def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags) -> None:
+    from rich.console import Console
+
+    from quire.frontend.report.files import save_json
+    from quire.frontend.report.summary import summarize
+    from quire.frontend.simulation.comparison import draw_routers, router_table
+    from quire.frontend.simulation.plan import ROUTERS
+
+    reports, imbalances = {}, {}
+    for router in ROUTERS:
+        simulated = plan.simulate(fleet.engines, router)
+        reports[router], imbalances[router] = summarize(simulated.run), simulated.imbalance
+        if report.output is not None:
+            save_json(reports[router], report.output.with_stem(f"{report.output.stem}-{router}"))
+    Console().print(router_table(reports, imbalances))
+    if fleet.figure is not None:
+        draw_routers(reports, fleet.figure)
+    if report.html is not None:
+        from quire.frontend.report.html import write_html
+
+        write_html(list(reports.values()), report.html)

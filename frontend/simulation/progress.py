@@ -1,0 +1,42 @@
+"""What a simulation shows while it goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+_LIVE_SECONDS = 0.25
+_PLAIN_SECONDS = 10.0
+
+
+class Progress:
+    """A line on stderr that changes if that is a terminal, else a line every ten seconds."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._is_live = sys.stderr.isatty()
+        self._begun = self._shown = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._is_live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def show(self, virtual: float, requests: int) -> None:
+        """Tells, if it is time to, how many virtual seconds have passed and how many requests have ended."""
+        now = time.monotonic()
+        if now - self._shown < (_LIVE_SECONDS if self._is_live else _PLAIN_SECONDS):
+            return
+        self._shown = now
+        line = progress_line(self._title, virtual, requests, now - self._begun)
+        sys.stderr.write(f"\r{line}\x1b[K" if self._is_live else f"{line}\n")
+        sys.stderr.flush()
+
+
+def progress_line(title: str, virtual: float, requests: int, seconds: float) -> str:
+    """The same, and how many end in a real second, of which so many have passed."""
+    return f"{title}: {virtual:.0f} s simulated, {requests} requests ended, {requests / seconds:.0f} a second"
