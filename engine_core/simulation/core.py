@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import repeat
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.limits import EngineLimits
@@ -11,11 +12,12 @@ from quire.engine_core.request import Request
 from quire.engine_core.roster import Roster
 from quire.engine_core.simulation.clock import VirtualClock
 from quire.engine_core.simulation.executor import SimulatedExecutor
-from quire.engine_core.simulation.run import Foreseen, Run
-from quire.engine_core.stats import LastStep, add_step
+from quire.engine_core.simulation.run import Chunks, Run
+from quire.engine_core.stats import LastStep
 from quire.protocol.messages import EngineMessage
 
-_MOST_STEPS = 64  # that are foreseen: who comes meanwhile makes some of it useless
+_MOST_STEPS = 64  # with prompts that are foreseen: who comes meanwhile makes some of it useless
+_MOST_DECODES = 1024  # steps without, which cost little to foresee
 
 
 class SimulatedCore(EngineCore):
@@ -23,7 +25,7 @@ class SimulatedCore(EngineCore):
 
     Nobody comes, starts, gets a first token or a last one, and there are pages for all. `foresee` tells how long that
     will go on, by the scheduler's own words, and `pass_through` leaves everything as so many calls of `step` would, but
-    for the numbers of pages.
+    for the numbers of pages, and `totals`.
     """
 
     def __init__(
@@ -43,39 +45,41 @@ class SimulatedCore(EngineCore):
             return run
         roster = Roster.of(scheduler.running)
         run.decodes = roster.decodes
-        if (most := self._most_steps(roster)) > 0:
-            computed = [request.num_computed_tokens for request in roster.prefills]
-            pace, scheduler.pace = scheduler.pace, copy.copy(scheduler.pace)
-            self._look_ahead(run, roster, most)
-            scheduler.pace = pace
-            for request, count in zip(roster.prefills, computed, strict=True):
-                request.num_computed_tokens = count
+        if (most := self._most_steps(roster)) < 1:
+            return run
+        if not roster.prefills:
+            run.ends = self._simulated.decode_ends(run.begin, len(run.decodes), _kv_tokens(run.decodes), most)
+            return run
+        computed = [request.num_computed_tokens for request in roster.prefills]
+        pace, scheduler.pace = scheduler.pace, copy.copy(scheduler.pace)
+        self._look_ahead(run, roster, most)
+        scheduler.pace = pace
+        for request, count in zip(roster.prefills, computed, strict=True):
+            request.num_computed_tokens = count
         return run
 
     def _look_ahead(self, run: Run, roster: Roster, most: int) -> None:
         """Appends to `run` until a prompt is done, and leaves the prompts and the pace as they are then."""
-        scheduler, size, now = self.scheduler, len(roster.decodes), run.begin
-        kv_tokens = sum(request.num_computed_tokens for request in roster.decodes)
-        tokens, shares, cost = self.limits.max_num_batched_tokens - size, [], 0.0
+        pace, size, now = self.scheduler.pace, len(roster.decodes), run.begin
+        tokens, kv_tokens = self.limits.max_num_batched_tokens - size, _kv_tokens(roster.decodes)
         for _ in range(most):
-            if roster.prefills:
-                shares = scheduler.pace.share(roster.prefills, tokens, scheduler.prefill_budget(roster))
-                if any(count == request.num_new_tokens for request, count in shares):
-                    return
-                requests, counts = [request for request, _ in shares], [count for _, count in shares]
-                cost = scheduler.pace.prefill_cost(requests, counts)
-            seconds = self._simulated.seconds(shares, size, kv_tokens)
-            end = now + seconds
-            scheduler.pace.learn(cost, size, end - now)
+            shares = pace.share(roster.prefills, tokens, self.scheduler.prefill_budget(roster))
+            if any(count == request.num_new_tokens for request, count in shares):
+                return
+            chunks = Chunks(shares, pace.prefill_cost([each for each, _ in shares], [count for _, count in shares]))
+            end = now + self._simulated.seconds(shares, size, kv_tokens)
+            pace.learn(chunks.cost, size, end - now)
             for request, count in shares:
                 request.num_computed_tokens += count
-            run.steps.append(Foreseen(end, cost, shares))
+            run.ends.append(end)
+            run.chunks.append(chunks)
             now, kv_tokens = end, kv_tokens + size
 
     def _most_steps(self, roster: Roster) -> int:
         """Steps before one of those who decode ends, or, at least, for which there are pages."""
         left = [self._simulated.tokens_left(request.slot, request.token_limit) for request in roster.decodes]
-        steps = min([_MOST_STEPS, *(tokens - 1 for tokens in left)]) if self.scheduler.running else 0
+        most = _MOST_STEPS if roster.prefills else _MOST_DECODES
+        steps = min([most, *(tokens - 1 for tokens in left)]) if self.scheduler.running else 0
         available = self.sequences.free_pages + self.sequences.cached_pages
         while steps > 0 and sum(self._pages_lacked(request, steps) for request in roster.decodes) > available:
             steps //= 2
@@ -88,17 +92,17 @@ class SimulatedCore(EngineCore):
 
     def pass_through(self, run: Run) -> None:
         """The steps of a run that begins now."""
-        scheduler, size, before = self.scheduler, len(run.decodes), run.begin
-        for step in run.steps:
-            seconds, before = step.end - before, step.end
-            scheduler.admission.stepped()
-            scheduler.admission.decoded(size)
-            scheduler.pace.learn(step.prefill_cost, size, seconds)
-            tokens = sum(count for _, count in step.shares)
-            self._last = LastStep(self._last.number + 1, tokens, size, execute_seconds=seconds)
-            add_step(self._totals, self._last)
+        admission, pace, size, count = self.scheduler.admission, self.scheduler.pace, len(run.decodes), len(run.ends)
+        before, seconds = run.begin, 0.0
+        for end, cost in zip(run.ends, [each.cost for each in run.chunks] or repeat(0.0), strict=False):
+            seconds, before = end - before, end
+            admission.stepped()
+            admission.decoded(size)
+            pace.learn(cost, size, seconds)
+        prefill_tokens = run.chunks[-1].tokens if run.chunks else 0
+        self._last = LastStep(self._last.number + count, prefill_tokens, size, execute_seconds=seconds)
         for request in run.decodes:
-            self._extend(request, len(run.steps))
+            self._extend(request, count)
         self._prefill(run)
 
     def _extend(self, request: Request, count: int) -> None:
@@ -115,9 +119,13 @@ class SimulatedCore(EngineCore):
     def _prefill(self, run: Run) -> None:
         """The parts of prompts."""
         touched: dict[Request, None] = {}
-        for step in run.steps:
-            for request, count in step.shares:
+        for chunks in run.chunks:
+            for request, count in chunks.shares:
                 request.num_computed_tokens += count
                 touched[request] = None
         for request in touched:
             self.sequences.share(request.slot, request.num_computed_tokens)
+
+
+def _kv_tokens(decodes: list[Request]) -> int:
+    return sum(request.num_computed_tokens for request in decodes)

@@ -74,7 +74,7 @@ class SimulatedEngine:
         self.core = SimulatedCore(self.executor, limits, self._take, self.clock)
         self.num_requests = 0
         self.num_output_tokens = 0
-        self.busy_seconds = 0.0
+        self._idle_seconds = 0.0
         self._is_stepwise = is_stepwise
         self._run = Run(0.0)
         self._tells_lengths = tells_lengths
@@ -104,6 +104,7 @@ class SimulatedEngine:
         """
         began = self.next_step
         self.catch_up(began)
+        self._idle_seconds += began - self.clock.now
         self.clock.now = began
         while self._coming and self._coming[0][0] <= began:
             self.core.receive(_CLIENT, self._message(self._coming.popleft()[1]))
@@ -111,22 +112,18 @@ class SimulatedEngine:
         if self.clock.now == began and self.core.has_requests:
             waiting = len(self.core.scheduler.waiting)
             raise RuntimeError(f"at {began} s a step took no time, and {waiting} requests wait; is the base time 0?")
-        self.busy_seconds += self.clock.now - began
         self._foresee()
 
     def catch_up(self, until: float) -> None:
         """Does the steps that begin before `until`, of those before the next one in which something happens."""
         run = self._run.take(until)
-        if not run.steps:
+        if not run.ends:
             return
         self.core.pass_through(run)
-        for step in run.steps:
-            self.busy_seconds += step.end - self.clock.now
-            self.clock.now = step.end
-        self.num_output_tokens += len(run.steps) * len(run.decodes)
-        times = array("d", [step.end for step in run.steps])
+        self.clock.now = run.end
+        self.num_output_tokens += len(run.ends) * len(run.decodes)
         for request in run.decodes:
-            self._answers[request.request_id].token_times.extend(times)
+            self._answers[request.request_id].token_times.extend(run.ends)
 
     def _foresee(self) -> None:
         self._run = Run(self.clock.now) if self._is_stepwise else self.core.foresee()
@@ -140,7 +137,7 @@ class SimulatedEngine:
         return EngineSummary(
             requests=self.num_requests,
             steps=stats.step,
-            busy_seconds=self.busy_seconds,
+            busy_seconds=self.clock.now - self._idle_seconds,
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
             output_tokens=self.num_output_tokens,

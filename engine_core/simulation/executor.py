@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from quire.engine_core.executor import LogprobsEntry
@@ -95,6 +97,14 @@ class SimulatedExecutor:
         work = StepWork.of([request.num_computed_tokens for request, _ in prompts], [count for _, count in prompts])
         tokens, singles, read, squares = work
         return self._step_time.seconds(StepWork(tokens, singles + decodes, read + kv_tokens, squares))
+
+    def decode_ends(self, begin: float, decodes: int, kv_tokens: int, count: int) -> array[float]:
+        """When each of so many steps ends in which so many sequences decode, which have `kv_tokens` in the first."""
+        read = range(kv_tokens, kv_tokens + decodes * count, decodes)
+        seconds = (self._step_time.seconds(StepWork(0, decodes, tokens, 0)) for tokens in read)
+        ends = array("d", accumulate(seconds, initial=begin))
+        del ends[0]
+        return ends
 
     def extend(self, slot: int, count: int) -> None:
         """Draws so many tokens, none of them the last, for a sequence that has pages for those before each."""
