@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import IO
 
 from quire.protocol.errors import ProtocolError
 
@@ -10,14 +10,14 @@ MAX_PIPE_FRAME_BYTES = 256 << 20
 _LENGTH_BYTES = 4
 
 
-def write_frame(stream: BinaryIO, frame: bytes) -> None:
+def write_frame(stream: IO[bytes], frame: bytes) -> None:
     """Writes and flushes; returns when the pipe has taken it. BrokenPipeError if nobody reads."""
     stream.write(len(frame).to_bytes(_LENGTH_BYTES, "little"))
     stream.write(frame)
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """The next frame, None at the end. ProtocolError for one that is too large or cut off."""
     head = stream.read(_LENGTH_BYTES)
     if not head:

@@ -40,8 +40,8 @@ class Arrivals:
     def pop(self) -> tuple[float, SimulatedRequest] | None:
         """The next one and when it is sent; None if that one has to wait. ValueError if the stream is out of order."""
         if self._released and (self._next is None or self._released[0][0] <= self._next.arrival):
-            time, _, request = heapq.heappop(self._released)
-            return time, request
+            time, _, released = heapq.heappop(self._released)
+            return time, released
         request = self._next
         assert request is not None
         self._read()

@@ -16,6 +16,7 @@ from quire.engine_core.simulation.core import SimulatedCore
 from quire.engine_core.simulation.executor import SimulatedExecutor
 from quire.engine_core.simulation.run import Run
 from quire.engine_core.simulation.tokens import EOS, VOCAB_SIZE, prompt_tokens
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -26,7 +27,7 @@ from quire.protocol.messages import (
     FinishReason,
     SamplingParams,
 )
-from quire.protocol.simulation import EngineShape, EngineSummary, SimulatedRequest, StepTime
+from quire.protocol.simulation import EngineSummary, SimulatedRequest, StepTime
 
 _CLIENT = b"simulation"
 

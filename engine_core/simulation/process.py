@@ -39,7 +39,7 @@ def main() -> int:
     try:
         _simulate(sys.stdin.buffer, sys.stdout.buffer)
     except (ValueError, RuntimeError, MemoryError, msgspec.MsgspecError, ProtocolError) as error:
-        print(f"error: {error or type(error).__name__}", file=sys.stderr, flush=True)
+        print(f"error: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)
         return 1
     except BrokenPipeError:  # the owner is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from quire.engine_core.simulation.load import Load
 from quire.engine_core.simulation.prefix_index import PrefixIndex, prefix_keys
-from quire.protocol.simulation import EngineShape, SimulatedRequest, StepTime
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.simulation import SimulatedRequest, StepTime
 
 _MOST_SESSIONS = 1 << 17  # that a router remembers
 _SESSION_BLOCKS = 2  # name the session of a request that has none: more than a system prompt that all share

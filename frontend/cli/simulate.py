@@ -34,9 +34,7 @@ class FleetFlags:
             "NAME",
         ),
     ] = "prefix-affinity"
-    find: Annotated[
-        str | None, _fleet("engines: the fewest that meet the limits of --goodput.", "WHAT")
-    ] = None
+    find: Annotated[str | None, _fleet("engines: the fewest that meet the limits of --goodput.", "WHAT")] = None
     attainment: Annotated[
         float, _fleet("For --find: the share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1)
     ] = 0.99

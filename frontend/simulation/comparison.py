@@ -22,7 +22,7 @@ def router_table(reports: dict[str, dict[str, Any]], imbalances: dict[str, float
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("router", no_wrap=True)
-    for heading in ("req/s", "out tok/s", "hits", "TTFT p50", "p99 s", "TPOT p50", "p99 ms", "busiest"):
+    for heading in ("req/s", "tok/s", "hits", "TTFT\np50 s", "\np99 s", "TPOT\np50 ms", "\np99 ms", "busiest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for router, report in reports.items():
         table.add_row(router, *_cells(report), f"{imbalances[router]:.2f}")

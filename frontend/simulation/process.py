@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import BinaryIO
+from collections.abc import Generator, Iterable, Iterator
+from typing import IO
 
 import msgspec
 
@@ -22,7 +21,7 @@ class SimulationError(RuntimeError):
     """A simulation that failed; the text is what it said."""
 
 
-def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Iterator[SimulationOutput]:
+def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Generator[SimulationOutput, None, None]:
     """What comes of requests, which are in order of arrival: lists of results and samples, and at last the end.
 
     Both ways go through pipes that hold little, so that neither requests nor results ever pile up. The process is gone
@@ -35,18 +34,19 @@ def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Ite
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        feeder = _Feeder(process.stdin, setup, requests)
         try:
+            feeder = _Feeder(process.stdin, setup, requests)
             yield from _outputs(process.stdout)
             _check_end(process)
         finally:
             process.kill()
-            feeder.join()
+            process.wait()
+    feeder.join()
     if feeder.error is not None:
         raise feeder.error
 
 
-def _outputs(stream: BinaryIO) -> Iterator[SimulationOutput]:
+def _outputs(stream: IO[bytes]) -> Iterator[SimulationOutput]:
     decoder = msgspec.msgpack.Decoder(SimulationOutput)
     while (frame := read_frame(stream)) is not None:
         yield decoder.decode(frame)
@@ -63,7 +63,7 @@ def _check_end(process: subprocess.Popen[bytes]) -> None:
 class _Feeder(threading.Thread):
     """Writes the setup and the requests, as fast as they are read."""
 
-    def __init__(self, stream: BinaryIO, setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> None:
+    def __init__(self, stream: IO[bytes], setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> None:
         super().__init__(name="quire-simulation-feeder", daemon=True)
         self.error: Exception | None = None
         self._stream = stream
@@ -84,9 +84,15 @@ class _Feeder(threading.Thread):
     def _write(self) -> None:
         encode = msgspec.msgpack.Encoder().encode
         write_frame(self._stream, encode(self._setup))
-        coming = (_simulated(index, request) for index, request in enumerate(self._requests))
-        while requests := list(islice(coming, _REQUESTS_AT_ONCE)):
-            write_frame(self._stream, encode(requests))
+        waiting: list[SimulatedRequest] = []
+        try:
+            for index, request in enumerate(self._requests):
+                waiting.append(_simulated(index, request))
+                if len(waiting) == _REQUESTS_AT_ONCE:
+                    write_frame(self._stream, encode(waiting))
+                    waiting.clear()
+        finally:  # also what came before a row that is bad
+            write_frame(self._stream, encode(waiting))
 
 
 def _simulated(index: int, request: WorkloadRequest) -> SimulatedRequest:

@@ -23,9 +23,7 @@ class Simulation:
 
     def __init__(self, limits: EngineLimits, step_time: StepTime) -> None:
         self.limits = limits
-        self.engine = SimulatedEngine(
-            limits, step_time, tells_lengths=False, is_stepwise=True, on_end=self._end
-        )
+        self.engine = SimulatedEngine(limits, step_time, tells_lengths=False, is_stepwise=True, on_end=self._end)
         self.answers: list[Answer] = []
         self.most_passed_over = 0  # by what lpm counts
         self._steps = array("d"), array("d"), array("d"), array("d")  # seconds, running, waiting, held pages

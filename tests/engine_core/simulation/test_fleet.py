@@ -1,0 +1,213 @@
+"""A fleet in virtual time: the real scheduler's decisions, the same whichever way its steps are gone through."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import BLOCK, STEP_TIME, Outcome, chats, request, setup, times_of
+
+from quire.engine_core.simulation.engine import Answer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.fleet import Fleet
+from quire.engine_core.simulation.routers import ROUTERS
+from quire.protocol.messages import ErrorKind, EventType
+from quire.protocol.simulation import ClientTime, SimulatedRequest, StepTime, StepWork
+
+
+def assert_served(outcome: Outcome, requests: list[SimulatedRequest]) -> None:
+    """Each has its answer, nothing is held, and no page is lost."""
+    assert [result.index for result in outcome.results] == [each.index for each in requests]
+    for result, each in zip(outcome.results, requests, strict=True):
+        assert result.error is None
+        times = times_of(result)
+        assert len(times) == each.output_tokens
+        assert times == sorted(times)
+        assert result.sent >= each.arrival
+        assert times[0] > result.sent
+        assert result.ended == times[-1]
+    for engine, summary in zip(outcome.fleet.engines, outcome.end.engines, strict=True):
+        assert summary.pages_held == 0
+        assert summary.pages_free + summary.pages_cached == engine.limits.num_pages
+    assert sum(summary.requests for summary in outcome.end.engines) == len(requests)
+    assert sum(summary.output_tokens for summary in outcome.end.engines) == sum(each.output_tokens for each in requests)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    rate=st.sampled_from([2.0, 20.0, 200.0]),
+    router=st.sampled_from(sorted(ROUTERS)),
+    engines=st.integers(1, 3),
+    more=st.fixed_dictionaries(
+        {
+            "policy": st.sampled_from(["fcfs", "lpm", "sjf"]),
+            "num_pages": st.sampled_from([80, 150, 2000]),
+            "max_num_seqs": st.sampled_from([3, 8]),
+            "enable_prefix_caching": st.booleans(),
+            "tells_lengths": st.booleans(),
+            "client": st.sampled_from([ClientTime(), ClientTime(0.003, 0.02)]),
+        }
+    ),
+    sessions=st.sampled_from([0, 5]),
+)
+def test_what_is_foreseen_is_what_comes_step_by_step(
+    seed: int, rate: float, router: str, engines: int, more: dict[str, Any], sessions: int
+) -> None:
+    requests = chats(40, seed, rate, sessions)
+    chosen = setup(engines, router, **more)
+    foreseen, stepwise = Outcome(chosen, requests), Outcome(chosen, requests, is_stepwise=True)
+    assert foreseen.results == stepwise.results
+    assert foreseen.samples == stepwise.samples
+    assert foreseen.end == stepwise.end
+    times = [[event.timestamp for event in result.events] for result in foreseen.results]
+    assert all(each == sorted(each) for each in times)
+    if more["tells_lengths"] and more["client"] == ClientTime():
+        assert_served(foreseen, requests)
+
+
+@pytest.mark.parametrize("tells_lengths", [True, False])
+def test_preemptions_are_foreseen_as_well(tells_lengths: bool) -> None:
+    """Short answers teach the engine to expect short ones; then long ones come."""
+    requests = [request(index, 0.01 * index, 40, 5 if index < 60 else 600, [index]) for index in range(75)]
+    chosen = setup(num_pages=40, max_model_len=700, tells_lengths=tells_lengths)
+    foreseen, stepwise = Outcome(chosen, requests), Outcome(chosen, requests, is_stepwise=True)
+    assert foreseen.end.engines[0].preemptions > 0
+    assert foreseen.end.engines[0].evictions > 0
+    assert (foreseen.results, foreseen.samples, foreseen.end) == (stepwise.results, stepwise.samples, stepwise.end)
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+def test_the_same_seed_gives_the_same_results(router: str) -> None:
+    one, two = (Outcome(setup(3, router, seed=7), chats(60, sessions=4)) for _ in range(2))
+    assert (one.results, one.samples, one.end) == (two.results, two.samples, two.end)
+
+
+def test_a_fleet_of_one_is_a_single_engine() -> None:
+    requests = chats(50)
+    answers: list[Answer] = []
+    engine = SimulatedEngine(limits_of(setup().engine), STEP_TIME, on_end=answers.append)
+    for each in requests:
+        engine.send(each, each.arrival, each.arrival)
+    while engine.next_step < float("inf"):
+        engine.step()
+    answers.sort(key=lambda answer: answer.request.index)
+    for router in sorted(ROUTERS):
+        outcome = Outcome(setup(1, router), requests)
+        assert [result.token_times for result in outcome.results] == [a.token_times.tobytes() for a in answers]
+        assert outcome.end.engines == [engine.summary]
+
+
+def test_a_lone_request_takes_what_the_model_says() -> None:
+    step = StepTime(0.01, 1e-4, 5e-4, 1e-6, 1e-8)
+    times = times_of(Outcome(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0])
+    prefill = STEP_TIME.seconds(StepWork(200, 0, 0, 200**2))
+    assert times[0] == pytest.approx(1.0 + prefill)
+    assert times[1] - times[0] == pytest.approx(STEP_TIME.seconds(StepWork(0, 1, 200, 0)))
+    assert times[2] - times[1] == pytest.approx(STEP_TIME.seconds(StepWork(0, 1, 201, 0)))
+    assert step.seconds(StepWork.of([0, 300, 5], [100, 1, 20])) == pytest.approx(
+        0.01 + 1e-4 * 120 + 5e-4 + 1e-6 * 305 + 1e-8 * (100**2 + 20**2)
+    )
+
+
+def test_the_way_between_client_and_engine_delays_what_takes_it() -> None:
+    near = Outcome(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0]
+    far = Outcome(setup(client=ClientTime(0.25, 0.125)), [request(0, 1.0, 200, 3, range(4))]).results[0]
+    assert far.sent == near.sent == 1.0
+    assert far.events[0].timestamp == 1.25
+    assert times_of(far) == pytest.approx([time + 0.375 for time in times_of(near)])
+
+
+def test_a_turn_waits_for_the_one_before_it_and_then_for_its_delay() -> None:
+    turns = [
+        request(0, 0.0, 100, 30, range(2), session="a"),
+        request(1, 0.01, 100, 5, range(2), session="a", delay=2.0),
+        request(2, 0.02, 100, 5, range(2), session="a"),
+        request(3, 0.02, 100, 5, range(2), session="b"),
+        request(4, 50.0, 100, 5, range(2), session="a", delay=2.0),
+        request(5, 50.5, 100, 5, range(2), session="b", delay=60.0),
+    ]
+    results = Outcome(setup(2), turns).results
+    assert results[1].sent == results[0].ended + 2.0
+    assert results[2].sent == results[1].ended
+    assert results[3].sent == 0.02
+    assert results[4].sent == 50.0
+    assert results[5].sent == results[3].ended + 60.0
+
+
+def test_who_finds_the_queue_full_is_refused_and_who_is_too_long_fails() -> None:
+    requests = [request(index, 0.0, 640, 50, range(20 * index, 20 * index + 10)) for index in range(12)]
+    requests.append(request(12, 30.0, 6400, 5, range(1000, 1100)))
+    results = Outcome(setup(max_waiting_requests=3, max_num_seqs=2), requests).results
+    kinds = [result.error_kind for result in results]
+    assert kinds.count(ErrorKind.OVERLOADED) == 9
+    assert kinds[-1] is ErrorKind.INVALID
+    assert "maximum context length is 4096" in str(results[-1].error)
+    refused = next(result for result in results if result.error_kind is ErrorKind.OVERLOADED)
+    assert not refused.token_times
+    assert "3 requests" in str(refused.error)
+
+
+def test_equal_prefixes_are_found_in_the_cache() -> None:
+    requests = [request(index, 10.0 * index, 10 * BLOCK, 3, range(10)) for index in range(3)]
+    results = Outcome(setup(), requests).results
+    assert [result.cached_tokens for result in results] == [0, 10 * BLOCK - 32, 10 * BLOCK - 32]
+    assert [event.type for event in results[0].events] == [
+        EventType.QUEUED,
+        EventType.SCHEDULED,
+        EventType.FIRST_TOKEN,
+        EventType.FINISHED,
+    ]
+
+
+def test_samples_come_in_time_and_add_up() -> None:
+    outcome = Outcome(setup(2, sample_seconds=0.5), chats(40))
+    *between, last = outcome.samples
+    assert [sample.time for sample in between] == [0.5 * number for number in range(1, len(between) + 1)]
+    assert (last.running, last.waiting, last.pages_held) == (0, 0, 0)
+    assert last.time == outcome.end.seconds
+    assert last.output_tokens == sum(engine.output_tokens for engine in outcome.end.engines)
+    assert any(sample.running for sample in between)
+
+
+def test_requests_out_of_order_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"request 1 comes at 1.0 s, after one that comes at 2.0 s"):
+        Outcome(setup(), [request(0, 2.0, 10, 1, [0]), request(1, 1.0, 10, 1, [0])])
+
+
+def test_steps_that_take_no_time_are_an_error() -> None:
+    timeless = SimulatedEngine(limits_of(setup().engine), StepTime(0.0, 0.0, 0.0))
+    timeless.send(request(0, 0.0, 100, 5, range(2)), 0.0, 0.0)
+    with pytest.raises(RuntimeError, match="took no time"):
+        timeless.step()
+
+
+def test_memory_does_not_grow_with_the_stream() -> None:
+    """Requests, their prompts and their answers are gone when they have ended."""
+    peaks = []
+
+    def stream(count: int) -> Iterator[SimulatedRequest]:
+        for index in range(count):
+            yield request(index, 0.05 * index, 320, 4, range(5 * index, 5 * index + 5), session=f"s{index % 50}")
+            if index == count // 4:
+                tracemalloc.reset_peak()
+                peaks.append(tracemalloc.get_traced_memory()[0])
+
+    counted = itertools.count()
+
+    def count(_: object) -> None:
+        next(counted)
+
+    fleet = Fleet(setup(2, "prefix-affinity", num_pages=200, sample_seconds=100.0), count)
+    tracemalloc.start()
+    try:
+        fleet.run(stream(2000))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert next(counted) > 2000
+    assert peak - peaks[0] < 200_000

@@ -1,0 +1,129 @@
+"""The real `quire simulate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from calibrations import calibration_file
+from simulations import BLOCK, chats
+
+from quire.frontend.simulation.plan import ROUTERS
+
+QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
+PATIENCE = 60.0  # seconds
+
+
+def trace_file(folder: Path, count: int = 60) -> Path:
+    """In Mooncake's format, blocks of 512 tokens: eight of ours are one."""
+    path = folder / "trace.jsonl"
+    rows = [
+        {
+            "timestamp": round(each.arrival * 1000),
+            "input_length": 1 + each.prompt_tokens % BLOCK + 512 * (len(each.blocks) - 1),
+            "output_length": each.output_tokens,
+            "hash_ids": each.blocks,
+        }
+        for each in chats(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """A trace and a calibration, as the command takes them."""
+    trace, calibration = trace_file(tmp_path), calibration_file(tmp_path, engine={"max_model_len": 20000})
+    return ["--trace", str(trace), "--calibration", str(calibration)]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*QUIRE, "simulate", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def test_a_run_is_reported_as_a_replay_is(files: list[str], tmp_path: Path) -> None:
+    output, page = tmp_path / "o.json", tmp_path / "o.html"
+    done = run(
+        *files, "--engines", "3", "--router", "sticky", "--speed", "2", "--goodput", "ttft:900", "tpot:50",
+        "--num-pages", "4000", "--output", str(output), "--html", str(page),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "trace.jsonl on 3 engines, sticky (simulated)" in done.stdout
+    report = json.loads(output.read_text())
+    assert (report["completed"], report["simulated"], len(report["engines"])) == (60, True, 3)
+    assert report["config"]["engine"]["num_pages"] == 4000
+    assert report["config"]["router"] == "sticky"
+    assert "3 engines, sticky" in page.read_text()
+    again = run(*files, "--engines", "3", "--router", "sticky", "--speed", "2", "--num-pages", "4000")
+    assert done.stdout.splitlines()[2:9] == again.stdout.splitlines()[2:9]
+
+
+def test_routers_are_compared(files: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "o.json"
+    done = run(*files, "--engines", "2", "--router", "all", "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(ROUTERS)
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    for router in ROUTERS:
+        assert json.loads((tmp_path / f"o-{router}.json").read_text())["config"]["router"] == router
+
+
+def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
+    done = run(*files, "--find", "engines", "--goodput", "ttft:1500", "--attainment", "0.9")
+    assert done.returncode == 0, done.stderr
+    tries = [int(number) for number in re.findall(r"^(\d+) engines: .* meet the limits", done.stderr, re.MULTILINE)]
+    found = re.search(r"the fewest engines that meet the limits: (\d+)", done.stderr)
+    assert found is not None
+    assert tries[:2] == [1, 2]
+    assert {int(found[1]), int(found[1]) - 1} <= set(tries)
+    assert f"on {found[1]} engines" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--router", "nobody"], "--router nobody is not known; it can be round-robin, least-loaded"),
+        (["--find", "engines"], "--find needs the limits to meet; give --goodput"),
+        (["--find", "money", "--goodput", "ttft:1"], "--find money is not known"),
+        (["--find", "engines", "--router", "all"], "name that --router"),
+        (["--figure", "f.png"], "give --router all"),
+        (["--calibration", "none.json"], "none.json cannot be read"),
+        (["--trace", "none.jsonl"], "none.jsonl"),
+        (["--scheduling-policy", "luck"], "the scheduling policy 'luck' is not known; it can be fcfs"),
+        (["--find", "engines", "--goodput", "ttft:1"], "engines are not enough: 0.00% of the requests"),
+    ],
+)
+def test_what_cannot_be_is_refused(files: list[str], arguments: list[str], expected: str) -> None:
+    done = run(*files, *arguments)
+    assert done.returncode in (1, 2)
+    assert expected in done.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_ends_it_and_its_process(tmp_path: Path) -> None:
+    trace, calibration = tmp_path / "pipe", calibration_file(tmp_path)
+    os.mkfifo(trace)
+    command = [*QUIRE, "simulate", "--trace", str(trace), "--calibration", str(calibration), "--format", "mooncake"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with trace.open("w") as feed:  # opens when the simulation wants its first request
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE)
+            del feed
+        assert process.returncode == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert len(children) == 1
+    assert not Path(f"/proc/{children[0]}").exists()

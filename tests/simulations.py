@@ -1,0 +1,97 @@
+"""Workloads and fleets of simulated engines for tests."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from quire.engine_core.simulation.fleet import Fleet
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.simulation import (
+    ClientTime,
+    SimulatedRequest,
+    SimulatedResult,
+    SimulationEnd,
+    SimulationSample,
+    SimulationSetup,
+    StepTime,
+)
+
+BLOCK = 64
+STEP_TIME = StepTime(0.01, 1e-4, 5e-4, 1e-7, 1e-9)
+
+
+def shape(**changes: Any) -> EngineShape:
+    """A small engine."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 512,
+        "max_model_len": 4096,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "page_size": 32,
+        "num_pages": 2000,
+    }
+    return EngineShape(**(sizes | changes))
+
+
+def setup(num_engines: int = 1, router: str = "least-loaded", **changes: Any) -> SimulationSetup:
+    """So many of them; `changes` are those of the shape, and `client`, `seed`, `tells_lengths`, `sample_seconds`."""
+    own = {name: changes.pop(name) for name in ("seed", "tells_lengths", "sample_seconds") if name in changes}
+    client = changes.pop("client", ClientTime())
+    return SimulationSetup(shape(**changes), STEP_TIME, client, num_engines, router, **own)
+
+
+def request(
+    index: int, arrival: float, prompt: int, output: int, blocks: Iterable[int], **more: Any
+) -> SimulatedRequest:
+    """One of a prompt in blocks of `BLOCK` tokens."""
+    return SimulatedRequest(index, arrival, prompt, output, list(blocks), BLOCK, **more)
+
+
+def chats(count: int, seed: int = 0, rate: float = 20.0, sessions: int = 0) -> list[SimulatedRequest]:
+    """Prompts of which most begin with the blocks of an earlier one; some are turns of so many sessions."""
+    random_ = random.Random(seed)
+    requests: list[SimulatedRequest] = []
+    fresh, arrival = 1000, 0.0
+    for index in range(count):
+        before = random_.choice(requests).blocks if requests and random_.random() < 0.6 else []
+        more = random_.randint(1, 4)
+        blocks = [*before[: random_.randint(0, 12)], *range(fresh, fresh + more)]
+        fresh += more
+        arrival += random_.expovariate(rate)
+        prompt = len(blocks) * BLOCK - random_.choice([0, 1, 13, 63])
+        session = f"s{random_.randrange(sessions)}" if sessions and random_.random() < 0.7 else None
+        delay = random_.choice([0.0, 0.5]) if session else 0.0
+        requests.append(request(index, arrival, prompt, random_.randint(1, 90), blocks, session=session, delay=delay))
+    return requests
+
+
+class Outcome:
+    """All that a fleet has told."""
+
+    def __init__(
+        self, setup: SimulationSetup, requests: Iterable[SimulatedRequest], *, is_stepwise: bool = False
+    ) -> None:
+        self.results: list[SimulatedResult] = []
+        self.samples: list[SimulationSample] = []
+        self.fleet = Fleet(setup, self._take, is_stepwise=is_stepwise)
+        self.end: SimulationEnd = self.fleet.run(requests)
+        self.results.sort(key=lambda result: result.index)
+
+    def _take(self, told: SimulatedResult | SimulationSample) -> None:
+        if isinstance(told, SimulatedResult):
+            self.results.append(told)
+        else:
+            self.samples.append(told)
+
+    @property
+    def engines(self) -> list[int]:
+        """Who served each request."""
+        return [result.engine for result in self.results]
+
+
+def times_of(result: SimulatedResult) -> list[float]:
+    """When its tokens came."""
+    return array("d", result.token_times).tolist()
