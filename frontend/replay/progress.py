@@ -22,9 +22,14 @@ async def shown(replay: Replay) -> AsyncIterator[None]:
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.live import Live
+        from rich.text import Text
 
         with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-            async with _repeated(lambda: live.update(progress_line(replay), refresh=True), _LIVE_SECONDS):
+
+            def show() -> None:
+                live.update(Text(progress_line(replay), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+            async with _repeated(show, _LIVE_SECONDS):
                 yield
     else:
         async with _repeated(lambda: print(progress_line(replay), file=sys.stderr, flush=True), _PLAIN_SECONDS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from replays import Kept, replay, request, until
 
 from quire.frontend.replay.clock import Clock
 from quire.frontend.replay.load import Load
+from quire.frontend.replay.progress import progress_line
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.replay.runner import Replay
 from quire.frontend.replay.target import Send, TargetInfo, Tokens
@@ -252,5 +254,22 @@ def test_a_long_workload_is_not_read_at_once() -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+    asyncio.run(main())
+
+
+def test_progress_tells_where_requests_are_and_what_was_felt_lately() -> None:
+    async def main() -> None:
+        stage, kept = Stage(turns=None), Kept()
+        run = Replay(stage, kept, lambda request: [1], Load(request_timeout=0.01))
+        assert progress_line(run) == "warming up"
+        running = asyncio.create_task(run.run([request(), request(1e6)]))
+        await until(lambda: run.open)
+        run.open[0].first_token = run.open[0].last_token = run.clock.now()
+        assert re.fullmatch(r"0 s: 1 sent, 1 under way, 0 ended, TTFT \S+ ms, lag \S+ ms", progress_line(run))
+        await until(lambda: run.outcomes)
+        assert re.match(r"0 s: 1 sent, 0 under way, 1 ended, 1 late, TTFT", progress_line(run))
+        run.stop("enough")
+        await running
 
     asyncio.run(main())
