@@ -21,8 +21,8 @@ class Exchange(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """What there is besides completions."""
-        pages = {"/v1/models": {"data": [{"id": "rude", "max_model_len": 64}]}}
-        self.whole(200 if self.path in pages else 404, json.dumps(pages.get(self.path, {})).encode())
+        page = self.server.pages.get(self.path)
+        self.whole(404 if page is None else 200, json.dumps(page or {}).encode())
 
     def do_POST(self) -> None:
         """A completion, as the test wants it."""
@@ -74,6 +74,7 @@ class RudeServer(ThreadingHTTPServer):
     def __init__(self, answer: Answer) -> None:
         super().__init__(("127.0.0.1", 0), Exchange)
         self.answer = answer
+        self.pages: dict[str, Any] = {"/v1/models": {"data": [{"id": "rude", "max_model_len": 64}]}}
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.connections: set[tuple[str, int]] = set()

@@ -73,7 +73,9 @@ def replay(
         config = {**_origin(info, rows), **trace.given, **load.given, "vocab_size": vocab_size}
         run = report.run(f"{path.name} on {Path(info.model).name}", config)
         try:
-            opened.measure(run, workload_of(rows, trace, info.max_model_len), prompts.tokens, how)
+            opened.measure(
+                run, workload_of(rows, trace, engine.max_model_len or info.max_model_len), prompts.tokens, how
+            )
         finally:
             if run.seconds is not None:
                 _tell_skipped(rows, run)

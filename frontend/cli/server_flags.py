@@ -37,12 +37,12 @@ class ServerFlags:
     ] = None
 
     def options(self, engine: EngineFlags, attach: AttachFlags) -> HttpOptions:
-        """What `HttpTarget.open` takes. Raises `BadParameter`, also for flags of an engine."""
+        """What `HttpTarget.open` takes. Raises `BadParameter`, also for flags that an engine alone has."""
         from quire.frontend.replay.http_target import HttpOptions
         from quire.frontend.tokenizer import Tokenizer
 
         assert self.base_url is not None
-        of_engine = {**asdict(engine), **asdict(attach), "model": None, "tokenizer": None}
+        of_engine = {**asdict(engine), **asdict(attach), "model": None, "tokenizer": None, "max_model_len": None}
         if given := [f"--{name.replace('_', '-')}" for name, value in of_engine.items() if value not in (None, False)]:
             raise typer.BadParameter(f"{', '.join(given)} cannot be set for a server at --base-url; leave out")
         return HttpOptions(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags
+from quire.frontend.cli.output import say
 from quire.frontend.cli.server_flags import ServerFlags
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ async def _measure(
     running = Replay(target, run, tokens, load)
     with _stopping(running, received):
         async with shown(running):
-            return await running.run(requests)
+            reason = await running.run(requests)
+    if running.num_short:
+        say(f"{running.num_short} answers are shorter than in the workload: the server does not heed ignore_eos")
+    return reason
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def workload_of(trace: Trace, flags: TraceFlags, max_model_len: int | None) -> I
         requests = scale_lengths(requests, flags.scale_lengths, flags.scale_output)
     if flags.clip:
         if max_model_len is None:
-            raise typer.BadParameter("the server does not tell its context length, so --clip is impossible")
+            raise typer.BadParameter("the server does not tell its context length; give --max-model-len for --clip")
         requests = clip(requests, max_model_len)
     times = _arrivals(trace, flags)
     return requests if times is None else arrive(requests, times)

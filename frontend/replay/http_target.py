@@ -39,14 +39,23 @@ class HttpOptions:
 
 
 class _Meta(msgspec.Struct):
+    """What llama.cpp tells of a model; the context that it was trained with is not what the server gives it."""
+
     n_vocab: int | None = None
-    n_ctx_train: int | None = None
+
+
+class _Settings(msgspec.Struct):
+    n_ctx: int
+
+
+class _Properties(msgspec.Struct):
+    default_generation_settings: _Settings
 
 
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
-    meta: _Meta | None = None  # llama.cpp's
+    meta: _Meta | None = None
 
 
 class _Models(msgspec.Struct):
@@ -56,7 +65,7 @@ class _Models(msgspec.Struct):
 class HttpTarget:
     """A server that has answered; `open` makes one. It stays what it was started as: it is never ended here."""
 
-    def __init__(self, pool: HttpPool, options: HttpOptions, model: _Model) -> None:
+    def __init__(self, pool: HttpPool, options: HttpOptions, model: _Model, max_model_len: int | None) -> None:
         self._pool = pool
         self._bodies = Bodies(model.id, options.endpoint, options.prompt_as, options.tokenizer, options.extra_body)
         self._path = PATHS[options.endpoint]
@@ -67,7 +76,7 @@ class HttpTarget:
             f"openai-{options.endpoint}",
             model.id,
             options.base_url,
-            model.max_model_len or meta.n_ctx_train,
+            max_model_len,
             meta.n_vocab or (tokenizer.backend.get_vocab_size() if tokenizer else None),
             tokenizer.special_token_ids if tokenizer else frozenset(),
         )
@@ -83,7 +92,7 @@ class HttpTarget:
             if options.model is None:
                 raise TargetError(f"the server at {options.base_url} names no model; name one with --model")
             wanted = _Model(options.model)  # a proxy may serve what it does not list
-        return cls(pool, options, wanted)
+        return cls(pool, options, wanted, wanted.max_model_len or await _context_of_slots(pool))
 
     def prepare(self, request: WorkloadRequest, tokens: Tokens) -> Send:
         """Write the whole request."""
@@ -104,11 +113,11 @@ class HttpTarget:
         return send
 
     async def sample(self, clock: Clock) -> Sample | None:
-        """What GET /metrics tells; None if it tells nothing."""
+        """What GET /metrics tells, which may be nothing this time; None if it never tells anything."""
         page = await self._ask("GET", "/metrics")
-        if page is None or page.status != 200:
-            return None
-        return sample_of(page.body.decode(errors="replace"), clock.now())
+        if page is None:
+            return Sample(clock.now())
+        return sample_of(page.body.decode(errors="replace"), clock.now()) if page.status == 200 else None
 
     async def reset_cache(self) -> bool:
         """Ask as vLLM has it, where that is allowed."""
@@ -159,3 +168,14 @@ async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
         return msgspec.json.decode(answer.body, type=_Models).data if answer.status == 200 else []
     except msgspec.MsgspecError as error:
         raise TargetError(f"the server at {base_url} is not OpenAI-compatible: /v1/models has {error}") from None
+
+
+async def _context_of_slots(pool: HttpPool) -> int | None:
+    """The context length of one of llama.cpp's slots, each of which serves a request."""
+    answer = WholeAnswer()
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await pool.exchange(pool.encode("GET", "/props"), answer)
+        return msgspec.json.decode(answer.body, type=_Properties).default_generation_settings.n_ctx
+    except (OSError, ValueError):  # another server, or a body that tells nothing of it
+        return None

@@ -42,13 +42,15 @@ class Replay:
     """One run, made on the event loop that it works on.
 
     What it tells meanwhile: `num_sent`, `outcomes` of the requests that have ended, the `recent` ones of these, and the
-    `open` ones by index; `has_begun` once the warm-up is over and the clock runs.
+    `open` ones by index; `has_begun` once the warm-up is over and the clock runs. `num_short`: answers that are whole,
+    and have fewer tokens than the workload wants.
     """
 
     def __init__(self, target: Target, collector: Collector, tokens: Tokens, load: Load) -> None:
         self.clock = Clock()
         self.has_begun = False
         self.num_sent = 0
+        self.num_short = 0
         self.outcomes: Counter[Outcome] = Counter()
         self.open: dict[int, RequestRecord] = {}
         self.recent: deque[RequestRecord] = deque(maxlen=_RECENT)
@@ -63,13 +65,13 @@ class Replay:
         self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._verdict = Outcome.UNFINISHED  # on what is under way when the run ends before its time
         self._reason = ""
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     async def run(self, requests: Iterable[WorkloadRequest]) -> str | None:
         """Send all requests and wait for their ends; returns None, or what has ended the run before that.
 
-        The collector gets every request of the workload, also those that could not be sent any more. Raises what
-        reading the workload raises, once the collector has what was measured.
+        The collector gets every request of the workload, also those that could not be sent any more. What reading the
+        workload raises, or a defect, is raised once the collector has what was measured.
         """
         working = asyncio.create_task(self._work(iter(requests)))
         dying = asyncio.create_task(self._target.wait_dead())
@@ -83,8 +85,9 @@ class Replay:
             dying.cancel()
             working.cancel()
             await asyncio.wait((working, dying))
-        if not working.cancelled():
-            working.result()
+        if not working.cancelled() and (error := working.exception()) is not None:
+            self._error = _first(error)
+            self._reason = f"{type(self._error).__name__}: {self._error}"
         self._collector.end(self.clock.now() if self.has_begun else 0.0, self._reason or None)
         if self._error is not None:
             raise self._error
@@ -178,6 +181,8 @@ class Replay:
             record.ended = self.clock.now()
             del self.open[record.index]
             self.outcomes[record.outcome] += 1
+            is_whole = record.outcome is Outcome.COMPLETED
+            self.num_short += is_whole and record.output_tokens < record.wanted_output_tokens
             self.recent.append(record)
 
     def _prepare(self, request: WorkloadRequest) -> Send | None:
@@ -198,6 +203,11 @@ class Replay:
                 if time.monotonic() > deadline:
                     self._reason += "; the rest of the workload is too long to be counted as unfinished"
                     return
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error of the first task that failed, of those that a group has gathered."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _record(index: int, request: WorkloadRequest, arrival: float) -> RequestRecord:

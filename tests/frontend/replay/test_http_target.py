@@ -17,7 +17,7 @@ from quire.frontend.replay.http_target import HttpOptions, HttpTarget
 from quire.frontend.replay.load import Load
 from quire.frontend.replay.record import Outcome, RequestRecord
 from quire.frontend.replay.runner import Replay
-from quire.frontend.replay.target import TargetError
+from quire.frontend.replay.target import TargetError, TargetInfo
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.workload.prompts import Prompts
 from quire.frontend.workload.request import WorkloadRequest
@@ -236,6 +236,35 @@ def test_key_headers_and_fields_are_sent() -> None:
 def test_a_server_without_metrics_gives_no_samples() -> None:
     with RudeServer(lambda exchange: exchange.stream(event("a", finish_reason="length"), DONE)) as server:
         assert not send(HttpOptions(server.url), [request()]).samples
+
+
+def test_what_the_server_tells_of_itself() -> None:
+    pages = {"/v1/models": {"data": [{"id": "m", "meta": {"n_vocab": 77, "n_ctx_train": 4096}}, {"id": "other"}]}}
+    with RudeServer(lambda exchange: None) as server:
+        server.pages = pages
+        info = described(HttpOptions(server.url))
+        assert (info.model, info.vocab_size, info.max_model_len) == ("m", 77, None)
+        assert described(HttpOptions(server.url, model="other")).vocab_size is None
+        assert described(HttpOptions(server.url, model="unlisted")).model == "unlisted"
+        pages["/props"] = {"default_generation_settings": {"n_ctx": 512}}
+        assert described(HttpOptions(server.url)).max_model_len == 512
+        server.pages = {"/v1/models": {"data": []}}
+        with pytest.raises(TargetError, match="--model"):
+            described(HttpOptions(server.url))
+        server.pages = {"/v1/models": {"models": 3}}
+        with pytest.raises(TargetError, match="not OpenAI-compatible"):
+            described(HttpOptions(server.url))
+
+
+def described(options: HttpOptions) -> TargetInfo:
+    """What is known of a server."""
+
+    async def main() -> TargetInfo:
+        target = await HttpTarget.open(options)
+        await target.close()
+        return target.info
+
+    return asyncio.run(main())
 
 
 def test_a_server_that_is_not_there_is_told_before_anything_is_sent() -> None:

@@ -234,6 +234,34 @@ def test_a_trace_that_breaks_lets_what_is_under_way_end() -> None:
     asyncio.run(main())
 
 
+def test_a_defect_ends_the_run_with_what_was_measured() -> None:
+    class Broken(Stage):
+        async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+            await super()._serve(record, clock)
+            if record.index == 2:
+                raise KeyError("a defect")
+
+    async def main() -> None:
+        for load in (Load(), Load(concurrency=1)):
+            kept = Kept()
+            with pytest.raises(KeyError, match="a defect"):
+                await Replay(Broken(), kept, lambda request: [1], load).run([request() for _ in range(3)])
+            assert kept.outcomes[:2] == [Outcome.COMPLETED] * 2
+            assert len(kept.records) == 3
+            assert kept.interrupted == "KeyError: 'a defect'"
+
+    asyncio.run(main())
+
+
+def test_short_answers_are_counted() -> None:
+    async def main() -> None:
+        run = Replay(Stage(), Kept(), lambda request: [1], Load())
+        await run.run([request(output=1), request(output=0)])
+        assert run.num_short == 1
+
+    asyncio.run(main())
+
+
 def test_a_long_workload_is_not_read_at_once() -> None:
     read, is_wanted = 0, True
 
