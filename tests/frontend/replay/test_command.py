@@ -15,6 +15,8 @@ import pytest
 from http_server import PATIENCE, Server
 
 from quire.frontend import LLM
+from quire.frontend.cli import app
+from quire.frontend.cli.failures import exit_status
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 SCRIPT = Path(__file__).parents[3] / "scripts" / "replay_trace.py"
@@ -171,9 +173,18 @@ def test_a_trace_that_breaks_ends_the_run_with_its_line_unless_bad_rows_are_skip
     ],
 )
 def test_what_cannot_be_done_is_told_at_once(
-    trace: Path, arguments: tuple[object, ...], status: int, words: str
+    trace: Path,
+    arguments: tuple[object, ...],
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = run(*(trace if word == "TRACE" else word for word in arguments))
-    assert done.returncode == status, done.stderr
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+    given = [str(trace) if word == "TRACE" else str(word) for word in arguments]
+    monkeypatch.setattr(sys, "argv", ["quire", "replay", *given])
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of which kind is for `exit_status` to know
+        app.run()
+    assert exit_status(caught.value) == status
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1

@@ -239,7 +239,9 @@ def test_a_server_without_metrics_gives_no_samples() -> None:
 
 
 def test_what_the_server_tells_of_itself() -> None:
-    pages = {"/v1/models": {"data": [{"id": "m", "meta": {"n_vocab": 77, "n_ctx_train": 4096}}, {"id": "other"}]}}
+    pages: dict[str, Any] = {
+        "/v1/models": {"data": [{"id": "m", "meta": {"n_vocab": 77, "n_ctx_train": 4096}}, {"id": "other"}]}
+    }
     with RudeServer(lambda exchange: None) as server:
         server.pages = pages
         info = described(HttpOptions(server.url))

@@ -180,6 +180,19 @@ def test_a_warm_up_has_other_tokens_and_is_marked() -> None:
     asyncio.run(main())
 
 
+def test_a_target_that_dies_in_the_warm_up_leaves_all_unfinished() -> None:
+    async def main() -> None:
+        stage, kept = Stage(turns=None), Kept()
+        running = asyncio.create_task(Replay(stage, kept, lambda request: [1], Load(warm_up=1)).run([request()] * 3))
+        await until(lambda: stage.under_way)
+        stage.dead.set_result("it fell over")
+        assert await running == kept.interrupted == "it fell over"
+        assert kept.outcomes == [Outcome.UNFINISHED] * 3
+        assert kept.seconds == 0.0
+
+    asyncio.run(main())
+
+
 def test_what_takes_too_long_is_late() -> None:
     async def main() -> None:
         stage = Stage(turns=None)
