@@ -18,7 +18,10 @@ MAY_IMPORT = {
     "engine_core": {"protocol", "kernels"},
     "kernels": set(),
 }
-OPTIONAL = {"frontend/metrics/tracing.py": {"opentelemetry"}}  # which is imported only when its extra is asked for
+OPTIONAL = {  # imported only when what their extras are for is asked for
+    "frontend/metrics/tracing.py": {"opentelemetry"},
+    "frontend/simulation/comparison.py": {"matplotlib"},
+}
 NEVER = {"torch", "transformers", "pickle", "cloudpickle"}  # not for serving; and nothing is ever unpickled
 
 
