@@ -95,7 +95,7 @@ class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
     """What is simulated: so many engines behind a router, with a sample every so many virtual seconds.
 
     `tells_lengths`: engines know from the start how long an answer will be, by `max_tokens`; else it may be as long as
-    the context.
+    the context. With `concurrency` requests come when so many users have their answers, whatever their arrivals.
     """
 
     engine: EngineShape
@@ -106,12 +106,14 @@ class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
     seed: int = 0
     tells_lengths: bool = True
     sample_seconds: float = 1.0
+    concurrency: int | None = None
 
 
 class SimulatedResult(msgspec.Struct, array_like=True, gc=False, tag=1):
     """What became of a request; all times are virtual seconds, those of the client but for `events`.
 
-    `sent` is later than its arrival where an earlier turn of its session had not ended; `token_times` are float64.
+    `sent` is not its arrival where it had to wait for an earlier turn of its session, or came when a user was free.
+    `token_times` are float64.
     `events` have the engine's times. Without an `error` it is whole, else `error_kind` says whose fault it was.
     """
 

@@ -37,8 +37,9 @@ def shape(**changes: Any) -> EngineShape:
 
 
 def setup(num_engines: int = 1, router: str = "least-loaded", **changes: Any) -> SimulationSetup:
-    """So many of them; `changes` are those of the shape, and `client`, `seed`, `tells_lengths`, `sample_seconds`."""
-    own = {name: changes.pop(name) for name in ("seed", "tells_lengths", "sample_seconds") if name in changes}
+    """So many of them; `changes` are of the shape, of the setup's fields that have defaults, and `client`."""
+    names = {"seed", "tells_lengths", "sample_seconds", "concurrency"} & changes.keys()
+    own = {name: changes.pop(name) for name in names}
     client = changes.pop("client", ClientTime())
     return SimulationSetup(shape(**changes), STEP_TIME, client, num_engines, router, **own)
 

@@ -1,4 +1,4 @@
-"""When requests are sent: at their own time, or when the turn of their session before them has ended."""
+"""When requests are sent: at their own time, or when there is room and their session's turn before has ended."""
 
 from __future__ import annotations
 
@@ -15,57 +15,71 @@ _MOST_IDLE = 1 << 17  # sessions without a turn that runs or waits, of which the
 
 @dataclass(slots=True)
 class _Session:
-    """One that is busy: a turn of it runs, or is to be sent at a known time; the others wait."""
+    """One that is busy: a turn of it runs, or is to be sent at a known time; the others wait, since they were due."""
 
-    turns: deque[SimulatedRequest] = field(default_factory=deque)
+    turns: deque[tuple[float, SimulatedRequest]] = field(default_factory=deque)
 
 
 class Arrivals:
-    """A stream of requests in order of arrival, of which one is read ahead, and the turns that have to wait."""
+    """A stream of requests in order of arrival, of which one is read ahead, and the turns that have to wait.
 
-    def __init__(self, requests: Iterable[SimulatedRequest]) -> None:
+    With `concurrency` it is a closed loop: so many users, each of whom takes the next request when the last has ended.
+    """
+
+    def __init__(self, requests: Iterable[SimulatedRequest], concurrency: int | None = None) -> None:
         self._stream = iter(requests)
         self._next = next(self._stream, None)
         self._released: list[tuple[float, int, SimulatedRequest]] = []  # a heap, by time and index
         self._busy: dict[str, _Session] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()  # and when the last turn ended
-        self.num_waiting = 0  # turns of which nobody knows yet when they will be sent
+        self._users = None if concurrency is None else [0.0] * concurrency  # a heap: since when each is free
 
     @property
     def time(self) -> float:
         """Of the next one that is known of; infinite without any."""
-        own = math.inf if self._next is None else self._next.arrival
+        own = self._due()
         return min(own, self._released[0][0]) if self._released else own
+
+    def _due(self) -> float:
+        """When the stream's next request is."""
+        if self._next is None:
+            return math.inf
+        if self._users is None:
+            return self._next.arrival
+        return self._users[0] if self._users else math.inf
 
     def pop(self) -> tuple[float, SimulatedRequest] | None:
         """The next one and when it is sent; None if that one has to wait. ValueError if the stream is out of order."""
-        if self._released and (self._next is None or self._released[0][0] <= self._next.arrival):
+        due = self._due()
+        if self._released and self._released[0][0] <= due:
             time, _, released = heapq.heappop(self._released)
             return time, released
         request = self._next
         assert request is not None
         self._read()
+        if self._users is not None:
+            heapq.heappop(self._users)
         if request.session is None:
-            return request.arrival, request
+            return due, request
         if (session := self._busy.get(request.session)) is not None:
-            session.turns.append(request)
-            self.num_waiting += 1
+            session.turns.append((due, request))
             return None
         self._busy[request.session] = _Session()
         ready = self._idle.pop(request.session, -math.inf) + request.delay
-        if ready <= request.arrival:
-            return request.arrival, request
+        if ready <= due:
+            return due, request
         self._release(request, ready)
         return None
 
     def ended(self, request: SimulatedRequest, time: float) -> None:
         """A request that was sent has ended."""
+        if self._users is not None:
+            heapq.heappush(self._users, time)
         if request.session is None:
             return
         if turns := self._busy[request.session].turns:
-            self.num_waiting -= 1
-            following = turns.popleft()
-            self._release(following, max(following.arrival, time + following.delay))
+            due, following = turns.popleft()
+            self._release(following, max(due, time + following.delay))
             return
         del self._busy[request.session]
         self._idle[request.session] = time

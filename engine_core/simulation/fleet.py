@@ -55,7 +55,7 @@ class Fleet:
 
     def run(self, requests: Iterable[SimulatedRequest]) -> SimulationEnd:
         """Serves requests in order of arrival; returns when the last one has ended. ValueError if they are not."""
-        self._arrivals = arrivals = Arrivals(requests)
+        self._arrivals = arrivals = Arrivals(requests, self._setup.concurrency)
         sample_time = self._setup.sample_seconds
         while (time := min(self._next_step, arrivals.time, self._next_answer)) < math.inf:
             if sample_time <= time:

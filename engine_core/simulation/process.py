@@ -82,8 +82,12 @@ def _read_setup(stream: BinaryIO) -> SimulationSetup:
     setup = msgspec.msgpack.decode(frame, type=SimulationSetup)
     _check_name("router", setup.router, ROUTERS)
     _check_name("scheduling policy", setup.engine.policy, POLICIES)
-    for name, number in (("num_engines", setup.num_engines), ("sample_seconds", setup.sample_seconds)):
-        if not number > 0:
+    for name, number in (
+        ("num_engines", setup.num_engines),
+        ("sample_seconds", setup.sample_seconds),
+        ("concurrency", setup.concurrency),
+    ):
+        if number is not None and not number > 0:
             raise ValueError(f"{name}={number} is out of range; it must be above 0")
     return setup
 

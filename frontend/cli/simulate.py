@@ -40,6 +40,9 @@ class FleetFlags:
     ] = 0.99
     max_engines: Annotated[int, _fleet("For --find: the most to try. Default: 1024.", "N", min=1)] = 1024
     figure: Annotated[Path | None, _fleet("For --router all: draw it here, as .png or .svg.", "FILE")] = None
+    concurrency: Annotated[
+        int | None, _fleet("A closed loop: so many users, each sends when it has its answer.", "N", min=1)
+    ] = None
     hide_lengths: Annotated[
         bool,
         switch("Fleet", "--hide-lengths", "Engines are not told how long answers will be: max_tokens is the context."),
@@ -127,6 +130,7 @@ def simulate(
         trace_path.name,
         trace.seed,
         not fleet.hide_lengths,
+        fleet.concurrency,
         shape.changes,
     )
     open_trace(trace_path, trace)

@@ -43,6 +43,7 @@ class Plan:
     name: str  # of the workload
     seed: int = 0
     tells_lengths: bool = True
+    concurrency: int | None = None
     shape_changes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,7 +55,7 @@ class Plan:
         """One run. Raises SimulationError if it fails, and what the workload raises."""
         setup = SimulationSetup(
             self.shape, self.calibration.step, self.calibration.client, num_engines, router, self.seed,
-            self.tells_lengths,
+            self.tells_lengths, concurrency=self.concurrency,
         )  # fmt: skip
         run = self.collector(self._title(num_engines, router), self._config(num_engines, router))
         time, end = 0.0, None
@@ -87,6 +88,7 @@ class Plan:
             "engines": num_engines,
             "router": router,
             "seed": self.seed,
+            "max_concurrency": self.concurrency,
             "tells_lengths": self.tells_lengths,
             "engine": msgspec.structs.asdict(self.shape),
             "step_seconds": msgspec.structs.asdict(self.calibration.step),

@@ -50,6 +50,7 @@ def assert_served(outcome: Outcome, requests: list[SimulatedRequest]) -> None:
             "max_num_seqs": st.sampled_from([3, 8]),
             "enable_prefix_caching": st.booleans(),
             "tells_lengths": st.booleans(),
+            "concurrency": st.sampled_from([None, 1, 4]),
             "client": st.sampled_from([ClientTime(), ClientTime(0.003, 0.02)]),
         }
     ),
@@ -66,7 +67,7 @@ def test_what_is_foreseen_is_what_comes_step_by_step(
     assert foreseen.end == stepwise.end
     times = [[event.timestamp for event in result.events] for result in foreseen.results]
     assert all(each == sorted(each) for each in times)
-    if more["tells_lengths"] and more["client"] == ClientTime():
+    if more["tells_lengths"] and more["client"] == ClientTime() and more["concurrency"] is None:
         assert_served(foreseen, requests)
 
 
@@ -137,6 +138,13 @@ def test_a_turn_waits_for_the_one_before_it_and_then_for_its_delay() -> None:
     assert results[3].sent == 0.02
     assert results[4].sent == 50.0
     assert results[5].sent == results[3].ended + 60.0
+
+
+def test_in_a_closed_loop_each_user_sends_when_it_has_its_answer() -> None:
+    results = Outcome(setup(2, concurrency=3), chats(40)).results
+    assert [result.sent for result in results[:3]] == [0.0] * 3
+    ended = sorted(result.ended for result in results)
+    assert [result.sent for result in results[3:]] == ended[: len(results) - 3]
 
 
 def test_who_finds_the_queue_full_is_refused_and_who_is_too_long_fails() -> None:
