@@ -55,8 +55,8 @@ class Answer:
 class SimulatedEngine:
     """Steps when it is told to, and tells the first token and the end of each request as soon as it knows them.
 
-    Steps that only decode are put off until something else happens, and then done at once; with `is_stepwise` each is
-    done alone, which comes to the same.
+    Steps in which no request begins or ends are put off until one does, or comes, and then done at once; with
+    `is_stepwise` each is done alone, which comes to the same.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SimulatedEngine:
 
     @property
     def next_step(self) -> float:
-        """When its next step begins in which anything happens but decodes; infinite when there is nothing to do."""
+        """When the next step begins that is not put off; infinite when there is nothing to do."""
         if self.core.has_requests:
             return self._run.end
         return max(self.clock.now, self._coming[0][0]) if self._coming else math.inf
@@ -116,7 +116,7 @@ class SimulatedEngine:
         self._foresee()
 
     def catch_up(self, until: float) -> None:
-        """Does the steps that begin before `until`, of those before the next one in which something happens."""
+        """Does the steps that begin before `until`, of those that are put off."""
         run = self._run.take(until)
         if not run.ends:
             return

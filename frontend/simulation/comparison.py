@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _PANELS = (
     ("output_throughput", 1.0, "output tokens per second", "{:,.0f}"),
-    ("prefix_hit_rate", 100.0, "prompt tokens from the cache, %", "{:.0f}"),
+    ("prefix_hit_rate", 100.0, "cache hits, % of prompt tokens", "{:.0f}"),
     ("median_ttft_ms", 1e-3, "TTFT p50, seconds", "{:.2f}"),
     ("p99_ttft_ms", 1e-3, "TTFT p99, seconds", "{:.1f}"),
 )
@@ -56,7 +56,7 @@ def draw_routers(reports: dict[str, dict[str, Any]], path: Path) -> None:
     names = list(reports)[::-1]
     for axis, (field, factor, title, form) in zip(figure.subplots(1, len(_PANELS), sharey=True), _PANELS, strict=True):
         values = [(reports[name].get(field) or 0.0) * factor for name in names]
-        bars = axis.barh(names, values, color=[f"C{len(names) - 1 - number}" for number in range(len(names))])
+        bars = axis.barh(names, values, height=0.6, color="#4477aa")
         axis.bar_label(bars, labels=[f" {form.format(value)}" for value in values], fontsize="small")
         axis.set_title(title, fontsize="medium", loc="left")
         axis.set_xlim(0, 1.3 * max([*values, 1e-9]))
