@@ -14,6 +14,8 @@ import pytest
 from calibrations import calibration_file
 from simulations import BLOCK, chats
 
+from quire.frontend.cli import app
+from quire.frontend.cli.failures import exit_status
 from quire.frontend.simulation.plan import ROUTERS
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
@@ -106,10 +108,18 @@ def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
         (["--find", "engines", "--goodput", "ttft:1"], "engines are not enough: 0.00% of the requests"),
     ],
 )
-def test_what_cannot_be_is_refused(files: list[str], arguments: list[str], expected: str) -> None:
-    done = run(*files, *arguments)
-    assert done.returncode in (1, 2)
-    assert expected in done.stderr.splitlines()[-1]
+def test_what_cannot_be_is_refused(
+    files: list[str],
+    arguments: list[str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quire", "simulate", *files, *arguments])
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of which kind is for `exit_status` to know
+        app.run()
+    assert exit_status(caught.value) in (1, 2)
+    assert expected in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_ctrl_c_ends_it_and_its_process(tmp_path: Path) -> None:
