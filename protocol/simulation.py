@@ -14,8 +14,8 @@ from quire.protocol.messages import EngineCoreEvent, ErrorKind
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of an engine's step, from its begin to the next one's: a sum over what the step computes.
 
-    So much for itself, for each token of a prompt, for each sequence that decodes, for each token of KV memory that is
-    read, and for the square of each chunk of a prompt, whose tokens attend to each other.
+    So much for itself, for each token of a prompt, for each sequence that decodes, for each token of KV memory that
+    these read, and for the square of a prompt's length, whose tokens attend to each other.
     """
 
     base: float
@@ -65,17 +65,20 @@ class StepWork(NamedTuple):
 
     prefill_tokens: int
     decodes: int
-    kv_tokens: int  # before those that are computed, of all sequences
-    prefill_squares: int
+    kv_tokens: int  # before those that decode
+    prefill_squares: int  # of how far prompts have come, less those of how far they had: in all, their lengths' squares
 
     @classmethod
     def of(cls, starts: Sequence[int], counts: Sequence[int]) -> StepWork:
         """Of a step that computes tokens `[start, start + count)` of each sequence."""
         decodes = counts.count(1)
-        tokens, squares = sum(counts) - decodes, 0
+        tokens, read, squares = sum(counts) - decodes, sum(starts), 0
         if tokens:
-            squares = sum(count * count for count in counts if count > 1)
-        return cls(tokens, decodes, sum(starts), squares)
+            for start, count in zip(starts, counts, strict=True):
+                if count > 1:
+                    read -= start
+                    squares += count * (2 * start + count)
+        return cls(tokens, decodes, read, squares)
 
 
 class SimulatedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):

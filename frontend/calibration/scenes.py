@@ -10,7 +10,7 @@ from quire.protocol.engine_shape import EngineShape
 
 _SHORT = 8  # tokens of a prompt that costs nothing
 _ANSWER = 40  # tokens, and so steps of a batch that decodes
-_MOST_TOKENS = 60_000  # of the prompts of a batch: more only takes longer
+_MOST_TOKENS = 20_000  # of the prompts of a scene: more only takes longer
 _MIX_PART = 6  # of the context: the mean prompt of a mix; answers have a quarter of that
 _MIXES = (2, 8, 32, 128)
 
@@ -47,7 +47,7 @@ def _decodes(shape: EngineShape) -> list[Scene]:
 
 def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
     """The same with long contexts, which are to be read."""
-    room = min(_MOST_TOKENS, shape.num_pages * shape.page_size // 2)
+    room = min(max(_MOST_TOKENS, longest), shape.num_pages * shape.page_size // 2)
     scenes = []
     for part in (4, 2, 1):
         tokens = max(longest // part, 1)
@@ -59,7 +59,7 @@ def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
 def _prompts(shape: EngineShape, longest: int) -> list[Scene]:
     """Longer and longer prompts, one after the other."""
     lengths = _powers(16, min(longest, 4 * shape.max_num_batched_tokens))
-    return [Scene(f"prompts of {length} tokens", [Load(length, 1)] * 4, 1) for length in lengths]
+    return [Scene(f"prompts of {length} tokens", [Load(length, 1)] * 3, 1) for length in lengths]
 
 
 def _mixes(shape: EngineShape) -> list[Scene]:
@@ -72,8 +72,9 @@ def _mixes(shape: EngineShape) -> list[Scene]:
         output = 1 + int(dice.expovariate(4 / mean))
         return Load(prompt, min(output, shape.max_model_len - prompt))
 
-    sizes = [size for size in _MIXES if size <= shape.max_num_seqs]
-    return [Scene(f"a mix of {size}", [load() for _ in range(3 * size + 16)], size) for size in sizes]
+    most = max(_MOST_TOKENS // mean, 1)
+    sizes = [size for size in _MIXES if size <= min(shape.max_num_seqs, most)]
+    return [Scene(f"a mix of {size}", [load() for _ in range(min(4 * size + 8, most))], size) for size in sizes]
 
 
 def _powers(least: int, most: int) -> list[int]:

@@ -111,7 +111,7 @@ def test_a_lone_request_takes_what_the_model_says() -> None:
     assert times[1] - times[0] == pytest.approx(STEP_TIME.seconds(StepWork(0, 1, 200, 0)))
     assert times[2] - times[1] == pytest.approx(STEP_TIME.seconds(StepWork(0, 1, 201, 0)))
     assert step.seconds(StepWork.of([0, 300, 5], [100, 1, 20])) == pytest.approx(
-        0.01 + 1e-4 * 120 + 5e-4 + 1e-6 * 305 + 1e-8 * (100**2 + 20**2)
+        0.01 + 1e-4 * 120 + 5e-4 + 1e-6 * 300 + 1e-8 * (100**2 + 25**2 - 5**2)
     )
 
 
