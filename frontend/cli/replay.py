@@ -9,18 +9,14 @@ import typer
 
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, takes
 from quire.frontend.cli.load import LoadFlags
-from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, compare, report_on
 from quire.frontend.cli.server_flags import ServerFlags
 from quire.frontend.cli.target import open_target
-from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
+from quire.frontend.cli.workload import TraceFlags, open_trace, tell_skipped, workload_of
 
 if TYPE_CHECKING:
     from quire.frontend.replay.target import TargetInfo
-    from quire.frontend.report.run import Run
     from quire.frontend.workload.reading import Trace
-
-_FEW_TOKENS = 1000  # that every model has, for servers that do not tell how many
 
 
 @takes(
@@ -63,22 +59,17 @@ def replay(
             raise typer.BadParameter("there is nothing to replay; give a TRACE, or --compare with JSON files")
         compare(report)
         return
-    from quire.frontend.workload.prompts import Prompts
-
     rows, how = open_trace(path, trace), load.load()
-    with open_target(server, engine, attach) as opened:
+    with open_target(server, engine, attach, trace.vocab_size) as opened:
         info = opened.target.info
-        vocab_size = trace.vocab_size or info.vocab_size or _FEW_TOKENS
-        prompts = Prompts(vocab_size, trace.seed, avoid=info.special_token_ids)
-        config = {**_origin(info, rows), **trace.given, **load.given, "vocab_size": vocab_size}
+        config = {**_origin(info, rows), **trace.given, **load.given, "vocab_size": opened.runs.vocab_size}
         run = report.run(f"{path.name} on {Path(info.model).name}", config)
         try:
-            opened.measure(
-                run, workload_of(rows, trace, engine.max_model_len or info.max_model_len), prompts.tokens, how
-            )
+            requests = workload_of(rows, trace, engine.max_model_len or info.max_model_len)
+            opened.measure(run, requests, how, seed=trace.seed)
         finally:
             if run.seconds is not None:
-                _tell_skipped(rows, run)
+                tell_skipped(rows, run.config)
                 report_on(run, report)
 
 
@@ -92,9 +83,3 @@ def _origin(info: TargetInfo, trace: Trace) -> dict[str, object]:
         "trace": str(trace.path),
         "format": trace.format,
     }
-
-
-def _tell_skipped(trace: Trace, run: Run) -> None:
-    if trace.num_skipped:
-        run.config["skipped_rows"] = trace.num_skipped
-        say(f"{trace.num_skipped} bad rows of the trace were skipped, such as {trace.reasons[0]}")

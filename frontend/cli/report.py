@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,8 @@ from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
     from quire.frontend.report.run import Run
+
+Report = dict[str, Any]
 
 _report = functools.partial(option, "Report")
 
@@ -33,7 +36,8 @@ class ReportFlags:
         bool, switch("Report", "--save-detailed", "Put the times of each request into the JSON as well.")
     ] = False
     compare: Annotated[
-        list[Path] | None, _report("Compare with such JSON files; without TRACE, only them.", "FILE...")
+        list[Path] | None,
+        _report("Compare with such JSON files; `quire replay` without TRACE shows only them.", "FILE..."),
     ] = None
 
     def check(self) -> None:
@@ -42,9 +46,8 @@ class ReportFlags:
 
         if self.goodput is not None:
             GoodputLimits.parse(self.goodput)
-        for name, path in (("--output", self.output), ("--html", self.html)):
-            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-                raise OSError(f"{name} {path}: the file cannot be written; name another")
+        writable("--output", self.output)
+        writable("--html", self.html)
 
     def run(self, title: str, config: dict[str, Any]) -> Run:
         """What collects the run that is reported."""
@@ -56,12 +59,20 @@ class ReportFlags:
         return Run(title, config, goodput=goodput, detailed=self.save_detailed)
 
 
-def report_on(run: Run, flags: ReportFlags) -> None:
-    """Save and print the report of a run that has ended."""
+def writable(name: str, path: Path | None) -> None:
+    """Raise `OSError` if the file of a flag cannot be written; None is no file."""
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise OSError(f"{name} {path}: the file cannot be written; name another")
+
+
+def report_on(run: Run, flags: ReportFlags, more: Callable[[Report], Report] | None = None) -> None:
+    """Save and print the report of a run that has ended, with the fields that `more` makes of it besides."""
     from quire.frontend.report.files import save_json
     from quire.frontend.report.summary import summarize
 
     report = summarize(run)
+    if more is not None:
+        report |= more(report)
     if flags.output is not None:  # first: nothing that comes later may lose it
         save_json(report, flags.output)
     _show([*_others(flags), report], flags)

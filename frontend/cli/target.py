@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags
 from quire.frontend.cli.output import say
@@ -17,26 +17,39 @@ if TYPE_CHECKING:
 
     from quire.frontend.replay.load import Load
     from quire.frontend.replay.runner import Collector, Replay
-    from quire.frontend.replay.target import Target, Tokens
+    from quire.frontend.replay.runs import Runs
+    from quire.frontend.replay.target import Target
     from quire.frontend.workload.request import WorkloadRequest
 
 
 @dataclass(frozen=True)
 class OpenTarget:
-    """A target, and the event loop that it works on."""
+    """A target, and the event loop that it works on; `runs` makes runs against it."""
 
-    target: Target
+    runs: Runs
     loop: asyncio.AbstractEventLoop
 
-    def measure(self, run: Collector, requests: Iterable[WorkloadRequest], tokens: Tokens, load: Load) -> None:
-        """One run; it shows how it fares.
+    @property
+    def target(self) -> Target:
+        """What is measured."""
+        return self.runs.target
 
-        Raises once `run` has been ended, with all that was measured: `KeyboardInterrupt` or `SystemExit` after a
-        signal, `RuntimeError` when the target has died, and what reading the workload raises.
+    def measure(self, run: Collector, requests: Iterable[WorkloadRequest], load: Load, *, seed: int) -> None:
+        """One run; it shows how it fares. `seed` decides the tokens of its prompts.
+
+        Raises as `complete` does, and what reading the workload raises.
+        """
+        self.complete(self.runs.replay(run, requests, load, seed=seed))
+
+    def complete(self, work: Coroutine[Any, Any, str | None]) -> None:
+        """Make several runs, with other work between; it returns what ended it before its time, if anything did.
+
+        Raises once the work is done, with all that was measured: `KeyboardInterrupt` or `SystemExit` after a signal,
+        which ends the run under way, `RuntimeError` when the target has died.
         """
         received: list[signal.Signals] = []
         # Not by `asyncio.Runner.run`: its Ctrl-C would cancel the run before it has been counted to its end.
-        reason = self.loop.run_until_complete(_measure(self.target, run, requests, tokens, load, received))
+        reason = self.loop.run_until_complete(_stoppable(self.runs, work, received))
         if received:
             raise KeyboardInterrupt if received[0] is signal.SIGINT else SystemExit(128 + received[0])
         if reason is not None:
@@ -44,17 +57,24 @@ class OpenTarget:
 
 
 @contextmanager
-def open_target(server: ServerFlags, engine: EngineFlags, attach: AttachFlags) -> Iterator[OpenTarget]:
-    """Find a server, attach to an engine or start one; it is left at the end. `RuntimeError` if there is none."""
+def open_target(
+    server: ServerFlags, engine: EngineFlags, attach: AttachFlags, vocab_size: int | None = None
+) -> Iterator[OpenTarget]:
+    """Find a server, attach to an engine or start one; it is left at the end. `RuntimeError` if there is none.
+
+    `vocab_size`: of made-up prompts, None: the target's.
+    """
     import asyncio
 
     import uvloop
+
+    from quire.frontend.replay.runs import Runs
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
         target = _open(loop, server, engine, attach)
         try:
-            yield OpenTarget(target, loop)
+            yield OpenTarget(Runs(target, vocab_size=vocab_size, shown=_shown), loop)
         finally:
             loop.run_until_complete(target.close())
 
@@ -73,28 +93,24 @@ def _open(loop: asyncio.AbstractEventLoop, server: ServerFlags, engine: EngineFl
     return EngineTarget.from_options(model, **arguments)
 
 
-async def _measure(
-    target: Target,
-    run: Collector,
-    requests: Iterable[WorkloadRequest],
-    tokens: Tokens,
-    load: Load,
-    received: list[signal.Signals],
-) -> str | None:
+@asynccontextmanager
+async def _shown(replay: Replay) -> AsyncIterator[None]:
+    """How a run fares while it goes on, and what its figures do not tell."""
     from quire.frontend.replay.progress import shown
-    from quire.frontend.replay.runner import Replay
 
-    running = Replay(target, run, tokens, load)
-    with _stopping(running, received):
-        async with shown(running):
-            reason = await running.run(requests)
-    if running.num_short:
-        say(f"{running.num_short} answers are shorter than in the workload: the server does not heed ignore_eos")
-    return reason
+    async with shown(replay):
+        yield
+    if replay.num_short:
+        say(f"{replay.num_short} answers are shorter than in the workload: the server does not heed ignore_eos")
+
+
+async def _stoppable(runs: Runs, work: Coroutine[Any, Any, str | None], received: list[signal.Signals]) -> str | None:
+    with _stopping(runs, received):
+        return await work
 
 
 @contextmanager
-def _stopping(running: Replay, received: list[signal.Signals]) -> Iterator[None]:
+def _stopping(runs: Runs, received: list[signal.Signals]) -> Iterator[None]:
     """The first signal ends the run, with a report; a second one ends the command."""
     import asyncio
 
@@ -103,7 +119,7 @@ def _stopping(running: Replay, received: list[signal.Signals]) -> Iterator[None]
     def stop(number: signal.Signals) -> None:
         received.append(number)
         loop.remove_signal_handler(number)
-        running.stop(f"it was stopped by {number.name}")
+        runs.stop(f"it was stopped by {number.name}")
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from quire.frontend.cli.flags import option, switch
+from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
     from quire.frontend.workload.arrivals import Strategy
@@ -92,16 +93,20 @@ def workload_of(trace: Trace, flags: TraceFlags, max_model_len: int | None) -> I
         if max_model_len is None:
             raise typer.BadParameter("the server does not tell its context length; give --max-model-len for --clip")
         requests = clip(requests, max_model_len)
-    times = _arrivals(trace, flags)
+    times = arrivals_of(flags, trace)
     return requests if times is None else arrive(requests, times)
 
 
-def _arrivals(trace: Trace, flags: TraceFlags) -> Iterator[float] | None:
+def arrivals_of(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Iterator[float] | None:
+    """The times that the flags draw, None where they draw none; `requests` are counted for a ramp without their number.
+
+    Raises `BadParameter` for flags that do not go together, and `ValueError` for rates that are none.
+    """
     from quire.frontend.workload.arrivals import at_rate
 
     ramps = (flags.ramp_up_start_rps, flags.ramp_up_end_rps, flags.ramp_up_strategy)
     if any(value is not None for value in ramps):
-        return _ramp(trace, flags)
+        return _ramp(flags, requests)
     if flags.rate is not None:
         return at_rate(flags.rate, _burstiness(flags), flags.seed)
     if flags.burstiness is not None:
@@ -109,7 +114,7 @@ def _arrivals(trace: Trace, flags: TraceFlags) -> Iterator[float] | None:
     return None
 
 
-def _ramp(trace: Trace, flags: TraceFlags) -> Iterator[float]:
+def _ramp(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Iterator[float]:
     from quire.frontend.workload.arrivals import ramp
 
     start, end, strategy = flags.ramp_up_start_rps, flags.ramp_up_end_rps, flags.ramp_up_strategy or "linear"
@@ -117,9 +122,16 @@ def _ramp(trace: Trace, flags: TraceFlags) -> Iterator[float]:
         raise typer.BadParameter("a ramp takes --ramp-up-start-rps and --ramp-up-end-rps, and no --rate")
     if strategy not in ("linear", "exponential"):
         raise typer.BadParameter(f"--ramp-up-strategy {strategy} is not known; it can be linear or exponential")
-    count = flags.max_requests or sum(1 for _ in trace)
+    count = flags.max_requests or sum(1 for _ in requests)
     return ramp(start, end, count, cast("Strategy", strategy), _burstiness(flags), flags.seed)
 
 
 def _burstiness(flags: TraceFlags) -> float:
     return 1.0 if flags.burstiness is None else flags.burstiness
+
+
+def tell_skipped(trace: Trace, config: dict[str, Any]) -> None:
+    """After a run: say how many bad rows were skipped, and note it in the report's configuration."""
+    if trace.num_skipped:
+        config["skipped_rows"] = trace.num_skipped
+        say(f"{trace.num_skipped} bad rows of the trace were skipped, such as {trace.reasons[0]}")
