@@ -38,6 +38,11 @@ def page(reports: list[dict[str, Any]]) -> str:
         sections.errors(reports),
         sections.configuration(reports),
     ]
+    return document(title, *body)
+
+
+def document(title: str, *body: str) -> str:
+    """A whole page of that body, in the style of reports."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

@@ -26,6 +26,14 @@ def facts(report: dict[str, Any]) -> str:
     return " · ".join(str(word) for word in words if word)
 
 
+def date(report: dict[str, Any]) -> str:
+    """When it was made, as people read it; as it is where it has another form than vLLM's."""
+    date = str(report.get("date") or "")
+    if len(date) == 15 and date[8] == "-":
+        return f"{date[:4]}-{date[4:6]}-{date[6:8]} {date[9:11]}:{date[11:13]}"
+    return date
+
+
 def overview(reports: Reports) -> Markup:
     """The figures that most are after: as tiles, or of several runs as a table."""
     if len(reports) > 1:
