@@ -5,25 +5,13 @@ Subcommands import what they need when they run, so that `quire --help` is quick
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from quire.frontend.cli import calibrate, chat, complete, engine, info, keys, replay, serve, simulate, trace, version
-from quire.frontend.cli.flags import SAMPLING_NOTE
-from quire.frontend.cli.several import SeveralValues
-
-
-def _paragraphs(docstring: str) -> str:
-    """Join the lines of each paragraph, so that help is wrapped to the terminal's width."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
-
-
-def _epilog(command: Callable[..., object]) -> str | None:
-    return SAMPLING_NOTE if "temperature" in inspect.signature(command).parameters else None
-
+from quire.frontend.cli.bench.group import bench
+from quire.frontend.cli.commands import add_command
 
 app = typer.Typer(
     name="quire",
@@ -61,7 +49,8 @@ _COMMANDS = (
     version.version,
 )
 for _command in _COMMANDS:
-    app.command(help=_paragraphs(_command.__doc__ or ""), epilog=_epilog(_command), cls=SeveralValues)(_command)
+    add_command(app, _command)
+app.add_typer(bench)
 
 
 def run() -> int:

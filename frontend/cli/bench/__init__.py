@@ -1,0 +1,1 @@
+"""`quire bench`: the usual benchmarks, with the names of `vllm bench`."""

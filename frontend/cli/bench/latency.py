@@ -1,0 +1,86 @@
+"""`quire bench latency`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from quire.frontend.cli.bench.flags import LengthFlags
+from quire.frontend.cli.bench.measure import afresh, config_of, context_of, title_of
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.output import say, write
+from quire.frontend.cli.report import writable
+from quire.frontend.cli.server_flags import ServerFlags
+from quire.frontend.cli.target import open_target
+
+if TYPE_CHECKING:
+    from quire.frontend.bench.latency import Latencies
+
+_INPUT_LEN = 32
+
+_batch = functools.partial(option, "Batches")
+
+
+@takes(lengths=LengthFlags, server=ServerFlags, attach=AttachFlags, engine=EngineFlags, common=CommonFlags)
+def latency(
+    batch_size: Annotated[int, _batch("Requests of a batch. Default: 8.", "N", min=1)] = 8,
+    num_iters: Annotated[int, _batch("Batches that are measured. Default: 10.", "N", min=1)] = 10,
+    num_iters_warmup: Annotated[int, _batch("Batches before, in no figure. Default: 3.", "N", min=0)] = 3,
+    output: Annotated[Path | None, option("Report", "Write it as JSON.", "FILE")] = None,
+    *,
+    lengths: LengthFlags,
+    server: ServerFlags,
+    attach: AttachFlags,
+    engine: EngineFlags,
+    common: CommonFlags,
+) -> None:
+    """Measure what whole batches of requests take, one batch after the other.
+
+    From the sending of all requests of a batch at once to the end of the last answer. Prompts are new in each batch,
+    so that none is found in a prefix cache. The JSON has the fields of vLLM's; times are in seconds. Ctrl-C ends it
+    with the batches so far.
+    """
+    del common
+    writable("--output", output)
+    from quire.frontend.bench.latency import Latencies, measure_latency
+
+    found, sizes = Latencies(), lengths.lengths(_INPUT_LEN)
+    with open_target(server, engine, attach, lengths.vocab_size) as opened:
+        num = batch_size * (num_iters_warmup + num_iters)
+        requests = [*sizes.requests(num, context_of(opened, engine), lengths.seed)]
+        config = config_of(
+            opened,
+            batch_size=batch_size,
+            num_iters=num_iters,
+            num_iters_warmup=num_iters_warmup,
+            seed=lengths.seed,
+            **asdict(sizes),
+        )
+        title = title_of(opened, f"latency of {batch_size} x {sizes.input_len} to {sizes.output_len} tokens")
+
+        def work() -> Coroutine[Any, Any, str | None]:
+            return measure_latency(opened.runs, requests, batch_size, num_iters_warmup, found, seed=lengths.seed)
+
+        try:
+            opened.complete(afresh(opened.runs, work))
+        finally:
+            if found.seconds:
+                _report(title, config, found, output)
+
+
+def _report(title: str, config: dict[str, Any], found: Latencies, output: Path | None) -> None:
+    from quire.frontend.report.files import save_json
+    from quire.frontend.report.numbers import time
+
+    report = found.report()
+    if output is not None:
+        save_json({"title": title, **report, "interrupted": found.interrupted, "config": config}, output)
+    write(f"{title}, {len(found.seconds)} batches\n")
+    write(f"  average {time(1000 * report['avg_latency'])}\n")
+    for percentile, seconds in report["percentiles"].items():
+        write(f"  p{percentile:<6} {time(1000 * seconds)}\n")
+    if output is not None:
+        say(f"written: {output}")

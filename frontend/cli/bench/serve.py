@@ -1,0 +1,129 @@
+"""`quire bench serve`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.frontend.cli.bench.flags import LengthFlags, Workload
+from quire.frontend.cli.bench.measure import config_of, context_of, measure, title_of
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.report import ReportFlags
+from quire.frontend.cli.server_flags import ServerFlags
+from quire.frontend.cli.target import open_target
+from quire.frontend.cli.workload import TraceFlags, arrivals_of
+
+if TYPE_CHECKING:
+    from quire.frontend.replay.load import Load
+
+_load = functools.partial(option, "Load")
+
+
+@dataclass(frozen=True)
+class ServeFlags:
+    """When requests come; what is None was not given."""
+
+    num_prompts: Annotated[int, _load("Requests. Default: 1000.", "N", min=1)] = 1000
+    request_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--request-rate",
+            "--rate",
+            help="Requests a second; inf: all at once. Default: inf.",
+            show_default=False,
+            metavar="R",
+            rich_help_panel="Load",
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None, _load("Shape of the gamma distribution of gaps. Default: 1, a Poisson process.", "X")
+    ] = None
+    max_concurrency: Annotated[
+        int | None,
+        _load("So many requests at once, at most. At a rate of inf these are users who wait for answers.", "N", min=1),
+    ] = None
+    ramp_up_start_rps: Annotated[float | None, _load("Rate at the beginning of a ramp, in place of R.", "R")] = None
+    ramp_up_end_rps: Annotated[float | None, _load("Rate at its end.", "R")] = None
+    ramp_up_strategy: Annotated[str | None, _load("linear or exponential. Default: linear.", "NAME")] = None
+    warmup: Annotated[
+        int,
+        typer.Option(
+            "--warmup",
+            "--num-warmups",
+            help="Send so many before, which are in no figure. Default: 0.",
+            show_default=False,
+            metavar="N",
+            min=0,
+            rich_help_panel="Load",
+        ),
+    ] = 0
+    request_timeout: Annotated[float | None, _load("End a request after so long. Default: never.", "S", min=0)] = None
+
+    def load(self) -> Load:
+        """What the runner takes."""
+        from quire.frontend.replay.load import Load
+
+        users = self.max_concurrency if self.rate == math.inf else None
+        room = None if users is not None else self.max_concurrency
+        return Load(users, room, self.request_timeout or None, self.warmup)
+
+    def arrivals(self, seed: int) -> TraceFlags:
+        """The same as a replay's flags."""
+        return TraceFlags(
+            rate=self.rate,
+            burstiness=self.burstiness,
+            ramp_up_start_rps=self.ramp_up_start_rps,
+            ramp_up_end_rps=self.ramp_up_end_rps,
+            ramp_up_strategy=self.ramp_up_strategy,
+            max_requests=self.num_prompts,
+            seed=seed,
+        )
+
+    @property
+    def rate(self) -> float | None:
+        """None with a ramp alone."""
+        ramp = (self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy)
+        return math.inf if self.request_rate is None and ramp == (None, None, None) else self.request_rate
+
+
+@takes(
+    flags=ServeFlags,
+    lengths=LengthFlags,
+    report=ReportFlags,
+    server=ServerFlags,
+    attach=AttachFlags,
+    engine=EngineFlags,
+    common=CommonFlags,
+)
+def serve(
+    *,
+    flags: ServeFlags,
+    lengths: LengthFlags,
+    report: ReportFlags,
+    server: ServerFlags,
+    attach: AttachFlags,
+    engine: EngineFlags,
+    common: CommonFlags,
+) -> None:
+    """Measure what made-up requests feel that come at a rate: as `quire replay`, without a trace.
+
+    The report is that of `quire replay`, and its JSON has the fields of `vllm bench serve --save-result`. A run of
+    which requests were sent too late is marked as not valid. Ctrl-C ends the run with what has been measured so far.
+    """
+    del common
+    report.check()
+    from quire.frontend.workload.arrivals import arrive
+
+    times = arrivals_of(flags.arrivals(lengths.seed), ())
+    assert times is not None, "there is a rate or a ramp"
+    workload = Workload(lengths.lengths(), lengths.seed)
+    with open_target(server, engine, attach, lengths.vocab_size) as opened:
+        requests = workload.requests(flags.num_prompts, context_of(opened, engine))
+        given = {**asdict(flags), "request_rate": flags.rate}
+        title = title_of(opened, f"{flags.num_prompts} x {workload.name}")
+        run = report.run(title, config_of(opened, **given, **workload.config))
+        measure(opened, run, arrive(requests, times), flags.load(), report, workload=workload)

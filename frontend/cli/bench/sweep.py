@@ -1,0 +1,193 @@
+"""`quire bench sweep`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
+from quire.frontend.cli.bench.measure import config_of, context_of, title_of
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.output import say, write
+from quire.frontend.cli.report import writable
+from quire.frontend.cli.server_flags import ServerFlags
+from quire.frontend.cli.target import OpenTarget, open_target
+from quire.frontend.cli.workload import tell_skipped
+
+if TYPE_CHECKING:
+    from quire.frontend.bench.rate_search import RateSearch
+    from quire.frontend.bench.sweep import Rates, Sweep
+    from quire.frontend.report.goodput import GoodputLimits
+    from quire.frontend.workload.request import WorkloadRequest
+
+_SECONDS = 30.0
+_LEAST_PROMPTS = 10  # of a run of some seconds, however low its rate is
+
+_search = functools.partial(option, "Search")
+_load = functools.partial(option, "Load")
+_report = functools.partial(option, "Report")
+
+
+@dataclass(frozen=True)
+class SweepFlags:
+    """What is looked for, and how long each run is; what is None was not given."""
+
+    goodput: Annotated[
+        list[str] | None, _search("The limits, in milliseconds: ttft:200 tpot:50 e2el:5000.", "LIMIT...")
+    ] = None
+    attainment: Annotated[float, _search("Share of the requests that has to meet them. Default: 0.99.", "SHARE")] = 0.99
+    low: Annotated[float, _search("The first rate, in requests a second. Default: 1.", "R")] = 1.0
+    high: Annotated[float | None, _search("The highest rate to try. Default: 1024 times --low.", "R")] = None
+    precision: Annotated[
+        float, _search("End when the highest met and the lowest missed rate are so close. Default: 0.05.", "SHARE")
+    ] = 0.05
+    num_prompts: Annotated[int | None, _load("Requests of each run, in place of --seconds.", "N", min=1)] = None
+    seconds: Annotated[
+        float | None, _load("How long requests come, in each run. Default: 30, at least 10 requests.", "S", min=0)
+    ] = None
+    burstiness: Annotated[
+        float, _load("Shape of the gamma distribution of gaps. Default: 1, a Poisson process.", "X")
+    ] = 1.0
+    warmup: Annotated[int, _load("Send so many before each run, in no figure. Default: 8.", "N", min=0)] = 8
+    request_timeout: Annotated[float | None, _load("End a request after so long. Default: never.", "S", min=0)] = None
+    output: Annotated[Path | None, _report("Write the sweep as JSON, with the reports of all runs.", "FILE")] = None
+    html: Annotated[Path | None, _report("Write it as one page with the curve, for a browser.", "FILE")] = None
+
+    def check(self) -> None:
+        """Refuse what can't be, before anything is measured. Raises `ValueError`, `OSError` or `BadParameter`."""
+        from quire.frontend.workload.arrivals import at_rate
+
+        self.search()
+        self.limits()
+        at_rate(self.low, self.burstiness)
+        if self.num_prompts is not None and self.seconds is not None:
+            raise typer.BadParameter("--num-prompts and --seconds both say how long a run is; give one of them")
+        writable("--output", self.output)
+        writable("--html", self.html)
+
+    def search(self) -> RateSearch:
+        """The search that is to be made."""
+        from quire.frontend.bench.rate_search import RateSearch
+
+        return RateSearch(self.low, self.high, self.attainment, self.precision)
+
+    def limits(self) -> GoodputLimits:
+        """What requests have to meet."""
+        from quire.frontend.report.goodput import GoodputLimits
+
+        if not self.goodput:
+            raise typer.BadParameter("a sweep needs the limits to meet; give --goodput ttft:MS tpot:MS")
+        return GoodputLimits.parse(self.goodput)
+
+    def num_at(self, rate: float) -> int:
+        """Requests of a run at a rate."""
+        seconds = _SECONDS if self.seconds is None else self.seconds
+        return self.num_prompts or max(_LEAST_PROMPTS, math.ceil(rate * seconds))
+
+
+@takes(
+    flags=SweepFlags,
+    lengths=LengthFlags,
+    trace=BenchTraceFlags,
+    server=ServerFlags,
+    attach=AttachFlags,
+    engine=EngineFlags,
+    common=CommonFlags,
+)
+def sweep(
+    *,
+    flags: SweepFlags,
+    lengths: LengthFlags,
+    trace: BenchTraceFlags,
+    server: ServerFlags,
+    attach: AttachFlags,
+    engine: EngineFlags,
+    common: CommonFlags,
+) -> None:
+    """Find the highest rate of requests at which enough of them meet the limits of --goodput.
+
+    From --low on the rate is doubled until one misses, then the middle between the highest that met and the lowest that
+    missed is tried, until they are within --precision of each other. All runs are made with one engine or server, each
+    with a warm-up and an empty prefix cache; the arrivals are the same, closer together.
+
+    A rate meets the limits if the share --attainment of its requests does, of those that fail as well. A run that is
+    not valid, because requests were sent too late, does not count as met. A rate that is short of the share by at most
+    5 % of the requests is tried a second time, and misses if it does so twice. So is, at the end, the lowest rate that
+    missed by more: if it meets then, the search goes on from there.
+
+    Too short runs find too high rates: a queue that grows must have the time to. Ctrl-C ends the sweep with what has
+    been measured so far.
+    """
+    del common
+    flags.check()
+    workload = Workload.of(lengths, trace)
+    with open_target(server, engine, attach, lengths.vocab_size) as opened:
+        found = _sweep(opened, flags, workload, context_of(opened, engine))
+        try:
+            opened.complete(found.run())
+        finally:
+            _report_on(found, opened, flags, workload)
+    if found.best is None:
+        raise RuntimeError(found.conclusion)
+
+
+def _sweep(opened: OpenTarget, flags: SweepFlags, workload: Workload, max_model_len: int | None) -> Sweep:
+    from quire.frontend.bench.sweep import Sweep
+    from quire.frontend.replay.load import Load
+
+    load = Load(request_timeout=flags.request_timeout or None, warm_up=flags.warmup)
+    rates = _rates(opened, flags, workload, max_model_len)
+    return Sweep(opened.runs, flags.search(), rates, load, say, workload.seed)
+
+
+def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload, max_model_len: int | None) -> Rates:
+    from quire.frontend.bench.sweep import Rates
+    from quire.frontend.report.run import Run
+    from quire.frontend.workload.arrivals import arrive, at_rate
+
+    def requests(rate: float) -> Iterator[WorkloadRequest]:
+        made = workload.requests(flags.num_at(rate), max_model_len)
+        return arrive(made, at_rate(rate, flags.burstiness, workload.seed))
+
+    def run(rate: float) -> Run:
+        config = config_of(opened, request_rate=rate, burstiness=flags.burstiness, **workload.config)
+        return Run(f"{rate:.4g} requests/s", config, goodput=flags.limits())
+
+    requests(flags.low)  # which refuses what does not fit
+    return Rates(requests, run)
+
+
+def _report_on(found: Sweep, opened: OpenTarget, flags: SweepFlags, workload: Workload) -> None:
+    """Save and print what there is."""
+    config: dict[str, Any] = config_of(
+        opened,
+        low=flags.low,
+        high=flags.high,
+        num_prompts=flags.num_prompts,
+        seconds=flags.seconds,
+        burstiness=flags.burstiness,
+        warmup=flags.warmup,
+        **workload.config,
+    )
+    if workload.trace is not None:
+        tell_skipped(workload.trace, config)
+    if not found.tries:
+        return
+    from quire.frontend.bench.sweep_page import write_page
+    from quire.frontend.report.files import save_json
+
+    report = found.report(title_of(opened, f"sweep of {workload.name}"), config)
+    if flags.output is not None:
+        save_json(report, flags.output)
+    if flags.html is not None:
+        write_page(report, flags.html)
+    if found.best is not None:
+        write(f"{found.conclusion}\n")
+    if written := [str(path) for path in (flags.output, flags.html) if path is not None]:
+        say(f"written: {', '.join(written)}")

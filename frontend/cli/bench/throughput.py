@@ -1,0 +1,56 @@
+"""`quire bench throughput`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Annotated
+
+from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
+from quire.frontend.cli.bench.measure import config_of, context_of, measure, title_of
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.report import ReportFlags
+from quire.frontend.cli.server_flags import ServerFlags
+from quire.frontend.cli.target import open_target
+
+_load = functools.partial(option, "Load")
+
+
+@takes(
+    lengths=LengthFlags,
+    trace=BenchTraceFlags,
+    report=ReportFlags,
+    server=ServerFlags,
+    attach=AttachFlags,
+    engine=EngineFlags,
+    common=CommonFlags,
+)
+def throughput(
+    num_prompts: Annotated[int, _load("Requests, all at once. Default: 1000.", "N", min=1)] = 1000,
+    warmup: Annotated[int, _load("Send so many before, which are in no figure. Default: 0.", "N", min=0)] = 0,
+    *,
+    lengths: LengthFlags,
+    trace: BenchTraceFlags,
+    report: ReportFlags,
+    server: ServerFlags,
+    attach: AttachFlags,
+    engine: EngineFlags,
+    common: CommonFlags,
+) -> None:
+    """Measure requests and tokens a second when all requests are there at once.
+
+    No more than 4096 of them are sent at a time, as many as an engine lets wait; each that ends makes room for the
+    next. The JSON has the fields of `vllm bench throughput` besides those of `vllm bench serve`. Ctrl-C ends the run
+    with what has been measured so far.
+    """
+    del common
+    report.check()
+    from quire.frontend.bench.throughput import everything_at_once, throughput_fields
+
+    workload = Workload.of(lengths, trace)
+    with open_target(server, engine, attach, lengths.vocab_size) as opened:
+        requests = workload.requests(num_prompts, context_of(opened, engine))
+        title = title_of(opened, f"throughput of {num_prompts} x {workload.name}")
+        config = config_of(opened, request_rate=math.inf, num_prompts=num_prompts, warmup=warmup, **workload.config)
+        load, run = everything_at_once(warmup), report.run(title, config)
+        measure(opened, run, requests, load, report, workload=workload, more=throughput_fields)
