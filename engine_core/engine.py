@@ -247,7 +247,7 @@ class EngineCore:
         if result is not None:
             self._update(batch, result, executed)
             self._end_pooled(batch, result, executed)
-            self.scheduler.pace.learn(batch.prefill_cost, batch.num_decodes, executed - scheduled)
+            self.scheduler.pace.learn(batch.prefill_cost, batch.num_decodes, self.clock() - begun)
         self.last_batch = batch
         self._last = LastStep(
             number=self._last.number + 1,

@@ -22,15 +22,14 @@ from quire.frontend.sampling import SamplingParams
 from quire.protocol.messages import StepTrace
 from quire.protocol.simulation import Calibration, ClientTime
 
-_LONGEST_SHARE = 0.1  # of all the time: a scene that takes more is not followed by a larger one
-
 Tell = Callable[[str], None]
 
 
 async def calibrate(llm: AsyncLLM, seconds: float, tell: Tell = lambda _: None) -> Calibration:
-    """Serves scenes for about so many seconds; `tell` is told of each. The engine must have nothing else to do.
+    """Serves scenes for so many seconds; `tell` is told of each. The engine must have nothing else to do.
 
-    Raises ValueError if the engine is busy or has not told its sizes, `EngineDeadError` when it dies.
+    Raises ValueError if the engine is busy, has not told its sizes or ends no request in that time, `EngineDeadError`
+    when it dies.
     """
     shape = llm.engine_info.shape
     if shape is None:
@@ -89,30 +88,46 @@ class _Stage:
         self._llm = llm
         self._dice = random.Random(0)
         self._plays: list[_Play] = []
+        self._played: set[str] = set()
         self._to_engine: list[float] = []
         self._to_client: list[float] = []
 
     @property
     def client_time(self) -> ClientTime:
-        """The medians: on the way to an engine that has nothing else to do, and on the way back."""
+        """The medians: on the way to an engine that has nothing else to do, and on the way back.
+
+        Raises ValueError if not one request has ended.
+        """
+        if not self._to_engine:
+            raise ValueError("no request has ended in the time that was given; calibrate for longer")
         return ClientTime(statistics.median(self._to_engine), statistics.median(self._to_client))
 
     async def play_all(self, families: list[list[Scene]], seconds: float, tell: Tell) -> None:
-        """All scenes again and again. A family ends, for this time and later ones, with a scene that took long."""
-        deadline = time.monotonic() + seconds
-        played: set[str] = set()
+        """All scenes again and again, for so many seconds.
+
+        What takes too long is cut off, and not played again; but the cheapest of a family always is.
+        """
+        begun = time.monotonic()
         for rounds in itertools.count():
-            for family in families:
-                for number, scene in enumerate(family):
-                    begun = time.monotonic()
-                    if rounds and begun >= deadline:
-                        return
-                    await self._play(scene)
-                    self._plays.append(_Play(begun, time.monotonic(), scene.name in played))
-                    played.add(scene.name)
-                    tell(f"{scene.name}: {time.monotonic() - begun:.2f} s")
-                    if time.monotonic() - begun > _LONGEST_SHARE * seconds:
-                        del family[number + 1 :]
+            for number, family in enumerate(families, 1):
+                share = 1.0 if rounds else number / len(families)  # at first there must be time for each
+                await self._play_family(family, begun + share * seconds, tell)
+            if time.monotonic() >= begun + seconds:
+                return
+
+    async def _play_family(self, family: list[Scene], deadline: float, tell: Tell) -> None:
+        for number, scene in enumerate(family):
+            begun = time.monotonic()
+            if begun >= deadline:
+                return
+            is_whole = await self._play(scene, deadline)
+            took = time.monotonic() - begun
+            self._plays.append(_Play(begun, begun + took, scene.name in self._played))
+            self._played.add(scene.name)
+            tell(f"{scene.name}: {took:.2f} s{'' if is_whole else ', cut off'}")
+            if not is_whole:
+                del family[max(number, 1) :]
+                return
 
     def of_plays(self, traces: list[StepTrace]) -> list[list[StepTrace]]:
         """The steps of each play. The first of a scene is left out where there is another: engines warm up."""
@@ -120,12 +135,16 @@ class _Stage:
         begins = [trace.begin for trace in traces]
         return [traces[bisect_left(begins, play.begin) : bisect_left(begins, play.end)] for play in plays]
 
-    async def _play(self, scene: Scene) -> None:
-        """Returns when all requests of the scene have ended."""
+    async def _play(self, scene: Scene, deadline: float) -> bool:
+        """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
         loads = iter(scene.loads)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(scene.concurrency):
-                group.create_task(self._serve(loads, is_alone=scene.concurrency == 1))
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
+                for _ in range(scene.concurrency):
+                    group.create_task(self._serve(loads, is_alone=scene.concurrency == 1))
+        except TimeoutError:
+            return False
+        return True
 
     async def _serve(self, loads: Iterator[Load], is_alone: bool) -> None:
         for load in loads:
