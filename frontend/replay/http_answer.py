@@ -74,6 +74,7 @@ class StreamedAnswer:
         self._error = b""
         self._is_done = False
         self._has_ended = False  # a choice has told why
+        self._usage: _Usage | None = None  # that came in the piece which is read
 
     def on_status(self, status: int) -> None:
         """The headers are here."""
@@ -93,6 +94,9 @@ class StreamedAnswer:
                 count += self._take(event)
         if count:
             self._grow(count, now)
+        if self._usage is not None:  # after the tokens that came with it, which it counts as well
+            self._count(self._usage)
+            self._usage = None
 
     def end(self) -> None:
         """The answer is whole: how has it ended?"""
@@ -122,7 +126,7 @@ class StreamedAnswer:
         if chunk.error is not None:
             self.fail(_message(msgspec.json.encode({"error": chunk.error})))
         if chunk.usage is not None:
-            self._count(chunk.usage)
+            self._usage = chunk.usage
         for choice in chunk.choices:
             self._has_ended |= choice.finish_reason is not None
         return sum(choice.num_tokens for choice in chunk.choices)
