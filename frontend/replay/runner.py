@@ -65,6 +65,7 @@ class Replay:
         self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._verdict = Outcome.UNFINISHED  # on what is under way when the run ends before its time
         self._reason = ""
+        self._seconds = 0.0  # of the measuring: what comes after it takes its time too
         self._error: BaseException | None = None
 
     async def run(self, requests: Iterable[WorkloadRequest]) -> str | None:
@@ -88,7 +89,7 @@ class Replay:
         if not working.cancelled() and (error := working.exception()) is not None:
             self._error = _first(error)
             self._reason = f"{type(self._error).__name__}: {self._error}"
-        self._collector.end(self.clock.now() if self.has_begun else 0.0, self._reason or None)
+        self._collector.end(self._seconds, self._reason or None)
         if self._error is not None:
             raise self._error
         return self._reason or None
@@ -120,6 +121,7 @@ class Replay:
             else:
                 await self._closed_loop(ahead, self._load.concurrency)
         finally:
+            self._seconds = self.clock.now()
             sampling.cancel()
 
     async def _open_loop(self, ahead: Ahead) -> None:

@@ -247,6 +247,28 @@ def test_a_trace_that_breaks_lets_what_is_under_way_end() -> None:
     asyncio.run(main())
 
 
+def test_the_time_of_a_run_ends_with_its_measuring() -> None:
+    counted: list[float] = []
+
+    async def main() -> None:
+        stage, kept = Stage(turns=None), Kept()
+        run = Replay(stage, kept, lambda request: [1], Load())
+
+        def requests() -> Iterator[WorkloadRequest]:
+            yield request()
+            yield from (request(1e6) for _ in range(1000))  # more than are read ahead
+            counted.append(run.clock.now())
+
+        running = asyncio.create_task(run.run(requests()))
+        await until(lambda: stage.under_way)
+        run.stop("enough")
+        await running
+        assert kept.seconds is not None
+        assert 0 < kept.in_order[0].ended <= kept.seconds < counted[0]
+
+    asyncio.run(main())
+
+
 def test_a_defect_ends_the_run_with_what_was_measured() -> None:
     class Broken(Stage):
         async def _serve(self, record: RequestRecord, clock: Clock) -> None:
