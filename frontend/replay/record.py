@@ -34,7 +34,8 @@ class RequestRecord:
 
     `arrival` is when the workload wanted it sent, `sent` when it was: the difference is the lag of the replay. `gaps`
     are the seconds between its chunks. `phases` come from the engine's events and are empty where the target tells
-    none. A warm-up request is in no figure.
+    none. A warm-up request is in no figure. One that the run's end found unsent has no `was_sent`, and its `sent` is
+    when it was due.
     """
 
     index: int
@@ -54,6 +55,7 @@ class RequestRecord:
     num_preemptions: int = 0
     engine: int = 0
     is_warm_up: bool = False
+    was_sent: bool = True
 
     @property
     def lag(self) -> float:

@@ -170,7 +170,7 @@ class Replay:
     async def _send(self, send: Send, record: RequestRecord) -> None:
         self.num_sent += 1
         self.open[record.index] = record
-        record.sent = self.clock.now()
+        record.sent, record.was_sent = self.clock.now(), True
         try:
             async with asyncio.timeout(self._load.request_timeout):
                 await send(record, self.clock)
@@ -214,4 +214,6 @@ def _first(error: BaseException) -> BaseException:
 
 def _record(index: int, request: WorkloadRequest, arrival: float) -> RequestRecord:
     """Of a request that has not been sent yet."""
-    return RequestRecord(index, arrival, arrival, request.prompt_tokens, request.output_tokens, ended=arrival)
+    return RequestRecord(
+        index, arrival, arrival, request.prompt_tokens, request.output_tokens, ended=arrival, was_sent=False
+    )

@@ -80,11 +80,9 @@ class Run:
             return
         self.requests += 1
         self.outcomes[record.outcome] += 1
-        self.engines[record.engine].add(record)
         self.preemptions += record.num_preemptions
-        self.lags.add(record.lag)
-        self._sent.append(record.sent)
-        self._ended.append(max(record.sent, record.ended, record.last_token or 0.0))
+        if record.was_sent:
+            self._note_sending(record)
         self._count_tokens(record)
         self._judge(record)
         if record.outcome is Outcome.COMPLETED:
@@ -132,6 +130,12 @@ class Run:
     def ended(self) -> Floats:
         """Seconds at which each request ended."""
         return np.array(self._ended)
+
+    def _note_sending(self, record: RequestRecord) -> None:
+        self.engines[record.engine].add(record)
+        self.lags.add(record.lag)
+        self._sent.append(record.sent)
+        self._ended.append(max(record.sent, record.ended, record.last_token or 0.0))
 
     def _count_tokens(self, record: RequestRecord) -> None:
         if record.outcome is Outcome.COMPLETED:

@@ -226,6 +226,7 @@ def test_a_dead_target_fails_what_is_under_way_and_the_rest_is_unfinished(load: 
         assert await running == kept.interrupted == "it fell over"
         assert kept.outcomes == [Outcome.FAILED] * 2 + [Outcome.UNFINISHED] * 998
         assert [record.index for record in kept.in_order] == [*range(1000)]
+        assert [record.was_sent for record in kept.in_order] == [True] * 2 + [False] * 998
         assert kept.in_order[0].error == "it fell over"
 
     asyncio.run(main())

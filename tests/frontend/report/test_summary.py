@@ -228,6 +228,18 @@ def test_the_load_of_each_engine_is_told() -> None:
     assert engines[1]["prompt_tokens"] == sum(record.prompt_tokens for record in records[1::4])
 
 
+def test_what_was_never_sent_is_unfinished_and_has_no_lag_and_no_engine() -> None:
+    records = some_records(40)
+    before = report_of(records)
+    unsent = [
+        RequestRecord(40 + place, 9.0, 9.0, 100, 10, ended=9.0, engine=1, was_sent=False) for place in range(1000)
+    ]
+    after = report_of([*records, *unsent])
+    assert (after["num_prompts"], after["unfinished"]) == (1040, before["unfinished"] + 1000)
+    for name in ("engines", "max_concurrent_requests", *(f"replay_sched_lag_p{share}" for share in (50, 90, 99))):
+        assert after[name] == before[name]
+
+
 def test_an_engine_that_was_sent_nothing_is_told_too() -> None:
     run = Run("a run", {"engines": 3})
     run.end(1.0)
