@@ -100,6 +100,9 @@ async def _shown(replay: Replay) -> AsyncIterator[None]:
 
     async with shown(replay):
         yield
+    if replay.cold:
+        first = replay.cold[0]
+        say(f"{len(replay.cold)} requests of the warm-up did not complete, such as one {first.outcome}: {first.error}")
     if replay.num_short:
         say(f"{replay.num_short} answers are shorter than in the workload: the server does not heed ignore_eos")
 

@@ -16,7 +16,7 @@ from quire.frontend.replay.collector import rare_collections
 from quire.frontend.replay.load import Load
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.replay.sessions import Sessions
-from quire.frontend.replay.target import Send, Target, Tokens, prepare
+from quire.frontend.replay.target import Send, Target, Tokens, prepare, send_within
 from quire.frontend.replay.warm_up import warm_up
 from quire.frontend.workload.request import WorkloadRequest
 
@@ -43,7 +43,7 @@ class Replay:
 
     What it tells meanwhile: `num_sent`, `outcomes` of the requests that have ended, the `recent` ones of these, and the
     `open` ones by index; `has_begun` once the warm-up is over and the clock runs. `num_short`: answers that are whole,
-    and have fewer tokens than the workload wants.
+    and have fewer tokens than the workload wants. `cold`: requests of the warm-up that did not complete.
     """
 
     def __init__(self, target: Target, collector: Collector, tokens: Tokens, load: Load) -> None:
@@ -51,6 +51,7 @@ class Replay:
         self.has_begun = False
         self.num_sent = 0
         self.num_short = 0
+        self.cold: list[RequestRecord] = []
         self.outcomes: Counter[Outcome] = Counter()
         self.open: dict[int, RequestRecord] = {}
         self.recent: deque[RequestRecord] = deque(maxlen=_RECENT)
@@ -105,6 +106,8 @@ class Replay:
         try:
             for record in await warm_up(self._target, self._tokens, first, self._load):
                 self._collector.add(record)
+                if record.outcome is not Outcome.COMPLETED:
+                    self.cold.append(record)
             await ahead.filled()
             with rare_collections():
                 await self._measure(ahead)
@@ -172,10 +175,7 @@ class Replay:
         self.open[record.index] = record
         record.sent, record.was_sent = self.clock.now(), True
         try:
-            async with asyncio.timeout(self._load.request_timeout):
-                await send(record, self.clock)
-        except TimeoutError:
-            record.outcome, record.error = Outcome.LATE, f"it took more than {self._load.request_timeout:g} s"
+            await send_within(self._load.request_timeout, send, record, self.clock)
         except asyncio.CancelledError:
             record.outcome, record.error = self._verdict, self._reason or None
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -75,3 +76,12 @@ def prepare(target: Target, request: WorkloadRequest, tokens: Tokens) -> Send:
         record.outcome, record.error = Outcome.FAILED, message
 
     return fail
+
+
+async def send_within(seconds: float | None, send: Send, record: RequestRecord, clock: Clock) -> None:
+    """Send a request, and end it as late when it takes longer than so many seconds; None: it may take any time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await send(record, clock)
+    except TimeoutError:
+        record.outcome, record.error = Outcome.LATE, f"it took more than {seconds:g} s"

@@ -11,7 +11,7 @@ import msgspec
 from quire.frontend.replay.clock import Clock
 from quire.frontend.replay.load import Load
 from quire.frontend.replay.record import RequestRecord
-from quire.frontend.replay.target import Target, Tokens, prepare
+from quire.frontend.replay.target import Target, Tokens, prepare, send_within
 from quire.frontend.workload.request import WorkloadRequest
 
 _AT_ONCE = 16
@@ -38,7 +38,7 @@ async def warm_up(
         prepared = await asyncio.to_thread(prepare, target, _apart(request), tokens)
         async with room:
             record.arrival = record.sent = clock.now()
-            await prepared(record, clock)
+            await send_within(load.request_timeout, prepared, record, clock)
             record.ended = clock.now()
 
     async with asyncio.TaskGroup() as group:

@@ -49,6 +49,7 @@ class Run:
 
         self.requests = 0
         self.warm_up = 0
+        self.warm_up_failed = 0  # of these, however they did not complete
         self.outcomes: Counter[Outcome] = Counter()
         self.errors: Counter[tuple[str, str]] = Counter()
         self.preemptions = 0
@@ -77,6 +78,7 @@ class Run:
         """Take a request that has ended, however it did. A warm-up is counted and in no figure."""
         if record.is_warm_up:
             self.warm_up += 1
+            self.warm_up_failed += record.outcome is not Outcome.COMPLETED
             return
         self.requests += 1
         self.outcomes[record.outcome] += 1

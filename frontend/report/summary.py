@@ -95,6 +95,7 @@ def _counts(run: Run) -> dict[str, Any]:
         "late": run.outcomes[Outcome.LATE],
         "unfinished": run.outcomes[Outcome.UNFINISHED],
         "warm_up": run.warm_up,
+        "warm_up_failed": run.warm_up_failed,
         "preemptions": run.preemptions,
         "total_input_tokens": run.prompt_tokens,
         "total_output_tokens": run.output_tokens,

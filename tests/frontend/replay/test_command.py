@@ -81,6 +81,16 @@ def test_a_trace_is_replayed_to_an_engine_of_its_own(trace: Path, tmp_path: Path
     assert page.read_text().startswith("<!")
 
 
+def test_a_warm_up_that_fails_is_told(trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.json"
+    row = {"timestamp": 0, "input_length": 100_000, "output_length": 8, "hash_ids": [0] * 196}
+    trace.write_text(f"{json.dumps(row)}\n{trace.read_text()}")
+    done = run(trace, "--warmup", 2, "--num-pages", 64, "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "1 requests of the warm-up did not complete, such as one failed: " in done.stderr
+    assert (load(output)["warm_up"], load(output)["warm_up_failed"]) == (2, 1)
+
+
 def test_the_script_is_the_command_and_targets_a_running_engine(trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     with LLM(num_pages=64) as llm:

@@ -204,6 +204,19 @@ def test_what_takes_too_long_is_late() -> None:
     asyncio.run(main())
 
 
+def test_a_warm_up_that_takes_too_long_is_ended_and_told() -> None:
+    async def main() -> None:
+        stage, kept = Stage(turns=None), Kept()
+        run = Replay(stage, kept, lambda request: [1], Load(request_timeout=0.01, warm_up=2))
+        assert await run.run([request(), request()]) is None
+        warm = [record for record in kept.records if record.is_warm_up]
+        assert run.cold == warm
+        assert [record.outcome for record in warm] == [Outcome.LATE] * 2
+        assert stage.caches_emptied == 1
+
+    asyncio.run(main())
+
+
 def test_what_cannot_be_prepared_has_failed() -> None:
     async def main() -> None:
         kept = await replay(Stage(), [request(), request(params={"top_k": 1})])
