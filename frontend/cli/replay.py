@@ -53,7 +53,7 @@ def replay(
     valid when that was too late. Ctrl-C, or the end of the target, ends the run with what has been measured so far.
     """
     del common
-    report.check()
+    report.check(num_new=0 if path is None else 1)
     if path is None:
         if not report.compare:
             raise typer.BadParameter("there is nothing to replay; give a TRACE, or --compare with JSON files")

@@ -40,14 +40,38 @@ class ReportFlags:
         _report("Compare with such JSON files; `quire replay` without TRACE shows only them.", "FILE..."),
     ] = None
 
-    def check(self) -> None:
-        """Refuse what can't be, before anything is measured: `OSError` for files, `ValueError` for limits."""
+    def check(self, num_new: int = 1) -> None:
+        """Refuse what can't be, before anything is measured: `OSError` for files, `ValueError` for limits and reports.
+
+        `num_new`: runs that will be shown besides those of --compare.
+        """
         from quire.frontend.report.goodput import GoodputLimits
 
         if self.goodput is not None:
             GoodputLimits.parse(self.goodput)
         writable("--output", self.output)
         writable("--html", self.html)
+        self._check_number(len(self.others) + num_new)
+
+    @functools.cached_property
+    def others(self) -> list[Report]:
+        """What is compared with, as it is when this is first asked for. Raises `ValueError` for what is no report."""
+        if not self.compare:
+            return []
+        from quire.frontend.report.files import load_json
+
+        return [load_json(path) for path in self.compare]
+
+    def _check_number(self, num_shown: int) -> None:
+        if self.html is None or not self.compare:
+            return
+        from quire.frontend.report.html import MOST_RUNS
+
+        if num_shown > MOST_RUNS:
+            raise typer.BadParameter(
+                f"--html shows at most {MOST_RUNS} runs, and --compare makes them {num_shown}; "
+                "compare with fewer, or leave out --html"
+            )
 
     def run(self, title: str, config: dict[str, Any]) -> Run:
         """What collects the run that is reported."""
@@ -75,20 +99,14 @@ def report_on(run: Run, flags: ReportFlags, more: Callable[[Report], Report] | N
         report |= more(report)
     if flags.output is not None:  # first: nothing that comes later may lose it
         save_json(report, flags.output)
-    _show([*_others(flags), report], flags)
+    _show([*flags.others, report], flags)
 
 
 def compare(flags: ReportFlags) -> None:
     """Print reports that were saved before, and write their page."""
     if flags.output is not None:
         raise typer.BadParameter("--output takes what is measured; give a TRACE, or leave it out")
-    _show(_others(flags), flags)
-
-
-def _others(flags: ReportFlags) -> list[dict[str, Any]]:
-    from quire.frontend.report.files import load_json
-
-    return [load_json(path) for path in flags.compare or ()]
+    _show(flags.others, flags)
 
 
 def _show(reports: list[dict[str, Any]], flags: ReportFlags) -> None:

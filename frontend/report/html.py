@@ -11,7 +11,7 @@ from quire.frontend.report.markup import Markup, join, tag
 from quire.frontend.report.names import distinct
 
 _STYLE = Path(__file__).with_name("page.css")
-_SOME_RUNS = 6
+MOST_RUNS = 6
 """Runs that a page tells apart by colour."""
 
 
@@ -22,8 +22,8 @@ def write_html(reports: list[dict[str, Any]], path: Path) -> None:
 
 def page(reports: list[dict[str, Any]]) -> str:
     """The page itself."""
-    if not 1 <= len(reports) <= _SOME_RUNS:
-        raise ValueError(f"a page shows 1 to {_SOME_RUNS} runs, {len(reports)} were given")
+    if not 1 <= len(reports) <= MOST_RUNS:
+        raise ValueError(f"a page shows 1 to {MOST_RUNS} runs, {len(reports)} were given")
     reports = distinct(reports)
     title = " · ".join(str(report["title"]) for report in reports)
     body = [

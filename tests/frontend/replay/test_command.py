@@ -180,6 +180,9 @@ def test_a_trace_that_breaks_ends_the_run_with_its_line_unless_bad_rows_are_skip
         (("TRACE", "--output", "no-such-folder/report.json"), 1, "--output"),
         (("TRACE", "--ramp-up-start-rps", 1), 2, "--ramp-up-end-rps"),
         (("--compare", "no-such-file.json"), 1, "no-such-file.json"),
+        (("TRACE", "--base-url", "http://127.0.0.1:1", "--compare", "no-such-file.json"), 1, "no-such-file.json"),
+        (("TRACE", "--html", "a.html", "--compare", *["SAVED"] * 6), 2, "at most 6 runs, and --compare makes them 7"),
+        (("--html", "a.html", "--compare", *["SAVED"] * 7), 2, "compare with fewer, or leave out --html"),
     ],
 )
 def test_what_cannot_be_done_is_told_at_once(
@@ -190,7 +193,10 @@ def test_what_cannot_be_done_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [str(trace) if word == "TRACE" else str(word) for word in arguments]
+    saved = trace.with_name("saved.json")
+    saved.write_text('{"duration": 1, "completed": 1, "request_throughput": 1}')
+    files = {"TRACE": trace, "SAVED": saved}
+    given = [str(files.get(str(word), word)) for word in arguments]
     monkeypatch.setattr(sys, "argv", ["quire", "replay", *given])
     with pytest.raises(Exception) as caught:  # noqa: PT011 - of which kind is for `exit_status` to know
         app.run()
