@@ -12,10 +12,11 @@ import typer
 from quire.frontend.cli.flags import CommonFlags, option, switch, takes
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, report_on
-from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
+from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, say_skipped, tell_skipped, workload_of
 
 if TYPE_CHECKING:
     from quire.frontend.simulation.plan import Plan, Simulated
+    from quire.frontend.workload.reading import Trace
 
 _fleet = functools.partial(option, "Fleet")
 _engine = functools.partial(option, "Engines (default: as they were calibrated)")
@@ -121,11 +122,11 @@ def simulate(
 
     report.check()
     fleet.check(report)
-    loaded = load_calibration(calibration)
+    loaded, rows = load_calibration(calibration), open_trace(trace_path, trace)
     length = shape.max_model_len or loaded.engine.max_model_len
     plan = Plan(
         loaded,
-        lambda: workload_of(open_trace(trace_path, trace), trace, length),
+        lambda: workload_of(rows, trace, length),
         lambda title, config: report.run(title, {**config, "trace": str(trace_path), **trace.given}),
         trace_path.name,
         trace.seed,
@@ -133,11 +134,11 @@ def simulate(
         fleet.concurrency,
         shape.changes,
     )
-    open_trace(trace_path, trace)
     if fleet.router == "all":
-        _compare(plan, fleet, report)
+        _compare(plan, fleet, report, rows)
     else:
         simulated = _find(plan, fleet) if fleet.find else plan.simulate(fleet.engines, fleet.router)
+        tell_skipped(rows, simulated.run.config)
         report_on(simulated.run, report)
 
 
@@ -156,7 +157,7 @@ def _find(plan: Plan, fleet: FleetFlags) -> Simulated:
     return simulated
 
 
-def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags) -> None:
+def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags, rows: Trace) -> None:
     from rich.console import Console
 
     from quire.frontend.report.files import save_json
@@ -167,9 +168,11 @@ def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags) -> None:
     reports, imbalances = {}, {}
     for router in ROUTERS:
         simulated = plan.simulate(fleet.engines, router)
+        note_skipped(rows, simulated.run.config)
         reports[router], imbalances[router] = summarize(simulated.run), simulated.imbalance
         if report.output is not None:
             save_json(reports[router], report.output.with_stem(f"{report.output.stem}-{router}"))
+    say_skipped(rows)
     Console().print(router_table(reports, imbalances))
     if fleet.figure is not None:
         draw_routers(reports, fleet.figure)

@@ -130,8 +130,19 @@ def _burstiness(flags: TraceFlags) -> float:
     return 1.0 if flags.burstiness is None else flags.burstiness
 
 
-def tell_skipped(trace: Trace, config: dict[str, Any]) -> None:
-    """After a run: say how many bad rows were skipped, and note it in the report's configuration."""
+def note_skipped(trace: Trace, config: dict[str, Any]) -> None:
+    """After a run: note in the report's configuration how many bad rows were skipped."""
     if trace.num_skipped:
         config["skipped_rows"] = trace.num_skipped
+
+
+def say_skipped(trace: Trace) -> None:
+    """After a run: say how many bad rows were skipped, and what was wrong with one."""
+    if trace.num_skipped:
         say(f"{trace.num_skipped} bad rows of the trace were skipped, such as {trace.reasons[0]}")
+
+
+def tell_skipped(trace: Trace, config: dict[str, Any]) -> None:
+    """Both."""
+    note_skipped(trace, config)
+    say_skipped(trace)

@@ -83,6 +83,17 @@ def test_routers_are_compared(files: list[str], tmp_path: Path) -> None:
         assert json.loads((tmp_path / f"o-{router}.json").read_text())["config"]["router"] == router
 
 
+@pytest.mark.parametrize("router", ["sticky", "all"])
+def test_bad_rows_that_are_skipped_are_told(files: list[str], tmp_path: Path, router: str) -> None:
+    output, trace = tmp_path / "o.json", Path(files[1])
+    trace.write_text(f"{trace.read_text()}{{rubbish\n")
+    done = run(*files, "--skip-bad", "--router", router, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("1 bad rows of the trace were skipped, such as ") == 1
+    for path in tmp_path.glob("o*.json"):
+        assert json.loads(path.read_text())["config"]["skipped_rows"] == 1
+
+
 def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
     done = run(*files, "--find", "engines", "--goodput", "ttft:1500", "--attainment", "0.9")
     assert done.returncode == 0, done.stderr
