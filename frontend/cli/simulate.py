@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from quire.frontend.simulation.plan import Plan, Simulated
     from quire.frontend.workload.reading import Trace
 
+_ATTAINMENT = 0.99
+_MOST_ENGINES = 1024
+
 _fleet = functools.partial(option, "Fleet")
 _engine = functools.partial(option, "Engines (default: as they were calibrated)")
 
@@ -26,20 +29,21 @@ _engine = functools.partial(option, "Engines (default: as they were calibrated)"
 class FleetFlags:
     """How many engines, and who gets what; what is None was not given."""
 
-    engines: Annotated[int, _fleet("Engines, all alike. Default: 1.", "N", min=1)] = 1
+    engines: Annotated[int | None, _fleet("Engines, all alike. Default: 1.", "N", min=1)] = None
     router: Annotated[
         str,
         _fleet(
-            "round-robin, least-loaded, power-of-two, sticky, prefix-affinity; or all, to compare them. "
-            "Default: prefix-affinity.",
+            "round-robin, least-loaded, power-of-two, sticky, prefix-affinity; or all, to compare them, where "
+            "--output r.json writes r-NAME.json for each. Default: prefix-affinity.",
             "NAME",
         ),
     ] = "prefix-affinity"
     find: Annotated[str | None, _fleet("engines: the fewest that meet the limits of --goodput.", "WHAT")] = None
     attainment: Annotated[
-        float, _fleet("For --find: the share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1)
-    ] = 0.99
-    max_engines: Annotated[int, _fleet("For --find: the most to try. Default: 1024.", "N", min=1)] = 1024
+        float | None,
+        _fleet("For --find: the share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1),
+    ] = None
+    max_engines: Annotated[int | None, _fleet("For --find: the most to try. Default: 1024.", "N", min=1)] = None
     figure: Annotated[Path | None, _fleet("For --router all: draw it here, as .png or .svg.", "FILE")] = None
     concurrency: Annotated[
         int | None, _fleet("A closed loop: so many users, each sends when it has its answer.", "N", min=1)
@@ -55,14 +59,29 @@ class FleetFlags:
 
         if self.router not in (*ROUTERS, "all"):
             raise typer.BadParameter(f"--router {self.router} is not known; it can be {', '.join(ROUTERS)}, or all")
-        if self.find not in (None, "engines"):
-            raise typer.BadParameter(f"--find {self.find} is not known; it can be engines")
-        if self.find and self.router == "all":
-            raise typer.BadParameter("--find looks for one router's engines; name that --router")
-        if self.find and not report.goodput:
-            raise typer.BadParameter("--find needs the limits to meet; give --goodput ttft:MS tpot:MS")
         if self.figure is not None and self.router != "all":
             raise typer.BadParameter("--figure draws a comparison; give --router all")
+        if report.compare and self.router == "all":
+            raise typer.BadParameter("--compare takes one run more, --router all makes several; name one --router")
+        if self.find is None:
+            self._check_no_search()
+        else:
+            self._check_search(report)
+
+    def _check_no_search(self) -> None:
+        given = {"--attainment": self.attainment, "--max-engines": self.max_engines}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise typer.BadParameter(f"{names[0]} is of a search for engines; give --find engines, or leave it out")
+
+    def _check_search(self, report: ReportFlags) -> None:
+        if self.find != "engines":
+            raise typer.BadParameter(f"--find {self.find} is not known; it can be engines")
+        if self.router == "all":
+            raise typer.BadParameter("--find looks for one router's engines; name that --router")
+        if self.engines is not None:
+            raise typer.BadParameter("--find looks for how many engines there must be; leave out --engines")
+        if not report.goodput:
+            raise typer.BadParameter("--find needs the limits to meet; give --goodput ttft:MS tpot:MS")
 
 
 @dataclass(frozen=True)
@@ -122,6 +141,8 @@ def simulate(
 
     report.check()
     fleet.check(report)
+    if trace.vocab_size is not None:
+        raise typer.BadParameter("--vocab-size is of prompts that are sent, and a simulation sends none; leave it out")
     loaded, rows = load_calibration(calibration), open_trace(trace_path, trace)
     length = shape.max_model_len or loaded.engine.max_model_len
     plan = Plan(
@@ -137,7 +158,7 @@ def simulate(
     if fleet.router == "all":
         _compare(plan, fleet, report, rows)
     else:
-        simulated = _find(plan, fleet) if fleet.find else plan.simulate(fleet.engines, fleet.router)
+        simulated = _find(plan, fleet) if fleet.find else plan.simulate(fleet.engines or 1, fleet.router)
         tell_skipped(rows, simulated.run.config)
         report_on(simulated.run, report)
 
@@ -145,14 +166,16 @@ def simulate(
 def _find(plan: Plan, fleet: FleetFlags) -> Simulated:
     from quire.frontend.simulation.search import attainment_of, find_engines
 
+    attainment = _ATTAINMENT if fleet.attainment is None else fleet.attainment
+
     def attempt(num_engines: int) -> Simulated:
         simulated = plan.simulate(num_engines, fleet.router)
         share = attainment_of(simulated)
-        is_enough = "enough" if share >= fleet.attainment else "too few"
+        is_enough = "enough" if share >= attainment else "too few"
         say(f"{num_engines} engines: {share:.2%} of {simulated.run.requests} requests meet the limits, {is_enough}")
         return simulated
 
-    number, simulated = find_engines(attempt, fleet.attainment, fleet.max_engines)
+    number, simulated = find_engines(attempt, attainment, fleet.max_engines or _MOST_ENGINES)
     say(f"the fewest engines that meet the limits: {number}")
     return simulated
 
@@ -165,18 +188,24 @@ def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags, rows: Trace) ->
     from quire.frontend.simulation.comparison import draw_routers, router_table
     from quire.frontend.simulation.plan import ROUTERS
 
-    reports, imbalances = {}, {}
+    reports, imbalances, written = {}, {}, []
     for router in ROUTERS:
-        simulated = plan.simulate(fleet.engines, router)
+        simulated = plan.simulate(fleet.engines or 1, router)
         note_skipped(rows, simulated.run.config)
         reports[router], imbalances[router] = summarize(simulated.run), simulated.imbalance
         if report.output is not None:
-            save_json(reports[router], report.output.with_stem(f"{report.output.stem}-{router}"))
+            path = report.output.with_stem(f"{report.output.stem}-{router}")
+            save_json(reports[router], path)
+            written.append(path)
     say_skipped(rows)
     Console().print(router_table(reports, imbalances))
     if fleet.figure is not None:
         draw_routers(reports, fleet.figure)
+        written.append(fleet.figure)
     if report.html is not None:
         from quire.frontend.report.html import write_html
 
         write_html(list(reports.values()), report.html)
+        written.append(report.html)
+    if written:
+        say(f"written: {', '.join(map(str, written))}")

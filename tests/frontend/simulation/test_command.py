@@ -81,6 +81,8 @@ def test_routers_are_compared(files: list[str], tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     for router in ROUTERS:
         assert json.loads((tmp_path / f"o-{router}.json").read_text())["config"]["router"] == router
+        assert f"o-{router}.json" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("written: ")
 
 
 @pytest.mark.parametrize("router", ["sticky", "all"])
@@ -113,6 +115,11 @@ def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
         (["--find", "money", "--goodput", "ttft:1"], "--find money is not known"),
         (["--find", "engines", "--router", "all"], "name that --router"),
         (["--figure", "f.png"], "give --router all"),
+        (["--router", "all", "--compare", "saved.json"], "name one --router"),
+        (["--find", "engines", "--goodput", "ttft:1", "--engines", "2"], "leave out --engines"),
+        (["--attainment", "0.9"], "--attainment is of a search for engines; give --find engines"),
+        (["--max-engines", "9"], "--max-engines is of a search for engines; give --find engines"),
+        (["--vocab-size", "9"], "a simulation sends none; leave it out"),
         (["--calibration", "none.json"], "none.json cannot be read"),
         (["--trace", "none.jsonl"], "none.jsonl"),
         (["--scheduling-policy", "luck"], "the scheduling policy 'luck' is not known; it can be fcfs"),
@@ -126,6 +133,8 @@ def test_what_cannot_be_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    Path(files[1]).with_name("saved.json").write_text('{"duration": 1, "completed": 1, "request_throughput": 1}')
+    monkeypatch.chdir(Path(files[1]).parent)
     monkeypatch.setattr(sys, "argv", ["quire", "simulate", *files, *arguments])
     with pytest.raises(Exception) as caught:  # noqa: PT011 - of which kind is for `exit_status` to know
         app.run()
