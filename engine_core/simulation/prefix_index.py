@@ -10,7 +10,7 @@ def prefix_keys(blocks: Sequence[int], block_tokens: int, prompt_tokens: int) ->
     """A name for each prefix of a prompt that ends with a block it fills, the shortest first."""
     keys, key = [], block_tokens
     for block in blocks[: prompt_tokens // block_tokens]:
-        key = hash((key, block))
+        key = hash((key, abs(block), block < 0))  # -1 and -2 have the same hash
         keys.append(key)
     return keys
 

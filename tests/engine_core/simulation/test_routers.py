@@ -24,6 +24,13 @@ def fresh(index: int, blocks: int = 2) -> SimulatedRequest:
     return request(index, 0.0, blocks * BLOCK, 10, range(100 * index, 100 * index + blocks))
 
 
+def test_prefixes_of_other_blocks_have_other_keys() -> None:
+    blocks = [-(2**63), -2, -1, 0, 1, 2, 2**63 - 1]
+    keys = {key for first in blocks for key in prefix_keys([first, 5], BLOCK, 2 * BLOCK)}
+    assert len(keys) == 2 * len(blocks)
+    assert prefix_keys([1, 2], BLOCK, 2 * BLOCK)[0] == prefix_keys([1, 3], BLOCK, 2 * BLOCK)[0]
+
+
 def test_round_robin_asks_nobody() -> None:
     one = router("round-robin")
     assert [one.send(fresh(index)) for index in range(6)] == [0, 1, 2, 3, 0, 1]
