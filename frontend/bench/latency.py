@@ -34,6 +34,11 @@ class _Batch:
     def end(self, seconds: float, interrupted: str | None = None) -> None:
         """The last request tells the time: more than that is spent on ending a run."""
 
+    def check(self) -> None:
+        """Raise RuntimeError if a request has not completed."""
+        if self.error is not None:
+            raise RuntimeError(self.error)
+
 
 @dataclass
 class Latencies:
@@ -62,13 +67,16 @@ async def measure_latency(
     The first `num_warmup` batches are not counted. Returns what has ended this before its time, if anything did.
     Raises RuntimeError when a request of a batch does not complete.
     """
-    for begin in range(0, len(requests), batch_size):
-        batch = _Batch()
-        found.interrupted = await runs.replay(batch, requests[begin : begin + batch_size], Load(), seed=seed)
-        if found.interrupted is not None:
-            break
-        if batch.error is not None:
-            raise RuntimeError(batch.error)
-        if begin >= num_warmup * batch_size:
-            found.seconds.append(batch.seconds)
+    try:
+        for begin in range(0, len(requests), batch_size):
+            batch = _Batch()
+            found.interrupted = await runs.replay(batch, requests[begin : begin + batch_size], Load(), seed=seed)
+            if found.interrupted is not None:
+                break
+            batch.check()
+            if begin >= num_warmup * batch_size:
+                found.seconds.append(batch.seconds)
+    except Exception as error:
+        found.interrupted = str(error)
+        raise
     return found.interrupted

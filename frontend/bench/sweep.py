@@ -103,8 +103,10 @@ class Sweep:
         self.interrupted = await self._runs.replay(run, self._rates.requests(rate), self._load, seed=seed)
         found = Try(rate, self.search.attainment, summarize(run))
         self.tries.append(found)
-        if self.interrupted is None:
-            self.search.tell(None if found.invalid is not None else found.share)
+        if self.interrupted is not None:
+            self._tell(found.line())
+            return
+        self.search.tell(None if found.invalid is not None else found.share)
         self._tell(found.line() + ("; it is tried again" if self.search.next_rate == rate else ""))
 
     @property

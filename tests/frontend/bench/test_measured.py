@@ -68,6 +68,7 @@ def test_a_batch_that_does_not_complete_has_no_latency(target: EngineTarget) -> 
     made = [*Lengths(3000, 3).requests(2, None)]
     with pytest.raises(RuntimeError, match="3000"):
         asyncio.run(measure_latency(Runs(target), made, 2, 0, found))
+    assert "a request of the batch is failed" in str(found.interrupted)
     with pytest.raises(ValueError, match="no batch"):
         found.report()
 
@@ -127,6 +128,8 @@ def test_a_sweep_that_is_stopped_keeps_what_there_is(target: EngineTarget, tmp_p
 
     asyncio.run(main())
     assert sweep.interrupted == "enough"
+    assert "the run was interrupted: enough" in told[-1]
+    assert "tried again" not in told[-1]
     assert [each.is_met for each in sweep.tries] == [True, False]
     assert sweep.conclusion == "100 requests/s meet the limits; the sweep ended before its time: enough"
     report = sweep.report("stopped", {})
