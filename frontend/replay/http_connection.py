@@ -35,7 +35,9 @@ class HttpConnection(asyncio.Protocol):
         self._reader: AnswerReader | None = None
         self._done: asyncio.Future[None] | None = None
         self._was_silent = True
+        self._is_framed = False  # the answer tells where it ends
         self._is_kept = False
+        self._ends_with_connection = False  # the answer: its headers are here, and tell of no other end
         self.is_open = False
 
     async def exchange(self, request: bytes, reader: AnswerReader) -> None:
@@ -46,7 +48,7 @@ class HttpConnection(asyncio.Protocol):
         assert self._transport is not None
         if not self.is_open:
             raise ConnectionBrokenError("the server has closed the connection", was_silent=True)
-        self._reader, self._was_silent = reader, True
+        self._reader, self._was_silent, self._ends_with_connection = reader, True, False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -88,15 +90,27 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has ended."""
         self.is_open = False
+        if exc is None and self._ends_with_connection:
+            self._end(is_kept=False)
         self._fail(
             ConnectionBrokenError(f"the server broke the connection{f': {exc}' if exc else ''}", self._was_silent)
         )
 
     # Of httptools
 
+    def on_message_begin(self) -> None:
+        """An answer, of which there may be some that only announce another."""
+        self._is_framed = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of the headers."""
+        name = name.lower()
+        self._is_framed |= name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+
     def on_headers_complete(self) -> None:
         """The status is known."""
         assert self._reader is not None
+        self._ends_with_connection = not self._is_framed and self._parser.get_status_code() >= 200
         self._reader.on_status(self._parser.get_status_code())
 
     def on_body(self, body: bytes) -> None:
@@ -106,8 +120,12 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
-        if self._parser.get_status_code() >= 200 and self._done is not None and not self._done.done():
-            self._is_kept = self._parser.should_keep_alive()  # only now does it know
+        if self._parser.get_status_code() >= 200:
+            self._end(is_kept=self._parser.should_keep_alive())  # only now does it know
+
+    def _end(self, *, is_kept: bool) -> None:
+        if self._done is not None and not self._done.done():
+            self._is_kept = is_kept
             self._done.set_result(None)
 
     def _fail(self, error: BaseException) -> None:

@@ -220,6 +220,34 @@ def test_connections_are_kept_and_renewed_when_the_server_has_closed_them() -> N
         assert len(server.connections) == 2
 
 
+def test_an_answer_may_end_with_its_connection() -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.begin(Content_Type="text/event-stream", Connection="close")
+        exchange.wfile.write(event("a") + event("b", finish_reason="length") + DONE)
+
+    record = one(answer)
+    assert (record.outcome, record.output_tokens) == (Outcome.COMPLETED, 2)
+
+
+def test_an_answer_that_ends_too_soon_with_its_connection_has_failed() -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.begin(Content_Type="text/event-stream", Connection="close")
+        exchange.wfile.write(event("a"))
+
+    record = one(answer)
+    assert (record.outcome, record.error) == (Outcome.FAILED, "the stream ended before the answer did")
+
+
+def test_an_answer_that_lacks_some_of_its_length_has_failed() -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.begin(Content_Length="1000", Connection="close")
+        exchange.wfile.write(event("a", finish_reason="length") + DONE)
+
+    record = one(answer)
+    assert record.outcome is Outcome.FAILED
+    assert "broke the connection" in (record.error or "")
+
+
 def test_key_headers_and_fields_are_sent() -> None:
     extra = {"top_k": 7, "ignore_eos": None}
     with RudeServer(lambda exchange: exchange.stream(event("a", finish_reason="length"), DONE)) as server:
