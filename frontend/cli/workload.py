@@ -58,6 +58,12 @@ class TraceFlags:
     ramp_up_strategy: Annotated[str | None, _times("linear or exponential. Default: linear.", "NAME")] = None
 
     @property
+    def has_ramp(self) -> bool:
+        """Whether arrivals are those of a ramp."""
+        ramp = (self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy)
+        return any(value is not None for value in ramp)
+
+    @property
     def given(self) -> dict[str, Any]:
         """Those that differ from their defaults, for the report, where the rate has vLLM's name."""
         defaults = asdict(TraceFlags())
@@ -84,6 +90,11 @@ def workload_of(trace: Trace, flags: TraceFlags, max_model_len: int | None) -> I
     from quire.frontend.workload.arrivals import arrive
     from quire.frontend.workload.transforms import clip, scale_lengths, speed_up
 
+    if flags.has_ramp and flags.max_requests is None and trace.is_stream:
+        raise typer.BadParameter(
+            f"a ramp counts the requests before it sends them, and {trace.path} is a pipe, which can be read only "
+            "once; give --max-requests"
+        )
     requests = iter(trace)
     if flags.speed != 1.0:
         requests = speed_up(requests, flags.speed)
@@ -104,8 +115,7 @@ def arrivals_of(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Itera
     """
     from quire.frontend.workload.arrivals import at_rate
 
-    ramps = (flags.ramp_up_start_rps, flags.ramp_up_end_rps, flags.ramp_up_strategy)
-    if any(value is not None for value in ramps):
+    if flags.has_ramp:
         return _ramp(flags, requests)
     if flags.rate is not None:
         return at_rate(flags.rate, _burstiness(flags), flags.seed)

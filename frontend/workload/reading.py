@@ -68,9 +68,14 @@ class Trace:
         self._start = start
         self._end = end
         self._max_requests = max_requests
-        if not _is_stream(path):
+        if not self.is_stream:
             with Lines(path) as lines:
                 self._begin(lines)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it can be iterated over only once, as it comes from a pipe."""
+        return _is_stream(self.path)
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
         self._forget()

@@ -8,15 +8,18 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from http_server import PATIENCE, Server
 
 from quire.frontend import LLM
 from quire.frontend.cli import app
 from quire.frontend.cli.failures import exit_status
+from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 SCRIPT = Path(__file__).parents[3] / "scripts" / "replay_trace.py"
@@ -164,6 +167,16 @@ def test_a_trace_that_breaks_ends_the_run_with_its_line_unless_bad_rows_are_skip
     assert done.returncode == 0, done.stderr
     assert "1 bad rows" in done.stderr
     assert load(output)["config"]["skipped_rows"] == 1
+
+
+def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ramp = TraceFlags(format="mooncake", ramp_up_start_rps=1, ramp_up_end_rps=2)
+    with pytest.raises(typer.BadParameter, match="can be read only once; give --max-requests"):
+        workload_of(open_trace(pipe, ramp), ramp, None)
+    counted = replace(ramp, max_requests=5)
+    workload_of(open_trace(pipe, counted), counted, None)  # reads nothing yet
 
 
 @pytest.mark.parametrize(
