@@ -97,6 +97,8 @@ class SimulatedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False, f
 class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """What is simulated: so many engines behind a router, with a sample every so many virtual seconds.
 
+    While no engine has anything to do, there is a sample at the begin and at the end of that alone.
+
     `tells_lengths`: engines know from the start how long an answer will be, by `max_tokens`; else it may be as long as
     the context. With `concurrency` requests come when so many users have their answers, whatever their arrivals.
     """

@@ -56,11 +56,11 @@ class Fleet:
     def run(self, requests: Iterable[SimulatedRequest]) -> SimulationEnd:
         """Serves requests in order of arrival; returns when the last one has ended. ValueError if they are not."""
         self._arrivals = arrivals = Arrivals(requests, self._setup.concurrency)
-        sample_time = self._setup.sample_seconds
+        sample = 1  # the number of the next one
         while (time := min(self._next_step, arrivals.time, self._next_answer)) < math.inf:
-            if sample_time <= time:
+            if (sample_time := sample * self._setup.sample_seconds) <= time:
                 self._sample(sample_time)
-                sample_time += self._setup.sample_seconds
+                sample = self._sample_after(sample, time)
             elif time == self._next_answer:
                 self._tell()
             elif time == arrivals.time:
@@ -132,6 +132,15 @@ class Fleet:
             error=answer.error,
             error_kind=answer.error_kind,
         )
+
+    def _sample_after(self, number: int, time: float) -> int:
+        """The number of the sample after that one. While no engine has work, nothing changes until `time`.
+
+        Then only the last one before that is taken, so that the line of a chart stays flat: a trace over months would
+        have millions.
+        """
+        is_idle = all(math.isinf(engine.next_step) for engine in self.engines)
+        return max(number + 1, math.floor(time / self._setup.sample_seconds) if is_idle else 0)
 
     def _sample(self, time: float) -> None:
         """What all engines are at; those that compute a step at that time have it behind them."""

@@ -182,6 +182,24 @@ def test_samples_come_in_time_and_add_up() -> None:
     assert any(sample.running for sample in between)
 
 
+@pytest.mark.parametrize("client", [ClientTime(), ClientTime(0.003, 1.4)])
+def test_samples_are_left_out_while_no_engine_has_work(client: ClientTime) -> None:
+    day = 86400.0
+    requests = [request(index, index * day + 0.25, 100, 30, range(2)) for index in range(3)]
+    chosen = setup(2, sample_seconds=0.1, client=client)
+    outcome, stepwise = Outcome(chosen, requests), Outcome(chosen, requests, is_stepwise=True)
+    assert outcome.samples == stepwise.samples
+    assert outcome.end.seconds > 2 * day
+    assert len(outcome.samples) < 100
+    assert sum(sample.running for sample in outcome.samples) > 5
+    gaps = [pair for pair in itertools.pairwise(outcome.samples) if pair[1].time - pair[0].time > 0.15]
+    for before, after in gaps:
+        assert before.running == after.running == before.waiting == after.waiting == 0
+        assert before.output_tokens == after.output_tokens
+    ends = [after.time for before, after in gaps if after.time - before.time > 1000]
+    assert ends == pytest.approx([day + 0.2, 2 * day + 0.2])
+
+
 def test_requests_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match=r"request 1 comes at 1.0 s, after one that comes at 2.0 s"):
         Outcome(setup(), [request(0, 2.0, 10, 1, [0]), request(1, 1.0, 10, 1, [0])])
