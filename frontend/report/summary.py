@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.frontend.replay.record import Outcome, Sample
 from quire.frontend.report.quantiles import Distribution, Floats
-from quire.frontend.report.rates import PER_SECOND, in_flight, most_in_flight
+from quire.frontend.report.rates import in_flight, in_slots, most_in_flight
 from quire.frontend.report.run import Run
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
@@ -171,20 +171,20 @@ def _client_timeline(run: Run, seconds: float) -> dict[str, list[float]]:
     """What the clients saw: requests under way, tokens of prompts answered and of answers, each a second."""
     if not run.requests:
         return {}
-    output = run.output_rate.in_slots(seconds)
+    width, (output, prompts) = in_slots((run.output_rate, run.prompt_rate), seconds)
     together = max(1, -(-len(output) // _TIMELINE_POINTS))  # slots that make a point
     begins = np.arange(0, len(output), together)
-    widths = np.minimum(begins + together, len(output)) - begins
-    times = (begins + widths / 2) / PER_SECOND
+    widths = width * (np.minimum(begins + together, len(output)) - begins)
+    times = width * begins + widths / 2
 
     def per_second(slots: Floats) -> list[float]:
-        return _short(np.add.reduceat(slots, begins) * PER_SECOND / widths)
+        return _short(np.add.reduceat(slots, begins) / widths)
 
     return {
         "time": _short(times),
         "in_flight": _short(in_flight(run.sent, run.ended, times)),
         "output_tokens_per_s": per_second(output),
-        "prompt_tokens_per_s": per_second(run.prompt_rate.in_slots(seconds)),
+        "prompt_tokens_per_s": per_second(prompts),
     }
 
 
