@@ -66,7 +66,7 @@ def replay(
         run = report.run(f"{path.name} on {Path(info.model).name}", config)
         try:
             requests = workload_of(rows, trace, engine.max_model_len or info.max_model_len)
-            opened.measure(run, requests, how, seed=trace.seed)
+            opened.measure(run, requests, how, seed=trace.seed, extent=trace.extent)
         finally:
             if run.seconds is not None:
                 tell_skipped(rows, run.config)

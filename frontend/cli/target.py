@@ -15,6 +15,7 @@ from quire.frontend.cli.server_flags import ServerFlags
 if TYPE_CHECKING:
     import asyncio
 
+    from quire.frontend.replay.extent import Extent
     from quire.frontend.replay.load import Load
     from quire.frontend.replay.runner import Collector, Replay
     from quire.frontend.replay.runs import Runs
@@ -34,12 +35,14 @@ class OpenTarget:
         """What is measured."""
         return self.runs.target
 
-    def measure(self, run: Collector, requests: Iterable[WorkloadRequest], load: Load, *, seed: int) -> None:
+    def measure(
+        self, run: Collector, requests: Iterable[WorkloadRequest], load: Load, *, seed: int, extent: Extent
+    ) -> None:
         """One run; it shows how it fares. `seed` decides the tokens of its prompts.
 
         Raises as `complete` does, and what reading the workload raises.
         """
-        self.complete(self.runs.replay(run, requests, load, seed=seed))
+        self.complete(self.runs.replay(run, requests, load, seed=seed, extent=extent))
 
     def complete(self, work: Coroutine[Any, Any, str | None]) -> None:
         """Make several runs, with other work between; it returns what ended it before its time, if anything did.

@@ -14,6 +14,7 @@ from quire.frontend.cli.flags import option, switch
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
+    from quire.frontend.replay.extent import Extent
     from quire.frontend.workload.arrivals import Strategy
     from quire.frontend.workload.reading import Trace
     from quire.frontend.workload.request import WorkloadRequest
@@ -62,6 +63,15 @@ class TraceFlags:
         """Whether arrivals are those of a ramp."""
         ramp = (self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy)
         return any(value is not None for value in ramp)
+
+    @property
+    def extent(self) -> Extent:
+        """How long the workload is, as far as they tell."""
+        from quire.frontend.replay.extent import Extent
+
+        has_own_times = self.rate is None and not self.has_ramp
+        seconds = self.duration / self.speed if self.duration is not None and has_own_times else None
+        return Extent(self.max_requests, seconds)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from quire.frontend.replay.extent import Extent
 from quire.frontend.replay.target import Send
 from quire.frontend.workload.request import WorkloadRequest
 
@@ -31,7 +32,13 @@ class Ahead:
     The prompts of a long trace would not fit into memory, and making one when its request is due would delay others.
     """
 
-    def __init__(self, requests: Iterator[WorkloadRequest], prepare: Callable[[WorkloadRequest], Send | None]) -> None:
+    def __init__(
+        self,
+        requests: Iterator[WorkloadRequest],
+        prepare: Callable[[WorkloadRequest], Send | None],
+        extent: Extent | None = None,
+    ) -> None:
+        self.extent = extent or Extent()  # exact once all is read
         self._requests = requests
         self._prepare = prepare
         self._ready: deque[Prepared] = deque()
@@ -99,12 +106,15 @@ class Ahead:
     # From here on: the thread.
 
     def _run(self) -> None:
+        last = 0.0
         try:
             for request in self._requests:
+                last = request.arrival
                 prepared = Prepared(self._num_read, request, self._prepare(request))
                 self._num_read += 1
                 if not self._put(prepared):
                     return
+            self.extent = Extent(self._num_read, last)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where requests are taken
             self._error = error
         finally:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from quire.frontend.replay.record import Outcome, RequestRecord
 from quire.frontend.replay.runner import Replay
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BAR_WIDTH = 20
 _LIVE_SECONDS = 0.25
 _PLAIN_SECONDS = 10.0
 _RECENT_SECONDS = 10.0
@@ -18,22 +23,43 @@ _RECENT_SECONDS = 10.0
 
 @asynccontextmanager
 async def shown(replay: Replay) -> AsyncIterator[None]:
-    """Tell on stderr how the run fares: by one line that changes on a terminal, else by a line every ten seconds."""
+    """Tell on stderr how the run fares: by a bar on a terminal, else by a line every ten seconds."""
     if sys.stderr.isatty():
         from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
 
-        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-
-            def show() -> None:
-                live.update(Text(progress_line(replay), no_wrap=True, overflow="ellipsis"), refresh=True)
-
+        with bar(replay, Console(stderr=True)) as show:
             async with _repeated(show, _LIVE_SECONDS):
                 yield
     else:
-        async with _repeated(lambda: print(progress_line(replay), file=sys.stderr, flush=True), _PLAIN_SECONDS):
+        async with _repeated(lambda: print(_plain_line(replay), file=sys.stderr, flush=True), _PLAIN_SECONDS):
             yield
+
+
+@contextmanager
+def bar(replay: Replay, console: Console) -> Iterator[Callable[[], None]]:
+    """How much is over as a bar, the time left, and the line. Gives what shows it.
+
+    Where it is not known how long the workload is, the bar pulses.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    line = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    columns = (BarColumn(_BAR_WIDTH), TimeRemainingColumn(compact=True), line)
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def show() -> None:
+            share = replay.share
+            total = None if share is None else 1.0
+            progress.update(task, total=total, completed=share or 0.0, description=progress_line(replay), refresh=True)
+
+        yield show
+
+
+def _plain_line(replay: Replay) -> str:
+    share = replay.share
+    return progress_line(replay) if share is None else f"{share:.0%} after {progress_line(replay)}"
 
 
 def progress_line(replay: Replay) -> str:

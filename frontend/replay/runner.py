@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from quire.frontend.replay.ahead import Ahead, Prepared
 from quire.frontend.replay.clock import Clock
 from quire.frontend.replay.collector import rare_collections
+from quire.frontend.replay.extent import Extent
 from quire.frontend.replay.load import Load
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.replay.sessions import Sessions
@@ -44,9 +45,13 @@ class Replay:
     What it tells meanwhile: `num_sent`, `outcomes` of the requests that have ended, the `recent` ones of these, and the
     `open` ones by index; `has_begun` once the warm-up is over and the clock runs. `num_short`: answers that are whole,
     and have fewer tokens than the workload wants. `cold`: requests of the warm-up that did not complete.
+
+    `extent`: how long the workload is, as far as is known before it is read.
     """
 
-    def __init__(self, target: Target, collector: Collector, tokens: Tokens, load: Load) -> None:
+    def __init__(
+        self, target: Target, collector: Collector, tokens: Tokens, load: Load, extent: Extent | None = None
+    ) -> None:
         self.clock = Clock()
         self.has_begun = False
         self.num_sent = 0
@@ -59,6 +64,8 @@ class Replay:
         self._collector = collector
         self._tokens = tokens
         self._load = load
+        self._extent = extent
+        self._ahead: Ahead | None = None
         self._sessions = Sessions(self.clock)
         self._room: AbstractAsyncContextManager[Any] = nullcontext()
         if load.max_concurrency is not None:
@@ -95,6 +102,14 @@ class Replay:
             raise self._error
         return self._reason or None
 
+    @property
+    def share(self) -> float | None:
+        """About how much of the run is over; None where it is not known how long the workload is."""
+        if self._ahead is None or not self.has_begun:
+            return None
+        elapsed = self.clock.now() if self._load.concurrency is None else None
+        return self._ahead.extent.share(self.outcomes.total(), elapsed)
+
     def stop(self, reason: str) -> None:
         """End the run now, with what has been measured."""
         if not self._stopped.done():
@@ -102,7 +117,7 @@ class Replay:
 
     async def _work(self, source: Iterator[WorkloadRequest]) -> None:
         first = list(itertools.islice(source, self._load.warm_up))
-        ahead = Ahead(itertools.chain(first, source), self._prepare)
+        self._ahead = ahead = Ahead(itertools.chain(first, source), self._prepare, self._extent)
         try:
             for record in await warm_up(self._target, self._tokens, first, self._load):
                 self._collector.add(record)

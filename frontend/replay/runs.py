@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from quire.frontend.replay.extent import Extent
 from quire.frontend.replay.load import Load
 from quire.frontend.replay.runner import Collector, Replay
 from quire.frontend.replay.target import Target
@@ -30,11 +31,20 @@ class Runs:
         self._stopped: str | None = None
 
     async def replay(
-        self, collector: Collector, requests: Iterable[WorkloadRequest], load: Load, *, seed: int = 0
+        self,
+        collector: Collector,
+        requests: Iterable[WorkloadRequest],
+        load: Load,
+        *,
+        seed: int = 0,
+        extent: Extent | None = None,
     ) -> str | None:
-        """Make a run; returns and raises what `Replay.run` does. `seed` decides the tokens of its prompts."""
+        """Make a run; returns and raises what `Replay.run` does. `seed` decides the tokens of its prompts.
+
+        `extent`: how long the workload is, as far as is known before it is read.
+        """
         prompts = Prompts(self.vocab_size, seed, avoid=self.target.info.special_token_ids)
-        self._running = replay = Replay(self.target, collector, prompts.tokens, load)
+        self._running = replay = Replay(self.target, collector, prompts.tokens, load, extent)
         if self._stopped is not None:
             replay.stop(self._stopped)
         try:

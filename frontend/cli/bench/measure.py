@@ -59,15 +59,18 @@ def measure(
     report: ReportFlags,
     *,
     workload: Workload,
+    num: int,
     more: Callable[[Report], Report] | None = None,
 ) -> None:
     """Send the workload's requests at their times, and report on the run, however it ends.
 
-    `more` makes further fields of the report. Raises as `OpenTarget.measure`.
+    They are `num` at most. `more` makes further fields of the report. Raises as `OpenTarget.measure`.
     """
-    runs = opened.runs
+    from quire.frontend.replay.extent import Extent
+
+    runs, extent = opened.runs, Extent(num)
     try:
-        opened.complete(afresh(runs, lambda: runs.replay(run, requests, load, seed=workload.seed)))
+        opened.complete(afresh(runs, lambda: runs.replay(run, requests, load, seed=workload.seed, extent=extent)))
     finally:
         if run.seconds is not None:
             if workload.trace is not None:

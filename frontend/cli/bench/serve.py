@@ -126,4 +126,4 @@ def serve(
         given = {**asdict(flags), "request_rate": flags.rate}
         title = title_of(opened, f"{flags.num_prompts} x {workload.name}")
         run = report.run(title, config_of(opened, **given, **workload.config))
-        measure(opened, run, arrive(requests, times), flags.load(), report, workload=workload)
+        measure(opened, run, arrive(requests, times), flags.load(), report, workload=workload, num=flags.num_prompts)

@@ -53,4 +53,4 @@ def throughput(
         title = title_of(opened, f"throughput of {num_prompts} x {workload.name}")
         config = config_of(opened, request_rate=math.inf, num_prompts=num_prompts, warmup=warmup, **workload.config)
         load, run = everything_at_once(warmup), report.run(title, config)
-        measure(opened, run, requests, load, report, workload=workload, more=throughput_fields)
+        measure(opened, run, requests, load, report, workload=workload, num=num_prompts, more=throughput_fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import re
 import time
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 from replays import Kept, replay, request, until
+from rich.console import Console
 
 from quire.frontend.replay.clock import Clock
 from quire.frontend.replay.load import Load
-from quire.frontend.replay.progress import progress_line
+from quire.frontend.replay.progress import bar, progress_line
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.replay.runner import Replay
 from quire.frontend.replay.target import Send, TargetInfo, Tokens
@@ -339,14 +341,33 @@ def test_progress_tells_where_requests_are_and_what_was_felt_lately() -> None:
     async def main() -> None:
         stage, kept = Stage(turns=None), Kept()
         run = Replay(stage, kept, lambda request: [1], Load(request_timeout=0.01))
-        assert progress_line(run) == "warming up"
+        assert (progress_line(run), run.share) == ("warming up", None)
         running = asyncio.create_task(run.run([request(), request(1e6)]))
         await until(lambda: run.open)
         run.open[0].first_token = run.open[0].last_token = run.clock.now()
         assert re.fullmatch(r"0 s: 1 sent, 1 under way, 0 ended, TTFT \S+ ms, lag \S+ ms", progress_line(run))
+        assert run.share == 0
         await until(lambda: run.outcomes)
+        assert 0 < run.share <= run.clock.now() / 1e6
         assert re.match(r"0 s: 1 sent, 0 under way, 1 ended, 1 late, TTFT", progress_line(run))
         run.stop("enough")
         await running
 
     asyncio.run(main())
+
+
+def test_the_bar_shows_how_much_is_over_and_pulses_where_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(share: float | None) -> str:
+        monkeypatch.setattr(Replay, "share", share)
+        out = io.StringIO()
+        with bar(
+            Replay(Stage(), Kept(), lambda request: [1], Load()),
+            Console(file=out, force_terminal=True, no_color=True, width=100),
+        ) as show:
+            show()
+        return out.getvalue()
+
+    assert re.search(r"━{10}[╸╺ ]{10} -+:-+ warming up", asyncio.run(main(0.5)))
+    pulsing = asyncio.run(main(None))
+    assert re.search(r"[━ ]{20} +warming up", pulsing)
+    assert "━" in pulsing
