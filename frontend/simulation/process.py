@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import IO
 
 import msgspec
@@ -41,6 +42,8 @@ def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Gen
         finally:
             process.kill()
             process.wait()
+            with suppress(BrokenPipeError):  # what the feeder has written may not have gone out
+                process.stdin.close()
     feeder.join()
     if feeder.error is not None:
         raise feeder.error
