@@ -144,6 +144,10 @@ def simulate(
     if trace.vocab_size is not None:
         raise typer.BadParameter("--vocab-size is of prompts that are sent, and a simulation sends none; leave it out")
     loaded, rows = load_calibration(calibration), open_trace(trace_path, trace)
+    if rows.is_stream and (fleet.find or fleet.router == "all"):
+        raise typer.BadParameter(
+            f"--find and --router all read the trace several times, and {trace_path} is a pipe; write it to a file"
+        )
     length = shape.max_model_len or loaded.engine.max_model_len
     plan = Plan(
         loaded,

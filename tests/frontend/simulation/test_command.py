@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from calibrations import calibration_file
 from simulations import BLOCK, chats
 
@@ -140,6 +141,14 @@ def test_what_cannot_be_is_refused(
         app.run()
     assert exit_status(caught.value) in (1, 2)
     assert expected in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("several", [["--router", "all"], ["--find", "engines", "--goodput", "ttft:1"]])
+def test_a_pipe_is_not_read_several_times(files: list[str], tmp_path: Path, several: list[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    given = ["--trace", str(tmp_path / "pipe"), *files[2:], *several]
+    with pytest.raises(typer.BadParameter, match=r"several times, and .*pipe is a pipe; write it to a file"):
+        app.app(["simulate", *given], standalone_mode=False)
 
 
 def test_ctrl_c_ends_it_and_its_process(tmp_path: Path) -> None:
