@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 from quire.protocol.engine_shape import EngineShape
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
+class EngineLimits(EngineShape, frozen=True, gc=False):
     """What the model, the KV pool and the arguments allow; fixed for the engine's life."""
-
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    page_size: int
-    num_pages: int
-    attention_context: float = 4096.0  # tokens whose attention costs a token as much as all else
-    enable_prefix_caching: bool = True
-    policy: str = "fcfs"  # one of policies.POLICIES
-    long_prefill_threshold: int | None = None  # tokens of one prompt in a step; None: by what it costs the others
-    max_waiting_requests: int = 4096
-    max_waiting_tokens: int = 1 << 24
-    hidden_size: int = 0  # values of an embedding
-
-    @property
-    def shape(self) -> EngineShape:
-        """The same for clients."""
-        values = asdict(self)
-        del values["hidden_size"]
-        return EngineShape(**values)
 
     @property
     def tile(self) -> int:

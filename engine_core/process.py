@@ -141,7 +141,7 @@ def _make_ready(parsed: argparse.Namespace, runner: ModelRunner, limits: EngineL
         heartbeat_seconds=parsed.heartbeat_seconds,
         eos_token_ids=runner.eos_token_ids,
         hidden_size=runner.hidden_size,
-        shape=limits.shape,
+        shape=limits,
     )
 
 
