@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreEvent, ErrorKind
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,11 +20,11 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     these read, and for the square of a prompt's length, whose tokens attend to each other.
     """
 
-    base: float
-    prefill_token: float
-    decode: float
-    kv_token: float = 0.0
-    prefill_squared: float = 0.0
+    base: _Seconds
+    prefill_token: _Seconds
+    decode: _Seconds
+    kv_token: _Seconds = 0.0
+    prefill_squared: _Seconds = 0.0
 
     def seconds(self, work: StepWork) -> float:
         """What a step of this work takes."""
@@ -40,8 +42,8 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end of a step to the client that has its tokens.
     """
 
-    to_engine: float = 0.0
-    to_client: float = 0.0
+    to_engine: _Seconds = 0.0
+    to_client: _Seconds = 0.0
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,12 +19,12 @@ def test_a_calibration_is_read(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"step": {"base": None}}, "missing required field `base`"),
-        ({"step": {"decode": -1e-3}}, "decode is -0.001, and must be at least 0"),
+        ({"step": {"decode": -1e-3}}, "Expected `float` >= 0.0 - at `$.step.decode`"),
         ({"step": {"base": "fast"}}, "Expected `float`, got `str` - at `$.step.base`"),
         ({"step": {"bass": 1.0}}, "unknown field `bass`"),
         ({"step": {"base": 0, "decode": 0}}, "a step of this engine takes no time"),
-        ({"engine": {"num_pages": 0}}, "num_pages is 0, and must be at least 1"),
-        ({"client": {"to_engine": -1}}, "to_engine is -1"),
+        ({"engine": {"num_pages": 0}}, "Expected `int` >= 1 - at `$.engine.num_pages`"),
+        ({"client": {"to_engine": -1}}, "Expected `float` >= 0.0 - at `$.client.to_engine`"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, dict[str, Any]], expected: str) -> None:
