@@ -163,7 +163,7 @@ void bind_memory(nb::class_<Runner>& runner) {
           },
           nb::arg("array"), "Address of a copy of the array.")
       .def(
-          "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv_layer(layer)); },
+          "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv().layer(layer)); },
           nb::arg("layer"), "Address of a layer's KV tiles.")
       .def("pack", &pack_matrix, nb::arg("target"), nb::arg("target_format"), nb::arg("k_blocks"),
            nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("source"), nb::arg("source_format"), nb::arg("n"),
@@ -241,6 +241,7 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("states", &Runner::states, nb::rv_policy::reference_internal)
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
       .def_prop_ro("pinned", [](Runner& r) { return r.threads().pinned(); })
+      .def_prop_ro("num_prepared_pages", [](Runner& r) { return r.kv().num_prepared(); })
       .def_prop_ro("sequences", &Runner::sequences, nb::rv_policy::reference_internal)
       .def(
           "step",

@@ -78,7 +78,7 @@ nb::tuple page_map(Sequences& sequences, const Tokens& pinned, std::int32_t max_
 
 void bind_sequences(nb::module_& m) {
   nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")
-      .def(nb::init<std::int32_t>(), nb::arg("num_pages"))
+      .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("stripe") = PagePool::kAll)
       .def("allocate", &allocate_pages, nb::arg("count"), nb::arg("after") = Tokens(),
            "New pages for a sequence that has `after`, or None if fewer are free.")
       .def("retain", &PagePool::retain, nb::arg("page"))
@@ -86,6 +86,7 @@ void bind_sequences(nb::module_& m) {
       .def("references", nb::overload_cast<std::int32_t>(&PagePool::references, nb::const_), nb::arg("page"))
       .def_prop_ro("free_pages", &PagePool::free_pages)
       .def_prop_ro("held_pages", &PagePool::held_pages)
+      .def_prop_ro("opened", &PagePool::opened)
       .def_prop_ro("total", &PagePool::total);
   nb::class_<RadixTree>(m, "RadixTree", "The prefix cache: full pages, found by the tokens that lead to them.")
       .def(nb::init<PagePool&, std::int32_t>(), nb::arg("pool"), nb::arg("page_size"), nb::keep_alive<1, 2>())

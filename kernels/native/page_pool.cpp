@@ -10,22 +10,26 @@ namespace {
 
 int size_class(std::int32_t length) { return std::bit_width(static_cast<std::uint32_t>(length)) - 1; }
 
-std::int32_t checked(std::int32_t num_pages) {
-  if (num_pages < 1)
-    throw std::invalid_argument("num_pages=" + std::to_string(num_pages) + "; a pool needs at least 1");
-  return num_pages;
+std::int32_t checked(const char* name, std::int32_t pages) {
+  if (pages < 1) throw std::invalid_argument(name + ("=" + std::to_string(pages)) + "; a pool needs at least 1");
+  return pages;
 }
 
 }  // namespace
 
-PagePool::PagePool(std::int32_t num_pages) : references_(checked(num_pages), 0), runs_(num_pages), free_(num_pages) {
+PagePool::PagePool(std::int32_t num_pages, std::int32_t stripe)
+    : references_(checked("num_pages", num_pages), 0),
+      runs_(num_pages),
+      free_(num_pages),
+      stripe_(checked("stripe", stripe)) {
   lists_.fill(kNone);
-  add_run(0, num_pages);
+  open(0);
 }
 
 bool PagePool::allocate(std::int32_t count, std::vector<std::int32_t>& pages) {
   if (count < 0) throw std::invalid_argument("count=" + std::to_string(count) + " pages; it must not be negative");
   if (count > free_) return false;
+  open(count);
   if (count > 0 && !pages.empty()) {
     check_held(pages.back(), "growth");  // so the page after it is the first of a free run, or not free
     const std::int32_t next = pages.back() + 1;
@@ -55,17 +59,7 @@ void PagePool::release(std::int32_t page) {
   check_held(page, "release");
   if (--references_[page] > 0) return;
   ++free_;
-  std::int32_t first = page, length = 1;
-  if (page > 0 && runs_[page - 1].length > 0) {
-    length += runs_[page - 1].length;
-    first = page - runs_[page - 1].length;
-    remove_run(first);
-  }
-  if (page + 1 < total() && runs_[page + 1].length > 0) {
-    length += runs_[page + 1].length;
-    remove_run(page + 1);
-  }
-  add_run(first, length);
+  free_run(page, 1);
 }
 
 std::int32_t PagePool::references(std::int32_t page) const {
@@ -80,6 +74,29 @@ void PagePool::check_held(std::int32_t page, const char* operation) const {
   if (references(page) == 0) {
     throw std::logic_error(std::string(operation) + " of page " + std::to_string(page) + ", which is free");
   }
+}
+
+/// Opens pages until enough of them would be free with `count` less.
+void PagePool::open(std::int32_t count) {
+  const std::int32_t begin = opened_;
+  while (opened_ < total() && (opened_ == 0 || opened_ - held_pages() - count < opened_ / 2))
+    opened_ += std::min(stripe_, total() - opened_);
+  if (opened_ > begin) free_run(begin, opened_ - begin);
+}
+
+/// Lists pages as free, in one run with those before and behind that are.
+void PagePool::free_run(std::int32_t first, std::int32_t length) {
+  if (const std::int32_t end = first + length; end < total() && runs_[end].length > 0) {
+    length += runs_[end].length;
+    remove_run(end);
+  }
+  if (first > 0 && runs_[first - 1].length > 0) {
+    const std::int32_t before = runs_[first - 1].length;
+    first -= before;
+    length += before;
+    remove_run(first);
+  }
+  add_run(first, length);
 }
 
 void PagePool::add_run(std::int32_t first, std::int32_t length) {

@@ -11,7 +11,6 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kTileTokens = 32;                // of a KV tile
 constexpr std::int64_t kItemsPerThread = 2;             // of attention; with fewer, threads would wait for each other
 constexpr int kPatience = 20;                           // the part of a step that is spent on waiting for a late mask
 constexpr std::chrono::milliseconds kLongestWait{100};  // where nobody waits but those whose mask is late
@@ -23,7 +22,8 @@ std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(n
 Runner::Runner(const RunnerConfig& config)
     : config_(config),
       threads_(config.threads, config.pin),
-      sequences_(config.num_pages, config.page_size, config.vocab_size),
+      kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.page_size, config.num_pages}),
+      sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.stripe()),
       scratch_(static_cast<std::size_t>(config.threads)) {
   const auto capacity = static_cast<std::size_t>(config.capacity);
   const auto rows = static_cast<std::size_t>(config.logit_capacity);
@@ -39,8 +39,6 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
   array(inputs_.states, rows * static_cast<std::size_t>(config.hidden_size));
-  layer_bytes_ = config.kv_heads * kv_tiles() * config.tile_bytes;
-  array(kv_, static_cast<std::size_t>(config.layers * layer_bytes_));
 }
 
 void* Runner::allocate_by_node(std::size_t bytes) {
@@ -53,9 +51,10 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
                         std::span<const std::int64_t> counts, std::span<const RowMask> masks) {
   const auto begun = TokenMask::Clock::now();
   check(slots, starts, counts);
+  kv_.prepare(sequences_.pages().opened() + kv_.stripe());
   Dims dims{};
   dim(dims, Dim::capacity) = config_.capacity;
-  dim(dims, Dim::kv_tiles) = kv_tiles();
+  dim(dims, Dim::kv_tiles) = kv_.tiles();
   rows_.clear();
   state_rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
@@ -126,12 +125,12 @@ bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_compu
   const auto place = static_cast<std::size_t>(num_computed / config_.page_size);
   const std::int64_t tiles = (num_computed % config_.page_size + kTileTokens - 1) / kTileTokens;
   if (tiles == 0) return true;
-  const std::int64_t page_tiles = config_.page_size / kTileTokens;
+  const std::int64_t page_tiles = kv_.tiles_of_page();
   const std::int64_t from = sequences_.at(source).pages[place] * page_tiles;
   const std::int64_t to = sequences_.at(slot).pages[place] * page_tiles;
   for (std::int64_t layer = 0; layer < config_.layers; layer++)
     for (std::int64_t head = 0; head < config_.kv_heads; head++)
-      std::memcpy(kv_tile(layer, head, to), kv_tile(layer, head, from),
+      std::memcpy(kv_.tile(layer, head, to), kv_.tile(layer, head, from),
                   static_cast<std::size_t>(tiles * config_.tile_bytes));
   return true;
 }
@@ -211,8 +210,6 @@ void Runner::split_attention(Dims& dims) {
   entries = kept;
 }
 
-std::int64_t Runner::kv_tiles() const { return std::int64_t{config_.num_pages} * (config_.page_size / kTileTokens); }
-
 /// Attention multiplies all 32 values of a tile, those not written yet by 0. What the page's last owner left there may
 /// be NaN, so the values of a tile that is begun and not filled by [start, end) are cleared.
 void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end) {
@@ -222,7 +219,7 @@ void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int
   const std::int64_t tile = (page * config_.page_size + first % config_.page_size) / kTileTokens;
   for (std::int64_t layer = 0; layer < config_.layers; layer++)
     for (std::int64_t head = 0; head < config_.kv_heads; head++)
-      std::memset(kv_tile(layer, head, tile) + config_.value_offset, 0,
+      std::memset(kv_.tile(layer, head, tile) + config_.value_offset, 0,
                   static_cast<std::size_t>(config_.tile_bytes - config_.value_offset));
 }
 

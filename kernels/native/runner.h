@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "kv_memory.h"
 #include "plan.h"
 #include "sampler.h"
 #include "sequences.h"
@@ -101,7 +102,7 @@ class Runner {
   /// Zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes, those of
   /// each touch first, and so have near them, what `Plan` prefers to give them.
   void* allocate_by_node(std::size_t bytes);
-  std::byte* kv_layer(std::int64_t layer) { return kv_ + layer * layer_bytes_; }  ///< its KV tiles, head by head
+  const KvMemory& kv() const { return kv_; }
   Plan& body() { return body_; }      ///< from token ids to the hidden state
   Plan& head() { return head_; }      ///< from the hidden state to logits, for `logit_rows`
   Plan& states() { return states_; }  ///< from the hidden state to that which the head reads, as f32 rows
@@ -143,10 +144,6 @@ class Runner {
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts);
   void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
-  std::int64_t kv_tiles() const;
-  std::byte* kv_tile(std::int64_t layer, std::int64_t head, std::int64_t tile) {
-    return kv_layer(layer) + (head * kv_tiles() + tile) * config_.tile_bytes;
-  }
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
@@ -159,10 +156,9 @@ class Runner {
   RunnerConfig config_;
   Arena arena_;
   ThreadPool threads_;
+  KvMemory kv_;
   Sequences sequences_;
   StepInputs inputs_;
-  std::int64_t layer_bytes_;
-  std::byte* kv_;
   Plan body_, head_, states_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
   std::vector<LogitRow> rows_;

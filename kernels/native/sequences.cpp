@@ -13,8 +13,8 @@ void Sequence::replace_last(std::int32_t token) {
   tokens.back() = token;
 }
 
-Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size)
-    : pages_(num_pages), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
+Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size, std::int32_t stripe)
+    : pages_(num_pages, stripe), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
 
 Sequences::~Sequences() {
   for (std::size_t slot = 0; slot < slots_.size(); slot++)

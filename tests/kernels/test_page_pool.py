@@ -13,9 +13,10 @@ from quire.kernels import _native
 class PagePoolModel(RuleBasedStateMachine):
     """Sequences that grow, fork and end; a list of reference counts says what the pool should know."""
 
-    @initialize(total=st.integers(1, 40))
-    def create(self, total: int) -> None:
-        self.pool = _native.PagePool(total)
+    @initialize(total=st.integers(1, 40), stripe=st.integers(1, 45))
+    def create(self, total: int, stripe: int) -> None:
+        self.pool = _native.PagePool(total, stripe)
+        self.stripe, self.most_held = stripe, 0
         self.references = [0] * total
         self.sequences: list[list[int]] = []
 
@@ -25,7 +26,7 @@ class PagePoolModel(RuleBasedStateMachine):
             self.sequences.append([])
         sequence = self.sequences[-1 if new else which % len(self.sequences)]
         free = self.references.count(0)
-        follows = sequence and sequence[-1] + 1 < len(self.references) and self.references[sequence[-1] + 1] == 0
+        follows = sequence and sequence[-1] + 1 < self.pool.opened and self.references[sequence[-1] + 1] == 0
         pages = self.pool.allocate(count, sequence)
         assert (pages is None) == (count > free)
         if not pages:
@@ -36,6 +37,7 @@ class PagePoolModel(RuleBasedStateMachine):
         for page in pages:
             self.references[page] = 1
         sequence += pages
+        assert max(pages) < self.pool.opened
 
     @precondition(lambda self: self.sequences)
     @rule(which=st.integers(0, 100))
@@ -67,6 +69,17 @@ class PagePoolModel(RuleBasedStateMachine):
         assert pool.free_pages + pool.held_pages == pool.total == len(self.references)
         assert pool.free_pages == self.references.count(0)
         assert [pool.references(page) for page in range(pool.total)] == self.references
+
+    @invariant()
+    def pages_are_opened_by_stripes(self) -> None:
+        most = max(self.most_held, self.pool.held_pages)
+        self.most_held = most
+        total, stripe = self.pool.total, self.stripe
+        assert self.pool.opened == next(
+            opened
+            for opened in (*range(stripe, total, stripe), total)
+            if opened == total or opened - most >= opened // 2
+        )
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):

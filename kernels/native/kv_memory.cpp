@@ -1,0 +1,77 @@
+#include "kv_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace quire {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
+
+/// Makes the memory resident, whatever others write to it meanwhile.
+void populate(std::byte* begin, std::byte* end) {
+  begin -= reinterpret_cast<std::uintptr_t>(begin) % kPage;
+#if defined(MADV_POPULATE_WRITE)
+  if (madvise(begin, static_cast<std::size_t>(end - begin), MADV_POPULATE_WRITE) == 0) return;
+#endif
+  for (; begin < end; begin += kPage)  // an older system
+    __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(begin), 0, __ATOMIC_RELAXED);
+}
+
+std::int32_t stripe_of(const KvMemory::Shape& shape) {
+  const std::int64_t page_bytes = shape.page_size / kTileTokens * shape.tile_bytes;
+  return static_cast<std::int32_t>(std::max<std::int64_t>(1, kHugePage / page_bytes));
+}
+
+}  // namespace
+
+KvMemory::KvMemory(Arena& arena, const ThreadPool& threads, const Shape& shape)
+    : shape_(shape),
+      base_(static_cast<std::byte*>(
+          arena.allocate(static_cast<std::size_t>(shape.layers * shape.heads * tiles() * shape.tile_bytes)))),
+      stripe_(stripe_of(shape)) {
+  for (int thread = 0; threads.nodes() > 1 && thread < threads.size(); thread++)
+    if (std::cmp_equal(threads.place(thread).node, places_.size())) places_.push_back(&threads.place(thread));
+  prepare(stripe_);
+  worker_ = std::thread([this] { work(); });
+}
+
+KvMemory::~KvMemory() {
+  stopping_ = true;
+  wanted_.store(wanted_.load() + 1);
+  worker_.join();
+}
+
+void KvMemory::prepare(std::int32_t pages) {
+  const auto wanted = static_cast<std::uint32_t>(std::min(pages, shape_.num_pages));
+  if (wanted > wanted_.load()) wanted_.store(wanted);
+}
+
+void KvMemory::work() {
+  while (!stopping_) {
+    const std::int32_t done = num_prepared_;
+    const auto wanted = static_cast<std::int32_t>(wanted_.load());
+    if (wanted > done) {
+      const std::int32_t end = std::min(wanted, done + stripe_);
+      touch(done, end);
+      num_prepared_.store(end, std::memory_order_release);
+    } else {
+      wanted_.sleep_while(static_cast<std::uint32_t>(done));
+    }
+  }
+}
+
+void KvMemory::touch(std::int32_t begin, std::int32_t end) {
+  for (std::int64_t head = 0; head < shape_.heads && !stopping_; head++) {
+    std::optional<StayOn> stay;
+    if (!places_.empty()) stay.emplace(places_[static_cast<std::size_t>(head) % places_.size()]->cpus);
+    for (std::int64_t layer = 0; layer < shape_.layers && !stopping_; layer++)
+      populate(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
+  }
+}
+
+}  // namespace quire
