@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from quire.engine_core.admission import Admission
 from quire.engine_core.batch import Batch
+from quire.engine_core.executor import RowMask
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.mask_writer import MaskWriter
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.stopping import is_last
 from quire.engine_core.validation import RequestError
-from quire.kernels.runner import Sequences, TokenMask
+from quire.kernels.runner import Sequences
 from quire.protocol.messages import EngineCoreOutput, SamplingParams
 
 _STOP_SECONDS = 2.0
@@ -30,7 +31,7 @@ class Constrained:
         self._limits = limits
         self._sequences = sequences
         self._admission = admission
-        self._masks = MaskWriter()
+        self._masks = MaskWriter(sequences)
         self._num_ruled = 0  # requests that have a constraint
 
     @property
@@ -73,9 +74,26 @@ class Constrained:
                     self._rule(request, grammar)
                 yield request, None if grammar.error is None else _explain(grammar)
 
-    def masks(self, batch: Batch, step_seconds: float) -> Sequence[tuple[int, TokenMask]]:
+    def masks(self, batch: Batch, step_seconds: float) -> Sequence[RowMask]:
         """Of the tokens that a step draws, by row. Some are written while it runs, for about `step_seconds`."""
         return self._masks.begin(batch, step_seconds) if self._num_ruled else ()
+
+    def settle_guesses(self, batch: Batch, masks: Sequence[RowMask], token_ids: Sequence[int]) -> list[RowMask]:
+        """Appends what was drawn ahead of its mask and is allowed; the masks of those that must draw again."""
+        refused: list[RowMask] = []
+        for row, mask in masks:
+            token_id = token_ids[row]
+            if mask is not None or token_id < 0:
+                continue
+            request = batch.requests[row]
+            constraint = request.constraint
+            assert constraint is not None
+            if constraint.take(token_id):
+                self._sequences.append(request.slot, token_id)
+            else:
+                self._masks.write(constraint)
+                refused.append((row, constraint.mask))
+        return refused
 
     def follow(self, request: Request, output: EngineCoreOutput) -> bool:
         """Goes on in the grammar by the token of `output`, and adds those that must follow; whether it ends so."""

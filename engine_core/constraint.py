@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _UNKNOWN_SECONDS = 1e-3  # that a first mask may take
+_MOST_GUESS_SECONDS = 1e-4  # that a mask may take which is written while nothing else goes on
 _FORGET = 0.7  # of what a mask took, at each that takes less
 _MOST_WORDS = 500  # characters of what llguidance says
 
@@ -21,9 +22,9 @@ _MOST_WORDS = 500  # characters of what llguidance says
 class Constraint:
     """A request's place in its grammar, and the mask of its next token.
 
-    Tokens may be taken from `forced` and given to the request at once; the others are drawn one by one, by masks that
-    allow nothing else. From `begin_mask` to the end of `write_mask` it belongs to the thread that writes, and else to
-    the step loop.
+    Tokens may be taken from `forced` and given to the request at once; the others are drawn one by one, ahead of the
+    mask if what is drawn can be taken, or else by a mask that allows nothing else. From `begin_mask` to the end of
+    `write_mask` it belongs to the thread that writes, and else to the step loop.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Constraint:
         self.mask = TokenMask(max(num_tokens, vocab_size))
         self.mask_seconds = _UNKNOWN_SECONDS  # what the next mask is likely to take
         self.error: str | None = None  # why it can't go on
+        self.draws_from_all: bool | None = None  # as Sequences have it; None: not asked yet
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._num_tokens = num_tokens
         self._mask_address = self.mask.address
         self._mask_bytes = (num_tokens + 31) // 32 * 4  # of the tokenizer's tokens: others are never allowed
         self._stop_token_ids = sorted(stop_token_ids)
@@ -43,6 +46,7 @@ class Constraint:
         self.forced: deque[int] = deque()  # must come next; the matcher has them already
         self._is_stopped = False
         self._has_mask = False
+        self._is_ahead = False  # the matcher has the next token already
 
     @property
     def is_complete(self) -> bool:
@@ -54,13 +58,27 @@ class Constraint:
         """Whether it allows nothing more, or there is an `error`."""
         return (self._is_stopped and not self.forced) or self.error is not None
 
+    @property
+    def may_guess(self) -> bool:
+        """Whether the next token is to be drawn ahead of its mask, which would take little if it is needed then."""
+        return bool(
+            self.draws_from_all and not self.forced and not self._has_mask and self.mask_seconds <= _MOST_GUESS_SECONDS
+        )
+
+    def take(self, token_id: int) -> bool:
+        """Whether a token that was drawn ahead of the mask may come. If so, `follow` is to be called next."""
+        if token_id >= self._num_tokens or token_id in self._ignored:  # which are allowed if all else is banned
+            return False
+        self._is_ahead = self._matcher.try_consume_tokens([token_id]) == 1
+        return self._is_ahead or (token_id in self._stop_token_ids and self._matcher.is_accepting())
+
     def follow(self, token_id: int) -> None:
-        """Goes on by a token that the mask has allowed; `forced` are those that must come then. Of every token."""
+        """Goes on by a token that is allowed; `forced` are those that must come then. Of every token."""
         self._has_mask = False
         matcher, forced = self._matcher, self.forced
         if forced:
             forced.popleft()
-        elif not matcher.consume_token(token_id):
+        elif not (self._is_ahead or matcher.consume_token(token_id)):
             self.error = self._explain()
         elif matcher.is_stopped():
             self._is_stopped = True
@@ -69,6 +87,7 @@ class Constraint:
             if forced and not matcher.consume_tokens(list(forced)):
                 self.error = self._explain()
             self._is_stopped = matcher.is_stopped()
+        self._is_ahead = False
 
     def begin_mask(self) -> bool:
         """Whether the mask of the next token is still to be written; then this takes it from the sampler."""

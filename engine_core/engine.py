@@ -276,12 +276,15 @@ class EngineCore:
         """None if the step failed as a whole: its requests have ended then, and the others go on."""
         try:
             masks = self._constrained.masks(batch, self._last.execute_seconds)
-            return self._executor.step(batch.slots, batch.starts, batch.counts, masks)
+            result = self._executor.step(batch.slots, batch.starts, batch.counts, masks)
+            if masks and (refused := self._constrained.settle_guesses(batch, masks, result.token_ids)):
+                self._executor.redraw(result, refused)
         except Exception as error:
             logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
             for request in (*batch.requests, *batch.searches):
                 self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
             return None
+        return result
 
     def _update(self, batch: Batch, result: StepResult, now: float) -> None:
         """Moves each request of the batch on by what was computed. This is the per-token path: keep it short."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.kernels.runner import Sequences, TokenMask
+
+RowMask = tuple[int, TokenMask | None]
+"""The mask of the token that a sequence of a step draws, by its index; None: it draws ahead of its mask, a guess."""
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
@@ -50,10 +53,20 @@ class Executor(Protocol):
         Full pages are shared. False, and nothing has changed, when there are too few pages.
         """
 
-    def step(
-        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
-    ) -> StepResult:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
-        `masks` of the tokens that some sequences draw, by index, may be written while it computes.
+        `masks` may be written while it computes. A guess is not appended to its sequence, which is for those to do who
+        know that it is allowed.
         """
+
+    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
+        """Replaces guesses of the last step in its `result` by tokens that these masks allow, and appends them."""
+
+
+class MasklessExecutor:
+    """What those derive from to whom no request with a grammar comes."""
+
+    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
+        """Is never called."""
+        raise AssertionError(f"{len(masks)} masks for {type(self).__name__}, which knows none")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.executor import RowMask
 from quire.engine_core.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
@@ -97,6 +98,7 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
+        self.guesses: dict[int, int] = {}  # of the last step, by index: the slot
         self.num_late_masks = 0  # that are not there in time from now on
         self._memory: dict[tuple[int, int], int] = {}
         self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
@@ -113,12 +115,11 @@ class PagedExecutor:
         self.num_forks += 1
         return True
 
-    def step(
-        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
-    ) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> Result:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
+        self.guesses.clear()
         if self.fail_step is not None:
             error, self.fail_step = self.fail_step, None
             raise error
@@ -126,12 +127,27 @@ class PagedExecutor:
         requests = {slot: request for request in self.requests() for slot in request.slots}
         masks_by_index = dict(masks)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            self._compute(index, requests[slot], slot, start, count, result, masks_by_index.get(index))
+            is_guess = index in masks_by_index and masks_by_index[index] is None
+            self._compute(
+                index, requests[slot], slot, start, count, result, masks_by_index.get(index), is_guess=is_guess
+            )
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             if index not in result.errors:
                 is_late = index in masks_by_index and result.token_ids[index] < 0
                 self.sequences.share(slot, start + count - is_late)
         return result
+
+    def redraw(self, result: Result, masks: Sequence[RowMask]) -> None:
+        for index, mask in masks:
+            assert mask is not None
+            result.token_ids[index] = self._allowed(result.token_ids[index], mask)
+            if result.logprobs is not None and result.logprobs[index] is not None:
+                result.logprobs[index] = logprobs_entry(result.token_ids[index])
+            self.sequences.append(self.guesses.pop(index), result.token_ids[index])
+
+    def _allowed(self, token: int, mask: TokenMask) -> int:
+        allowed = [allowed for allowed in allowed_tokens(mask) if allowed < self.limits.vocab_size]
+        return token if token in allowed else allowed[token % len(allowed)]
 
     def _compute(
         self,
@@ -142,6 +158,8 @@ class PagedExecutor:
         count: int,
         result: Result,
         mask: TokenMask | None,
+        *,
+        is_guess: bool,
     ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
@@ -173,13 +191,20 @@ class PagedExecutor:
             result.token_ids.append(-1)
             return
         if mask is not None:
-            allowed = [token for token in allowed_tokens(mask) if token < self.limits.vocab_size]
-            token = allowed[token % len(allowed)]
+            token = self._allowed(token, mask)
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)
         if request.search is not None:
             entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
             token = entry[0][0]
-        self.sequences.append(slot, token)
+        if is_guess:
+            assert self.sequences.draws_from_all(slot)
+            self.guesses[index] = slot
+        else:
+            self.sequences.append(slot, token)
+        self._tell(index, token, entry, result)
+
+    @staticmethod
+    def _tell(index: int, token: int, entry: Entry | None, result: Result) -> None:
         result.token_ids.append(token)
         if entry is not None:
             result.logprobs = result.logprobs or [None] * index

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from quire.engine_core.executor import LogprobsEntry
+from quire.engine_core.executor import LogprobsEntry, MasklessExecutor, RowMask
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.simulation.clock import VirtualClock
 from quire.engine_core.simulation.tokens import EOS, answer_tokens
-from quire.kernels.runner import Sequences, TokenMask
+from quire.kernels.runner import Sequences
 from quire.protocol.simulation import StepTime, StepWork
 
 
@@ -53,7 +53,7 @@ class _Sequences(Sequences):
         return slot
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(MasklessExecutor):
     """An `Executor` whose steps move `clock` instead of computing.
 
     Its model says EOS as soon as `min_tokens` lets it, and not before; who doesn't ignore it ends there.
@@ -69,7 +69,7 @@ class SimulatedExecutor:
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
+        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()
     ) -> SimulatedDraw:
         """Shares what is computed, and draws a token for each sequence that has caught up."""
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))

@@ -187,6 +187,14 @@ void bind_memory(nb::class_<Runner>& runner) {
       });
 }
 
+using Masks = std::vector<std::pair<std::int32_t, std::optional<TokenMask*>>>;
+
+std::vector<RowMask> row_masks_of(const Masks& masks) {
+  std::vector<RowMask> rows;
+  for (const auto& [index, mask] : masks) rows.push_back({index, mask.value_or(nullptr)});
+  return rows;
+}
+
 void bind_mask(nb::module_& m) {
   using Tokens = std::vector<std::int32_t>;
   nb::class_<TokenMask>(m, "TokenMask", "Which tokens may be drawn next: a bit for each.")
@@ -246,14 +254,15 @@ void bind_runner(nb::module_& m) {
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
-             const std::vector<std::int64_t>& counts, const std::vector<std::pair<std::int32_t, TokenMask*>>& masks) {
-            std::vector<RowMask> row_masks;
-            for (const auto& [index, mask] : masks) row_masks.push_back({index, mask});
+             const std::vector<std::int64_t>& counts, const Masks& masks) {
+            const std::vector<RowMask> row_masks = row_masks_of(masks);
             nb::gil_scoped_release release;
             return r.step(slots, starts, counts, row_masks);
           },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"),
-          nb::arg("masks") = std::vector<std::pair<std::int32_t, TokenMask*>>{})
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("masks") = Masks{})
+      .def(
+          "redraw", [](Runner& r, StepResult& result, const Masks& masks) { r.redraw(result, row_masks_of(masks)); },
+          nb::arg("result"), nb::arg("masks"), "Replaces guesses of the last step by tokens that these masks allow.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

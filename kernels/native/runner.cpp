@@ -58,7 +58,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   rows_.clear();
   state_rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
-    gather(static_cast<std::int32_t>(i), sequences_.at(slots[i]), starts[i], counts[i], dims);
+    gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], dims);
   set_masks(masks, slots.size());
   split_attention(dims);
   body_.run(threads_, dims);
@@ -67,29 +67,18 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   result.token_ids.assign(slots.size(), -1);
   result.logprobs.resize(slots.size());
   pool_states(slots, dims, result);
-  std::vector<Drawn> drawn;
-  for (std::size_t first = 0; first < rows_.size(); first += static_cast<std::size_t>(config_.logit_capacity)) {
-    const auto rows = std::span(rows_).subspan(
-        first, std::min(rows_.size() - first, static_cast<std::size_t>(config_.logit_capacity)));
+  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
+  kept_logits_.clear();
+  if (rows_.size() > at_once)
+    kept_logits_.reserve(static_cast<std::size_t>(std::ranges::count_if(rows_, &LogitRow::guess) * config_.vocab_size));
+  for (std::size_t first = 0; first < rows_.size(); first += at_once) {
+    const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
     compute_logits(rows, dims);
     if (!masks.empty()) await_masks(rows, begun);
-    read_logits(slots, rows, drawn);
-    for (std::size_t i = 0; i < rows.size(); i++) {
-      const LogitRow& row = rows[i];
-      if (row.late || result.errors.contains(row.index)) continue;
-      Sequence& sequence = sequences_.at(slots[row.index]);
-      if (!drawn[i].error.empty()) {
-        result.errors[row.index] = std::move(drawn[i].error);
-      } else if (row.sample) {
-        const std::int32_t token = drawn[i].result.token;
-        result.token_ids[row.index] = token;
-        result.logprobs[row.index] = std::move(drawn[i].result.logprobs);
-        sequence.append(token);
-      } else {
-        result.prompt_logprobs[row.index].push_back({drawn[i].result.token, std::move(*drawn[i].result.logprobs)});
-        sequence.prompt_logprobs_done = row.position + 1;
-      }
-    }
+    std::vector<Drawn> drawn = read_logits(rows);
+    for (std::size_t i = 0; i < rows.size(); i++)
+      if (!rows[i].late && !result.errors.contains(rows[i].index)) take(rows[i], std::move(drawn[i]), result);
+    if (rows_.size() > at_once) keep_guessed_logits(rows);
   }
   std::vector<std::int64_t> ends(slots.size());
   for (std::size_t i = 0; i < slots.size(); i++) ends[i] = starts[i] + counts[i];
@@ -99,12 +88,49 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   return result;
 }
 
+void Runner::redraw(StepResult& result, std::span<const RowMask> masks) {
+  std::vector<LogitRow> rows;
+  for (const RowMask& each : masks) {
+    const auto row = std::ranges::find_if(
+        rows_, [&](const LogitRow& candidate) { return candidate.guess && candidate.index == each.index; });
+    if (row == rows_.end() || each.mask == nullptr)
+      throw std::invalid_argument("sequence " + std::to_string(each.index) +
+                                  " of the step has no guess that a mask could replace");
+    row->guess = false;
+    row->mask = each.mask;
+    rows.push_back(*row);
+  }
+  std::vector<Drawn> drawn = read_logits(rows);
+  for (std::size_t i = 0; i < rows.size(); i++) take(rows[i], std::move(drawn[i]), result);
+}
+
+void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
+  Sequence& sequence = sequences_.at(row.slot);
+  if (!drawn.error.empty()) {
+    result.token_ids[row.index] = -1;
+    result.errors[row.index] = std::move(drawn.error);
+  } else if (row.sample) {
+    result.token_ids[row.index] = drawn.result.token;
+    result.logprobs[row.index] = std::move(drawn.result.logprobs);
+    if (!row.guess) sequence.append(drawn.result.token);
+  } else {
+    result.prompt_logprobs[row.index].push_back({drawn.result.token, std::move(*drawn.result.logprobs)});
+    sequence.prompt_logprobs_done = row.position + 1;
+  }
+}
+
 void Runner::set_masks(std::span<const RowMask> masks, std::size_t num_sequences) {
   if (masks.empty()) return;
-  std::vector<TokenMask*> of_sequence(num_sequences);
-  for (const RowMask& each : masks) of_sequence.at(each.index) = each.mask;
-  for (LogitRow& row : rows_)
-    if (row.sample) row.mask = of_sequence[row.index];
+  std::vector<const RowMask*> of_sequence(num_sequences);
+  for (const RowMask& each : masks) of_sequence.at(static_cast<std::size_t>(each.index)) = &each;
+  for (LogitRow& row : rows_) {
+    if (!row.sample || of_sequence[row.index] == nullptr) continue;
+    row.mask = of_sequence[row.index]->mask;
+    row.guess = row.mask == nullptr;
+    if (row.guess && !sequences_.at(row.slot).sampling.draws_from_all())
+      throw std::invalid_argument("slot " + std::to_string(row.slot) +
+                                  " does not draw from all tokens alike, so that its mask must be known first");
+  }
 }
 
 /// Others wait for a mask no longer than a small part of what the step has taken so far. Where nobody else would draw,
@@ -162,7 +188,8 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
                                 std::to_string(config_.capacity));
 }
 
-void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims) {
+void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, Dims& dims) {
+  Sequence& sequence = sequences_.at(slot);
   const std::int64_t first = dim(dims, Dim::tokens), end = start + count;
   const auto length = static_cast<std::int64_t>(sequence.tokens.size());
   for (std::int64_t i = 0; i < count; i++) {
@@ -179,12 +206,12 @@ void Runner::gather(std::int32_t index, Sequence& sequence, std::int64_t start, 
   if (sequence.sampling.config().prompt_logprobs >= 0)
     for (std::int64_t next = std::max(start + 1, sequence.prompt_logprobs_done);
          next <= end && next < sequence.num_prompt_tokens; next++)
-      rows_.push_back({index, static_cast<std::int32_t>(first + next - 1 - start), next, false});
+      rows_.push_back({index, slot, static_cast<std::int32_t>(first + next - 1 - start), next, false});
   if (sequence.pooling) {
     for (std::int64_t next = std::max(start, sequence.pooling->next()); next < end; next++)
       state_rows_.push_back({index, static_cast<std::int32_t>(first + next - start)});
   } else if (end == length) {
-    rows_.push_back({index, static_cast<std::int32_t>(first + count - 1), length, true});
+    rows_.push_back({index, slot, static_cast<std::int32_t>(first + count - 1), length, true});
   }
   dim(dims, Dim::tokens) += count;
 }
@@ -246,32 +273,44 @@ void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const 
   }
 }
 
-void Runner::compute_logits(std::span<const LogitRow> rows, Dims& dims) {
-  for (std::size_t i = 0; i < rows.size(); i++) inputs_.logit_rows[i] = rows[i].row;
+void Runner::compute_logits(std::span<LogitRow> rows, Dims& dims) {
+  for (std::size_t i = 0; i < rows.size(); i++) {
+    inputs_.logit_rows[i] = rows[i].row;
+    rows[i].logits = {inputs_.logits + static_cast<std::int64_t>(i) * config_.logit_stride,
+                      static_cast<std::size_t>(config_.vocab_size)};
+  }
   dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
   head_.run(threads_, dims);
 }
 
-void Runner::read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows,
-                         std::vector<Drawn>& drawn) {
-  drawn.assign(rows.size(), {});
-  std::atomic<std::size_t> next{0};
-  threads_.run([&](int thread) {
-    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();) {
-      if (rows[i].late) continue;
-      const std::span logits(inputs_.logits + static_cast<std::int64_t>(i) * config_.logit_stride,
-                             static_cast<std::size_t>(config_.vocab_size));
-      drawn[i] = read_row(sequences_.at(slots[rows[i].index]), rows[i], logits, scratch_[thread]);
-    }
-  });
+/// Other rows are about to be computed where theirs stand.
+void Runner::keep_guessed_logits(std::span<LogitRow> rows) {
+  for (LogitRow& row : rows) {
+    if (!row.guess) continue;
+    const std::size_t begin = kept_logits_.size();
+    kept_logits_.insert(kept_logits_.end(), row.logits.begin(), row.logits.end());
+    row.logits = std::span(kept_logits_).subspan(begin);
+  }
 }
 
-Runner::Drawn Runner::read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits,
-                               SamplerScratch& scratch) {
+std::vector<Runner::Drawn> Runner::read_logits(std::span<const LogitRow> rows) {
+  std::vector<Drawn> drawn(rows.size());
+  std::atomic<std::size_t> next{0};
+  threads_.run([&](int thread) {
+    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();)
+      if (!rows[i].late) drawn[i] = read_row(rows[i], scratch_[thread]);
+  });
+  return drawn;
+}
+
+Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
+  const Sequence& sequence = sequences_.at(row.slot);
   try {
-    if (row.sample) return {sample(logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}};
-    const std::int32_t token = sequence.tokens[row.position];
-    return {{token, logprobs_of(logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
+    if (!row.sample) {
+      const std::int32_t token = sequence.tokens[row.position];
+      return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
+    }
+    return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}};
   } catch (const std::runtime_error& error) {
     return {{}, error.what()};
   }

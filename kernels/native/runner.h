@@ -86,7 +86,7 @@ struct StepResult {
 /// The mask of the token that the sequence at `index` of a step draws.
 struct RowMask {
   std::int32_t index;
-  TokenMask* mask;
+  TokenMask* mask;  ///< nullptr: it is not known, and what is drawn is a guess (Runner::step)
 };
 
 /// Runs a model: owns its memory, threads, sequences and plan.
@@ -115,9 +115,15 @@ class Runner {
   /// std::invalid_argument when the batch can't be; nothing has changed then.
   ///
   /// `masks` are waited for when the model has run. One that is late is waited for a little while, where others have
-  /// drawn: its sequence draws nothing then, and its last token is to be computed again.
+  /// drawn: its sequence draws nothing then, and its last token is to be computed again. Without its mask a sequence
+  /// that draws from all (SamplingState) makes a guess, which is not appended: whoever knows what is allowed appends
+  /// it, or else calls `redraw` before the next step. Throws std::invalid_argument for others that have none.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts, std::span<const RowMask> masks = {});
+
+  /// Replaces guesses of the last step, which gave `result`, by tokens that these masks allow, and appends them. Throws
+  /// std::invalid_argument where there was no guess, or it has been replaced.
+  void redraw(StepResult& result, std::span<const RowMask> masks);
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -125,12 +131,15 @@ class Runner {
 
  private:
   struct LogitRow {
-    std::int32_t index;     ///< in the batch
+    std::int32_t index;  ///< in the batch
+    std::int32_t slot;
     std::int32_t row;       ///< in the step's tokens
     std::int64_t position;  ///< of the token that the logits predict
     bool sample;            ///< draw it, or else report the prompt token that stands there
     TokenMask* mask = nullptr;
-    bool late = false;  ///< the mask was not there in time
+    bool late = false;   ///< the mask was not there in time
+    bool guess = false;  ///< what it draws is not known to be allowed
+    std::span<float> logits = {};
   };
   struct StateRow {
     std::int32_t index;  ///< in the batch
@@ -143,15 +152,17 @@ class Runner {
 
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts);
-  void gather(std::int32_t index, Sequence& sequence, std::int64_t start, std::int64_t count, Dims& dims);
+  void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, Dims& dims);
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
   void set_masks(std::span<const RowMask> masks, std::size_t num_sequences);
   void await_masks(std::span<LogitRow> rows, TokenMask::Clock::time_point begun);
-  void compute_logits(std::span<const LogitRow> rows, Dims& dims);
-  void read_logits(std::span<const std::int32_t> slots, std::span<const LogitRow> rows, std::vector<Drawn>& drawn);
-  Drawn read_row(Sequence& sequence, const LogitRow& row, std::span<float> logits, SamplerScratch& scratch);
+  void compute_logits(std::span<LogitRow> rows, Dims& dims);
+  void keep_guessed_logits(std::span<LogitRow> rows);
+  std::vector<Drawn> read_logits(std::span<const LogitRow> rows);
+  Drawn read_row(const LogitRow& row, SamplerScratch& scratch);
+  void take(const LogitRow& row, Drawn drawn, StepResult& result);
 
   RunnerConfig config_;
   Arena arena_;
@@ -162,6 +173,7 @@ class Runner {
   Plan body_, head_, states_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
   std::vector<LogitRow> rows_;
+  std::vector<float> kept_logits_;  ///< of guesses, where a step has more rows than fit at once
   std::vector<StateRow> state_rows_;
 };
 

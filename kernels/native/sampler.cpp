@@ -97,6 +97,21 @@ void check_not_all_banned(const VocabScan& scan, std::size_t vocab_size) {
                            "tokens) together ban them all; allow at least one more");
 }
 
+bool reports(const SamplingState& state) { return state.config().logprobs >= 0; }
+
+/// Draws from processed logits by random number `number`; log probabilities are of those that the model gave, `raw`.
+SampleResult draw(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
+                  std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
+  VocabScan scan(logits, scratch);
+  check_not_all_banned(scan, logits.size());
+  const SamplingConfig& config = state.config();
+  const double random = uniform(config.seed, static_cast<std::uint64_t>(position), number);
+  SampleResult result;
+  result.token = state.greedy() ? scan.argmax() : Draw(scan, config, random, scratch).token();
+  if (reports(state)) result.logprobs = logprobs_of(raw, result.token, config.logprobs, scratch);
+  return result;
+}
+
 }  // namespace
 
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
@@ -106,14 +121,17 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
                                 std::to_string(state.vocab_size()));
   }
   const FlushDenormals flush;
-  const SamplingConfig& config = state.config();
-  const bool report = config.logprobs >= 0;
-  std::span<const float> raw = logits;
-  const bool edits = state.edits_logits();
-  if (mask != nullptr || edits) {
-    const bool yields = mask != nullptr && edits;
-    if (report || yields) scratch.raw.assign(logits.begin(), logits.end());
-    if (report) raw = scratch.raw;
+  if (mask != nullptr && state.draws_from_all()) {
+    SampleResult first = draw(logits, logits, state, position, 0, scratch);
+    if (mask->allows(first.token)) return first;
+    if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
+    mask->apply(logits);
+    return draw(logits, scratch.raw, state, position, 1, scratch);
+  }
+  const bool edits = state.edits_logits(), changes = mask != nullptr || edits;
+  const bool yields = mask != nullptr && edits;
+  if (changes) {
+    if (reports(state) || yields) scratch.raw.assign(logits.begin(), logits.end());
     VocabScan(logits, scratch);  // a NaN must be found before a ban hides it
     if (mask != nullptr) mask->apply(logits);
     if (edits) state.process(logits, tokens, scratch.allowed);
@@ -122,14 +140,7 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
       mask->apply(logits);
     }
   }
-  VocabScan scan(logits, scratch);
-  check_not_all_banned(scan, logits.size());
-  SampleResult result;
-  result.token = state.greedy()
-                     ? scan.argmax()
-                     : Draw(scan, config, uniform(config.seed, static_cast<std::uint64_t>(position)), scratch).token();
-  if (report) result.logprobs = logprobs_of(raw, result.token, config.logprobs, scratch);
-  return result;
+  return draw(logits, changes ? std::span<const float>(scratch.raw) : logits, state, position, 0, scratch);
 }
 
 TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std::int32_t top_n,

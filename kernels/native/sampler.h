@@ -33,7 +33,9 @@ struct SampleResult {
 /// result depends on the arguments alone, not on the CPU. Does not update `state`: see SamplingState::append.
 ///
 /// `mask`, which must be ready, is that of a grammar, or nullptr. Where everything that it allows is banned by what
-/// comes after it, it alone counts: what a grammar demands is drawn, whatever else was asked for.
+/// comes after it, it alone counts: what a grammar demands is drawn, whatever else was asked for. Where
+/// `state.draws_from_all()`, the first draw is without the mask, and if that does not allow it there is a second, with
+/// it and a random number of its own: the distribution is the same, and the mask need not be known if the first holds.
 ///
 /// Throws std::runtime_error if a logit is NaN or infinite or if every token is banned.
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,

@@ -83,6 +83,10 @@ SamplingState::Count& SamplingState::count_of(std::int32_t token) {
 
 bool SamplingState::greedy() const { return config_.temperature < kGreedyBelow; }
 
+bool SamplingState::draws_from_all() const {
+  return !edits_logits() && (greedy() || (config_.top_k <= 0 && config_.top_p >= 1 && config_.min_p <= 0));
+}
+
 bool SamplingState::edits_logits() const {
   return counts_outputs_ || !config_.logit_bias.empty() || !config_.allowed.empty() || !config_.bad_words.empty() ||
          (config_.min_tokens > 0 && !config_.stop_token_ids.empty());

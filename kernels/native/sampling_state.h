@@ -43,6 +43,9 @@ class SamplingState {
   bool counts_outputs() const { return counts_outputs_; }  ///< whether a penalty depends on the tokens drawn
   bool edits_logits() const;                               ///< whether `process` can change a logit
 
+  /// Whether a token is drawn from all by their own logits, so that what is banned changes no other token's part.
+  bool draws_from_all() const;
+
   /// Bans (as -inf), biases and penalises logits, in vLLM's order. `tokens` are all of the sequence; `saved` is
   /// scratch.
   void process(std::span<float> logits, std::span<const std::int32_t> tokens, std::vector<float>& saved) const;

@@ -30,6 +30,7 @@ class TokenMask {
   /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
   void set(std::span<const std::int32_t> tokens, bool allowed);
   void ban_all();
+  bool allows(std::int32_t token) const;
   bool allows_any() const;
 
   /// Bans by -inf the tokens that it does not allow, and those beyond its bits.

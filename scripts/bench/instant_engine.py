@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from bench.cache_shapes import VOCAB_SIZE, Shape
 
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.executor import MasklessExecutor, RowMask
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
-from quire.kernels.runner import Sequences, TokenMask
+from quire.kernels.runner import Sequences
 from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, EngineMessage, SamplingParams
 
 CLIENT = b"client"
@@ -28,7 +29,7 @@ class Result:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-class InstantExecutor:
+class InstantExecutor(MasklessExecutor):
     """Real sequences, pages and prefix cache; each request's answer is known beforehand."""
 
     def __init__(self, sequences: Sequences) -> None:
@@ -41,9 +42,7 @@ class InstantExecutor:
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(
-        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
-    ) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> Result:
         """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from bench.instant_engine import Result
 
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.executor import MasklessExecutor, RowMask
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
 from quire.engine_core.server import EngineServer, Inbox
-from quire.kernels.runner import Sequences, TokenMask
+from quire.kernels.runner import Sequences
 from quire.protocol.address import default_address
 from quire.protocol.messages import PROTOCOL_VERSION, Ready
 
@@ -31,7 +32,7 @@ PAGE_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
 TOKEN = 7
 
 
-class InstantExecutor:
+class InstantExecutor(MasklessExecutor):
     """Real sequences, pages and prefix cache, and always the same token."""
 
     def __init__(self, num_pages: int, step_seconds: float) -> None:
@@ -42,9 +43,7 @@ class InstantExecutor:
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(
-        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[tuple[int, TokenMask]] = ()
-    ) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> Result:
         """Keeps the sequences' tokens and the prefix cache as a model's runner does, and computes nothing."""
         sequences = self.sequences
         if self.step_seconds:

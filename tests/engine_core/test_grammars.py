@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from paged_executor import Engine
+from paged_executor import Engine, allowed_tokens
 
+from quire.engine_core import constraint
 from quire.engine_core import grammars as module
+from quire.engine_core.constraint import Constraint
 from quire.engine_core.grammar_tokenizer import GrammarTokenizer
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.policies import POLICIES
@@ -310,6 +313,44 @@ def test_a_preempted_request_goes_on_where_it_was(tokenizer: GrammarTokenizer, n
         answers.append([bench.engine.tokens(str(index)) for index in range(6)])
     assert bench.engine.core.stats.preemptions > 0
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("structured", [DATE, StructuredOutputs(regex="([a-z]{1,9} ){9}"), StructuredOutputs(json={})])
+def test_what_is_drawn_ahead_of_its_mask_is_what_the_mask_would_allow(
+    tokenizer: GrammarTokenizer, structured: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for most_seconds in (0.0, 60.0):
+        monkeypatch.setattr(constraint, "_MOST_GUESS_SECONDS", most_seconds)
+        bench = Bench(tokenizer, is_open=True)
+        for seed in range(6):
+            bench.add(str(seed), structured, seed=seed)
+        bench.finish()
+        found.append([bench.engine.tokens(str(seed)) for seed in range(6)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "regex", [r"\d{4}-\d\d", "([a-z]{1,9} ){3,9}", r'\{"[^"\\]{2,60}": (true|[0-9]+)\}', "(ab|abc|é€)+"]
+)
+def test_a_token_is_taken_as_the_mask_has_it(tokenizer: GrammarTokenizer, regex: str) -> None:
+    """Of all tokens; a refused one leaves everything as it was."""
+    native, random = tokenizer.get(), Random(regex)
+    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex=regex))
+    num_taken = 0
+    for _ in range(12):
+        ruled = Constraint(matcher.deep_copy(), native, native.vocab_size, [EOS])
+        ruled.begin_mask()
+        ruled.write_mask()
+        allowed = set(allowed_tokens(ruled.mask))
+        assert not any(ruled.take(token) for token in range(native.vocab_size + 9) if token not in allowed)
+        for token in random.sample(sorted(allowed), min(9, len(allowed))):
+            assert Constraint(matcher.deep_copy(), native, native.vocab_size, [EOS]).take(token)
+            num_taken += 1
+        if not (going_on := sorted(allowed - {EOS})):
+            break
+        assert matcher.consume_token(random.choice(going_on))
+    assert num_taken > 5
 
 
 @pytest.mark.parametrize("num_late", [1, 2, 5, 40])

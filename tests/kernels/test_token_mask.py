@@ -34,11 +34,27 @@ def test_only_what_is_allowed_is_drawn_and_as_if_there_were_nothing_else(vocab_s
         banned = np.where(np.isin(np.arange(vocab_size), allowed), logits, -np.inf)
         config = {"seed": 7, "top_p": 0.9 if position % 2 else 1.0, "logprobs": 1}
         got = draw(logits, mask_of(allowed, vocab_size), position, **config)
-        assert got["token"] == draw(banned, None, position, **config)["token"]
+        first = draw(logits, None, position, **config)["token"]
+        if position % 2:
+            assert got["token"] == draw(banned, None, position, **config)["token"]
+        elif first in allowed:
+            assert got["token"] == first
+        assert got["token"] in allowed
         raw = logits.astype(np.float32).astype(np.float64)
         expected = raw[got["token"]] - np.log(np.exp(raw).sum())
         assert got["logprob"] == pytest.approx(expected, abs=1e-4)  # of the model alone
         assert got["top_ids"] == [int(np.argmax(logits.astype(np.float32)))]
+
+
+def test_a_second_draw_leaves_the_distribution_as_it_is() -> None:
+    logits, allowed, draws = np.array([2.0, 1.0, 0.0, 1.5, -1.0, 0.5]), [0, 2, 3, 5], 20_000
+    counts = np.zeros(len(logits))
+    for position in range(draws):
+        counts[draw(logits, mask_of(allowed, len(logits)), position, seed=1)["token"]] += 1
+    expected = np.where(np.isin(np.arange(len(logits)), allowed), np.exp(logits), 0)
+    expected *= draws / expected.sum()
+    assert counts.sum() == counts[allowed].sum()
+    assert ((counts - expected)[allowed] ** 2 / expected[allowed]).sum() < 16.3  # 0.1 % of chi squared with 3 degrees
 
 
 def test_tokens_beyond_the_mask_are_banned() -> None:
@@ -83,11 +99,11 @@ def test_masks_hold_what_they_are_told() -> None:
 
 @pytest.fixture(scope="module")
 def engine(demo_model: Path) -> ModelRunner:
-    return runner.load_model(options.LoadOptions(str(demo_model), num_pages=64, threads=2))
+    return runner.load_model(options.LoadOptions(str(demo_model), num_pages=400, threads=2))
 
 
-def opened(engine: ModelRunner, tokens: list[int]) -> int:
-    slot = engine.sequences.open(tokens, len(tokens), seed=3)
+def opened(engine: ModelRunner, tokens: list[int], **sampling: Any) -> int:
+    slot = engine.sequences.open(tokens, len(tokens), **{"seed": 3, **sampling})
     assert engine.sequences.reserve(slot, len(tokens) + 8)
     return slot
 
@@ -121,3 +137,56 @@ def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
         tokens = engine.step([slot], [start], [3 - start], [(0, mask)]).token_ids
     assert tokens == [700]
     writer.join()
+
+
+@pytest.mark.parametrize("count", [1, 5, 140])  # 128 rows of logits are computed at once
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: int, temperature: float) -> None:
+    """Some guesses are refused, or all."""
+    prompt, sequences = [0, 5, 300, 301, 302], engine.sequences
+
+    def open_all() -> list[int]:
+        return [opened(engine, prompt, seed=seed, logprobs=2, temperature=temperature) for seed in range(count)]
+
+    ahead, behind = open_all(), open_all()
+    guesses = engine.step(ahead, [0] * count, [5] * count, [(row, None) for row in range(count)])
+    assert all(sequences.tokens(slot) == prompt for slot in ahead)
+    free = sorted(guesses.token_ids)
+    allowed = [token for token in range(400, 2048) if token not in free[: count // 2 + 1]]
+    refused = [row for row, token in enumerate(guesses.token_ids) if token not in allowed]
+    assert refused
+    engine.redraw(guesses, [(row, mask_of(allowed, 2048)) for row in refused])
+    for row, token in enumerate(guesses.token_ids):
+        if row not in refused:
+            sequences.append(ahead[row], token)
+    mask = mask_of(allowed, 2048)
+    known = engine.step(behind, [0] * count, [5] * count, [(row, mask) for row in range(count)])
+    assert guesses.token_ids == known.token_ids
+    assert guesses.logprobs == known.logprobs
+    assert [sequences.tokens(slot) for slot in ahead] == [[*prompt, token] for token in known.token_ids]
+    if count < 100:
+        rows = [5] * count, [1] * count
+        assert engine.step(ahead, *rows).token_ids == engine.step(behind, *rows).token_ids
+    for slot in ahead + behind:
+        sequences.close(slot)
+
+
+def test_only_a_guess_of_the_last_step_is_drawn_again(engine: ModelRunner) -> None:
+    slot, mask = opened(engine, [0, 5, 300]), mask_of([700], 2048)
+    result = engine.step([slot], [0], [3], [(0, None)])
+    engine.redraw(result, [(0, mask)])
+    assert result.token_ids == [700]
+    for masks in ([(0, mask)], [(1, mask)]):
+        with pytest.raises(ValueError, match=r"sequence \d of the step has no guess"):
+            engine.redraw(result, masks)
+    assert engine.sequences.tokens(slot) == [0, 5, 300, 700]
+
+
+@pytest.mark.parametrize("sampling", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"bad_words_token_ids": [[5]]}])
+def test_who_does_not_draw_from_all_must_have_a_mask(engine: ModelRunner, sampling: dict[str, Any]) -> None:
+    slot = opened(engine, [0, 5, 300], **sampling)
+    assert not engine.sequences.draws_from_all(slot)
+    with pytest.raises(ValueError, match="its mask must be known first"):
+        engine.step([slot], [0], [3], [(0, None)])
+    assert engine.step([slot], [0], [3], [(0, mask_of([700], 2048))]).token_ids == [700]
+    assert engine.sequences.draws_from_all(opened(engine, [0, 5, 300], temperature=0.0, top_p=1.0))

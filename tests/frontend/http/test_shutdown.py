@@ -61,8 +61,9 @@ def test_sigterm_lets_streams_end_and_takes_no_more() -> None:
 def test_what_the_drain_does_not_wait_for_is_told_so() -> None:
     with Server.start("--drain-seconds", "0.2") as server:
         pid = engine_pid(server)
-        stream = streaming(server, n=16)
-        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, "n": 16, "stream": False}))
+        many = {"n": 16, "max_tokens": 2000}
+        stream = streaming(server, **many)
+        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **many, "stream": False}))
         running(server, 32)
         server.process.send_signal(signal.SIGTERM)
         *_, error, done = events_of(stream.read())
@@ -93,8 +94,9 @@ def test_sigint_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_when_the_engine_dies_requests_are_told_and_the_server_ends() -> None:
     with Server.start() as server:
-        stream = streaming(server, n=16)
-        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, "n": 16, "stream": False}))
+        many = {"n": 16, "max_tokens": 2000}
+        stream = streaming(server, **many)
+        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **many, "stream": False}))
         running(server, 32)
         os.kill(engine_pid(server), signal.SIGKILL)
         *_, error, done = events_of(stream.read())
