@@ -18,8 +18,9 @@ _FEW_SECONDS_OF_SHORT_STEP = 1e-4
 class MaskWriter:
     """A thread that writes masks in the order in which they are asked for; it starts when it is first needed.
 
-    Most tokens need none: they are drawn first, and the grammar is asked whether it allows them. Masks that are likely to take little are written before the model runs: where all cores compute, a thread that is
-    woken takes one of them away in the midst of a launch, and the others wait for it.
+    Most tokens need none: they are drawn first, and the grammar is asked whether it allows them. Masks that are likely
+    to take little are written before the model runs: where all cores compute, a thread that is woken takes one of them
+    away in the midst of a launch, and the others wait for it.
     """
 
     def __init__(self, sequences: Sequences) -> None:
