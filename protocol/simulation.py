@@ -38,12 +38,15 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds between a client and its engine: from the sending of a request to its place in the queue, and from the
-    end of a step to the client that has its tokens.
+    """Seconds between a client and its engine: from the sending of a request to its place in the queue, from the end of
+    a step to the client that has its tokens, between two requests that the client sends one after the other, and until
+    an engine that has had nothing to do begins its step.
     """
 
     to_engine: _Seconds = 0.0
     to_client: _Seconds = 0.0
+    to_next: _Seconds = 0.0
+    to_wake: _Seconds = 0.0
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

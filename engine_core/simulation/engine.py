@@ -64,6 +64,7 @@ class SimulatedEngine:
         limits: EngineLimits,
         step_time: StepTime,
         *,
+        wake_seconds: float = 0.0,
         tells_lengths: bool = True,
         is_stepwise: bool = False,
         on_first_token: Callable[[Answer], None] = lambda _: None,
@@ -76,6 +77,7 @@ class SimulatedEngine:
         self.num_requests = 0
         self.num_output_tokens = 0
         self._idle_seconds = 0.0
+        self._wake_seconds = wake_seconds
         self._is_stepwise = is_stepwise
         self._run = Run(0.0)
         self._tells_lengths = tells_lengths
@@ -96,7 +98,7 @@ class SimulatedEngine:
         """When the next step begins that is not put off; infinite when there is nothing to do."""
         if self.core.has_requests:
             return self._run.end
-        return max(self.clock.now, self._coming[0][0]) if self._coming else math.inf
+        return max(self.clock.now, self._coming[0][0] + self._wake_seconds) if self._coming else math.inf
 
     def step(self) -> None:
         """Goes on to the next step and does it; before, it takes what has come.

@@ -40,6 +40,7 @@ class Fleet:
             SimulatedEngine(
                 limits,
                 setup.step,
+                wake_seconds=setup.client.to_wake,
                 tells_lengths=setup.tells_lengths,
                 is_stepwise=is_stepwise,
                 on_first_token=partial(self._answered, number, False),
@@ -51,6 +52,7 @@ class Fleet:
         self.router = ROUTERS[setup.router](shape)
         self._steps: list[tuple[float, int]] = []  # a heap: next steps, some of which have been moved forward since
         self._answers: list[_AnswerEvent] = []  # a heap: what clients are to know
+        self._free = [0.0] * setup.num_engines  # since when the client of each engine sends nothing
         self._ended = 0.0
 
     def run(self, requests: Iterable[SimulatedRequest]) -> SimulationEnd:
@@ -97,7 +99,9 @@ class Fleet:
         number = self.router.send(request)
         engine = self.engines[number]
         before = engine.next_step
-        engine.send(request, time, time + self._setup.client.to_engine)
+        leaves = max(time, self._free[number])
+        self._free[number] = leaves + self._setup.client.to_next
+        engine.send(request, time, leaves + self._setup.client.to_engine)
         if engine.next_step < before:
             self._plan(number)
 

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import NamedTuple
 
 from quire.frontend.async_llm import AsyncLLM
@@ -91,16 +92,19 @@ class _Stage:
         self._played: set[str] = set()
         self._to_engine: list[float] = []
         self._to_client: list[float] = []
+        self._to_next: list[float] = []
+        self._to_wake: list[float] = []
 
     @property
     def client_time(self) -> ClientTime:
-        """The medians: on the way to an engine that has nothing else to do, and on the way back.
+        """The medians, of an engine and a client that have nothing else to do.
 
         Raises ValueError if not one request has ended.
         """
         if not self._to_engine:
             raise ValueError("no request has ended in the time that was given; calibrate for longer")
-        return ClientTime(statistics.median(self._to_engine), statistics.median(self._to_client))
+        times = self._to_engine, self._to_client, self._to_next or [0.0], self._to_wake
+        return ClientTime(*map(statistics.median, times))
 
     async def play_all(self, families: list[list[Scene]], seconds: float, tell: Tell) -> None:
         """All scenes again and again, for so many seconds.
@@ -138,15 +142,19 @@ class _Stage:
     async def _play(self, scene: Scene, deadline: float) -> bool:
         """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
         loads = iter(scene.loads)
+        begins: list[float] = []
         try:
             async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
                 for _ in range(scene.concurrency):
-                    group.create_task(self._serve(loads, is_alone=scene.concurrency == 1))
+                    group.create_task(self._serve(loads, begins, is_alone=scene.concurrency == 1))
         except TimeoutError:
             return False
+        finally:
+            self._to_next += [after - before for before, after in pairwise(begins)]
         return True
 
-    async def _serve(self, loads: Iterator[Load], is_alone: bool) -> None:
+    async def _serve(self, loads: Iterator[Load], begins: list[float], is_alone: bool) -> None:
+        begins.append(time.monotonic())  # all that a scene begins with are sent at once
         for load in loads:
             await self._generate(load, is_alone)
 
@@ -163,9 +171,11 @@ class _Stage:
         assert metrics is not None
         assert metrics.queued_time is not None
         assert metrics.first_token_time is not None
-        if is_alone:  # others would have it wait for the end of their step
+        assert metrics.first_scheduled_time is not None
+        if is_alone:  # others would have it wait for the end of their step, and for the client
             self._to_engine.append(metrics.queued_time - sent)
-        self._to_client.append(arrived - metrics.first_token_time)
+            self._to_wake.append(metrics.first_scheduled_time - metrics.queued_time)
+            self._to_client.append(arrived - metrics.first_token_time)
 
 
 def _processor() -> str:

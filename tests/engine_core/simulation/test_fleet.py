@@ -51,7 +51,7 @@ def assert_served(outcome: Outcome, requests: list[SimulatedRequest]) -> None:
             "enable_prefix_caching": st.booleans(),
             "tells_lengths": st.booleans(),
             "concurrency": st.sampled_from([None, 1, 4]),
-            "client": st.sampled_from([ClientTime(), ClientTime(0.003, 0.02)]),
+            "client": st.sampled_from([ClientTime(), ClientTime(0.003, 0.02, 0.001, 0.004)]),
         }
     ),
     sessions=st.sampled_from([0, 5]),
@@ -121,6 +121,15 @@ def test_the_way_between_client_and_engine_delays_what_takes_it() -> None:
     assert far.sent == near.sent == 1.0
     assert far.events[0].timestamp == 1.25
     assert times_of(far) == pytest.approx([time + 0.375 for time in times_of(near)])
+
+
+def test_who_is_sent_at_once_comes_one_by_one_to_an_engine_that_wakes() -> None:
+    """A step has those who come before it begins."""
+    client = ClientTime(0.25, to_next=0.5, to_wake=1.0)
+    outcome = Outcome(setup(client=client, num_engines=1), [request(index, 1.0, 20, 2, [index]) for index in range(5)])
+    begins = [result.events[1].timestamp for result in outcome.results]
+    assert [result.sent for result in outcome.results] == [1.0] * 5
+    assert begins == [2.25] * 3 + [3.75] * 2  # it has nothing to do again when the fourth comes
 
 
 def test_a_turn_waits_for_the_one_before_it_and_then_for_its_delay() -> None:
