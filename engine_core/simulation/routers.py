@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Choice(NamedTuple):
     tokens: int
 
 
-class Router:
+class Router(ABC):
     """Keeps count of each engine's load. Those that choose only have to say whom."""
 
     def __init__(self, fleet: FleetShape) -> None:
@@ -44,9 +45,9 @@ class Router:
         self.loads = [Load() for _ in range(fleet.num_engines)]
         self._last = -1
 
+    @abstractmethod
     def choose(self, request: SimulatedRequest) -> Choice:
         """The engine for a request that is sent now."""
-        raise NotImplementedError
 
     def send(self, request: SimulatedRequest) -> int:
         """Chooses an engine and counts the request as sent there."""
