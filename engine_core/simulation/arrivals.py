@@ -6,18 +6,10 @@ import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from quire.protocol.simulation import SimulatedRequest
 
 _MOST_IDLE = 1 << 17  # sessions without a turn that runs or waits, of which the end of the last turn is remembered
-
-
-@dataclass(slots=True)
-class _Session:
-    """One that is busy: a turn of it runs, or is to be sent at a known time; the others wait, since they were due."""
-
-    turns: deque[tuple[float, SimulatedRequest]] = field(default_factory=deque)
 
 
 class Arrivals:
@@ -30,7 +22,8 @@ class Arrivals:
         self._stream = iter(requests)
         self._next = next(self._stream, None)
         self._released: list[tuple[float, int, SimulatedRequest]] = []  # a heap, by time and index
-        self._busy: dict[str, _Session] = {}
+        # Of sessions that have a turn which runs, or has a known time: the other turns, since when they are due.
+        self._busy: dict[str, deque[tuple[float, SimulatedRequest]]] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()  # and when the last turn ended
         self._users = None if concurrency is None else [0.0] * concurrency  # a heap: since when each is free
 
@@ -61,10 +54,10 @@ class Arrivals:
             heapq.heappop(self._users)
         if request.session is None:
             return due, request
-        if (session := self._busy.get(request.session)) is not None:
-            session.turns.append((due, request))
+        if (turns := self._busy.get(request.session)) is not None:
+            turns.append((due, request))
             return None
-        self._busy[request.session] = _Session()
+        self._busy[request.session] = deque()
         ready = self._idle.pop(request.session, -math.inf) + request.delay
         if ready <= due:
             return due, request
@@ -77,7 +70,7 @@ class Arrivals:
             heapq.heappush(self._users, time)
         if request.session is None:
             return
-        if turns := self._busy[request.session].turns:
+        if turns := self._busy[request.session]:
             due, following = turns.popleft()
             self._release(following, max(due, time + following.delay))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
+import msgspec
 import numpy as np
 
 from quire.frontend.replay.record import Outcome, Phase, PhaseKind, RequestRecord, Sample
@@ -71,14 +72,4 @@ _KINDS: dict[EventType, PhaseKind] = {
 
 def sample_of(sample: SimulationSample) -> Sample:
     """All engines together."""
-    return Sample(
-        sample.time,
-        running=sample.running,
-        waiting=sample.waiting,
-        pages_held=sample.pages_held,
-        pages_cached=sample.pages_cached,
-        pages_total=sample.pages_total,
-        prompt_tokens=sample.prompt_tokens,
-        cached_tokens=sample.cached_tokens,
-        output_tokens=sample.output_tokens,
-    )
+    return Sample(**msgspec.structs.asdict(sample))
