@@ -7,6 +7,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from quire.protocol.messages import ErrorKind
+
 PhaseKind = Literal["queued", "prefill", "decode", "preempted"]
 
 
@@ -18,6 +20,11 @@ class Outcome(enum.StrEnum):
     REFUSED = "refused"  # the target had no room
     LATE = "late"  # its time was up
     UNFINISHED = "unfinished"  # the run ended first
+
+    @classmethod
+    def of_error(cls, kind: ErrorKind | None) -> Outcome:
+        """Of a request that the engine ended with an error of this kind."""
+        return cls.REFUSED if kind in {ErrorKind.OVERLOADED, ErrorKind.SHUTTING_DOWN} else cls.FAILED
 
 
 class Phase(NamedTuple):

@@ -8,9 +8,8 @@ import time
 from quire.frontend.replay.clock import Clock
 from quire.frontend.replay.phases import PhaseTrack
 from quire.frontend.replay.record import Outcome, RequestRecord
-from quire.protocol.messages import EngineCoreOutput, ErrorKind, FinishReason
+from quire.protocol.messages import EngineCoreOutput, FinishReason
 
-_REFUSALS = (ErrorKind.OVERLOADED, ErrorKind.SHUTTING_DOWN)
 _CUT_SHORT = (FinishReason.ABORT, FinishReason.TIMEOUT)
 
 
@@ -53,8 +52,7 @@ class Served:
     def _finish(self, output: EngineCoreOutput, reason: FinishReason) -> None:
         record = self._record
         if reason is FinishReason.ERROR:
-            is_refusal = output.error_kind in _REFUSALS
-            record.outcome = Outcome.REFUSED if is_refusal else Outcome.FAILED
+            record.outcome = Outcome.of_error(output.error_kind)
             record.error = output.error or "the engine gave no reason"
         elif reason in _CUT_SHORT:
             record.outcome = Outcome.LATE if reason is FinishReason.TIMEOUT else Outcome.FAILED

@@ -8,11 +8,10 @@ from bisect import bisect_right
 import msgspec
 import numpy as np
 
-from quire.frontend.replay.record import Outcome, Phase, PhaseKind, RequestRecord, Sample
-from quire.protocol.messages import EngineCoreEvent, ErrorKind, EventType
+from quire.frontend.replay.phases import Phases
+from quire.frontend.replay.record import Outcome, RequestRecord, Sample
+from quire.protocol.messages import EngineCoreEvent
 from quire.protocol.simulation import SimulatedResult, SimulationSample
-
-_OUTCOMES = {ErrorKind.OVERLOADED: Outcome.REFUSED, ErrorKind.SHUTTING_DOWN: Outcome.REFUSED}
 
 
 def record_of(result: SimulatedResult) -> RequestRecord:
@@ -28,46 +27,25 @@ def record_of(result: SimulatedResult) -> RequestRecord:
         output_tokens=len(times),
         gaps=array("d", np.diff(times).tobytes()),
         cached_tokens=result.cached_tokens,
-        num_preemptions=sum(event.type is EventType.PREEMPTED for event in result.events),
         engine=result.engine,
         error=result.error,
     )
     if len(times):
         record.first_token, record.last_token = float(times[0]), float(times[-1])
-    record.outcome = Outcome.COMPLETED
-    if result.error_kind is not None:
-        record.outcome = _OUTCOMES.get(result.error_kind, Outcome.FAILED)
-    record.phases = phases_of(result.events, times.tolist())
+    record.outcome = Outcome.COMPLETED if result.error_kind is None else Outcome.of_error(result.error_kind)
+    _fill_phases(record, result.events, times.tolist())
     return record
 
 
-def phases_of(events: list[EngineCoreEvent], token_times: list[float]) -> list[Phase]:
-    """What it went through; after a preemption, what is computed again is a prefill until the next token."""
-    phases: list[Phase] = []
-    kind: PhaseKind | None = None
-    begin = 0.0
-
-    def enter(following: PhaseKind | None, time: float) -> None:
-        nonlocal kind, begin
-        if kind is not None:
-            phases.append(Phase(kind, begin, time))
-        kind, begin = following, time
-
+def _fill_phases(record: RequestRecord, events: list[EngineCoreEvent], token_times: list[float]) -> None:
+    """Of a token that ends a prefill after a preemption no event tells: it is the next one."""
+    phases = Phases(record)
     for event in events:
-        if kind == "prefill" and phases[-1].kind == "preempted":
-            resumed = bisect_right(token_times, begin)
-            if resumed < len(token_times) and token_times[resumed] <= event.timestamp:
-                enter("decode", token_times[resumed])
-        enter(_KINDS.get(event.type), event.timestamp)
-    return phases
-
-
-_KINDS: dict[EventType, PhaseKind] = {
-    EventType.QUEUED: "queued",
-    EventType.SCHEDULED: "prefill",
-    EventType.FIRST_TOKEN: "decode",
-    EventType.PREEMPTED: "preempted",
-}
+        if phases.is_catching_up:
+            following = bisect_right(token_times, phases.begin)
+            if following < len(token_times) and token_times[following] <= event.timestamp:
+                phases.take_token(token_times[following])
+        phases.take(event.type, event.timestamp)
 
 
 def sample_of(sample: SimulationSample) -> Sample:
