@@ -6,7 +6,7 @@ as its attention takes as many operations as all else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
@@ -51,12 +51,9 @@ class Pace:
             seconds = (stretch - 1) * self._decode_seconds
         return max(_LEAST_COST, min(seconds / self._token_seconds, _NO_BOUND))  # infinite after steps of no time
 
-    def prefill_cost(self, requests: list[Request], counts: list[int]) -> float:
-        """What chunks of prompts cost: `counts[i]` tokens of `requests[i]`, from where it stands."""
-        return sum(
-            count * self.cost_of_token(request.num_computed_tokens + count / 2)
-            for request, count in zip(requests, counts, strict=True)
-        )
+    def prefill_cost(self, shares: Iterable[tuple[Request, int]]) -> float:
+        """What chunks of prompts cost: so many tokens of each request, from where it stands."""
+        return sum(count * self.cost_of_token(request.num_computed_tokens + count / 2) for request, count in shares)
 
     def share(self, prefills: Sequence[Request], tokens: int, budget: float) -> list[tuple[Request, int]]:
         """How many of `tokens`, of a cost of at most `budget`, each prompt gets.

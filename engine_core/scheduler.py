@@ -132,7 +132,7 @@ class Scheduler:
         if gave_way := self._make_room(roster.growing):
             roster = Roster.of(self.running)
         for request in roster.growing:
-            self._reserve(request)
+            self.reserve(request)
         budget = self.prefill_budget(roster)
         if self.waiting.has_ready and not gave_way:
             roster.add(self._start_newcomers(batch, roster.prefills, budget))
@@ -148,7 +148,7 @@ class Scheduler:
         self.admission.decoded(len(roster.decodes) + len(roster.searches))
         shares = self.pace.share(roster.prefills, self.limits.max_num_batched_tokens - batch.num_decodes, budget)
         prompts, counts = [request for request, _ in shares], [count for _, count in shares]
-        batch.prefill_cost = self.pace.prefill_cost(prompts, counts)
+        batch.prefill_cost = self.pace.prefill_cost(shares)
         batch.requests = roster.decodes + prompts
         batch.counts = [1] * len(roster.decodes) + counts
         for request in roster.searches:
@@ -159,12 +159,12 @@ class Scheduler:
     def _make_room(self, growing: Sequence[Request]) -> bool:
         """Preempts until these have pages for their next tokens; tells whether it had to."""
         lacking = sum(self._pages_lacked(request) for request in growing)
-        if lacking <= self._available_pages() or (self.pins.unpin_all() and lacking <= self._available_pages()):
+        if lacking <= self.available_pages or (self.pins.unpin_all() and lacking <= self.available_pages):
             self.admission.stepped()
             return False
         now, before = self._clock(), len(self.running)
         victims = iter(sorted(self.running, key=self._cost_of_preemption))
-        while lacking > self._available_pages():
+        while lacking > self.available_pages:
             victim = next(victims)
             lacking -= self._pages_lacked(victim)
             self._preempt(victim, now)
@@ -175,7 +175,9 @@ class Scheduler:
         """Sequences of those that run."""
         return sum(1 if request.search is None else request.width for request in self.running)
 
-    def _available_pages(self) -> int:
+    @property
+    def available_pages(self) -> int:
+        """Those that are free, or hold only what the prefix cache keeps."""
         return self._sequences.free_pages + self._sequences.cached_pages
 
     def _pages_lacked(self, request: Request) -> int:
@@ -242,7 +244,7 @@ class Scheduler:
             now = self.limits.pages_for(request.num_tokens)
             needed = now - beginning.found // self.limits.page_size + beginning.cached_pages
             reserved = int(self.admission.reserved_share * (to_grow + projected - now)) + self.admission.watermark
-            if self.running and needed > self._available_pages() - reserved:
+            if self.running and needed > self.available_pages - reserved:
                 break
             if not self._start(request, batch, beginning.source):
                 break
@@ -357,7 +359,8 @@ class Scheduler:
         backlog = sum(left) + self.waiting.num_tokens - max(left + following, default=0)
         return self.pace.budget(roster.num_decodes, backlog)
 
-    def _reserve(self, request: Request) -> None:
+    def reserve(self, request: Request) -> None:
+        """Gets the pages that it was promised for its tokens."""
         if request.search is not None:
             self._reserve_beams(request, request.search)
         elif not self._sequences.reserve(request.slot, request.num_tokens):
@@ -380,5 +383,5 @@ class Scheduler:
     def _broken_promise(self, request: Request) -> RuntimeError:
         return RuntimeError(
             f"request {request.request_id!r} was promised KV pages for {request.num_tokens} tokens, "
-            f"but only {self._available_pages()} pages can be had"
+            f"but only {self.available_pages} pages can be had"
         )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from itertools import repeat
 
-from quire.engine_core.engine import EngineCore
+from quire.engine_core.engine import EngineCore, Send
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.roster import Roster
@@ -14,7 +13,6 @@ from quire.engine_core.simulation.clock import VirtualClock
 from quire.engine_core.simulation.executor import SimulatedExecutor
 from quire.engine_core.simulation.run import Chunks, Run
 from quire.engine_core.stats import LastStep
-from quire.protocol.messages import EngineMessage
 
 _MOST_STEPS = 64  # with prompts that are foreseen: who comes meanwhile makes some of it useless
 _MOST_DECODES = 1024  # steps without, which cost little to foresee
@@ -28,13 +26,7 @@ class SimulatedCore(EngineCore):
     for the numbers of pages, and `totals`.
     """
 
-    def __init__(
-        self,
-        executor: SimulatedExecutor,
-        limits: EngineLimits,
-        send: Callable[[bytes, EngineMessage], None],
-        clock: VirtualClock,
-    ) -> None:
+    def __init__(self, executor: SimulatedExecutor, limits: EngineLimits, send: Send, clock: VirtualClock) -> None:
         super().__init__(executor, limits, send, clock=clock)
         self._simulated = executor
 
@@ -66,7 +58,7 @@ class SimulatedCore(EngineCore):
             shares = pace.share(roster.prefills, tokens, self.scheduler.prefill_budget(roster))
             if any(count == request.num_new_tokens for request, count in shares):
                 return
-            chunks = Chunks(shares, pace.prefill_cost([each for each, _ in shares], [count for _, count in shares]))
+            chunks = Chunks(shares, pace.prefill_cost(shares))
             end = now + self._simulated.seconds(shares, size, kv_tokens)
             pace.learn(chunks.cost, size, end - now)
             for request, count in shares:
@@ -80,7 +72,7 @@ class SimulatedCore(EngineCore):
         left = [self._simulated.tokens_left(request.slot, request.token_limit) for request in roster.decodes]
         most = _MOST_STEPS if roster.prefills else _MOST_DECODES
         steps = min([most, *(tokens - 1 for tokens in left)]) if self.scheduler.running else 0
-        available = self.sequences.free_pages + self.sequences.cached_pages
+        available = self.scheduler.available_pages
         while steps > 0 and sum(self._pages_lacked(request, steps) for request in roster.decodes) > available:
             steps //= 2
         return steps
@@ -106,14 +98,12 @@ class SimulatedCore(EngineCore):
         self._prefill(run)
 
     def _extend(self, request: Request, count: int) -> None:
-        """Its next tokens, and the pages for all of them that are computed."""
-        lacks_pages = self._pages_lacked(request, count) > 0
-        request.num_tokens += count
+        """Its next tokens, and the pages for all but the last, which is not computed yet."""
+        request.num_tokens += count - 1
+        if request.num_tokens > request.num_reserved_tokens:
+            self.scheduler.reserve(request)
+        request.num_tokens += 1
         request.num_computed_tokens += count
-        if lacks_pages:
-            computed = request.num_computed_tokens
-            self.sequences.reserve(request.slot, computed)
-            request.num_reserved_tokens = self.limits.pages_for(computed) * self.limits.page_size
         self._simulated.extend(request.slot, count)
 
     def _prefill(self, run: Run) -> None:
