@@ -14,7 +14,6 @@ MARKS = {0.5: "median", 0.9: "p90", 0.99: "p99", 0.999: "p99.9"}
 
 _WIDTH, _HEIGHT = 440, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 428, 12, 240
-_WORDS = 56  # pixels for the words right of the last dot
 _WORDS = 56  # pixels for the words beside a dot
 _LEAST_SHARE, _MOST_SHARE = 0.03, 0.9997
 _LEAST = 1e-3  # ms; less cannot be told apart from nothing

@@ -16,22 +16,19 @@ Reports = list[dict[str, Any]]
 
 def facts(report: dict[str, Any]) -> str:
     """One line: the model, what served it, how long, when."""
-    date = str(report.get("date") or "")
-    if len(date) == 15 and date[8] == "-":
-        date = f"{date[:4]}-{date[4:6]}-{date[6:8]} {date[9:11]}:{date[11:13]}"
     model = str(report.get("model_id") or "")
     model = model.rsplit("/", 1)[-1] if model.startswith("/") else model  # of a folder the name will do
     kind = "simulated" if report.get("simulated") else ""
-    words = (model, report.get("backend"), kind, numbers.time(1000 * report["duration"]), date)
+    words = (model, report.get("backend"), kind, numbers.time(1000 * report["duration"]), date(report))
     return " · ".join(str(word) for word in words if word)
 
 
 def date(report: dict[str, Any]) -> str:
     """When it was made, as people read it; as it is where it has another form than vLLM's."""
-    date = str(report.get("date") or "")
-    if len(date) == 15 and date[8] == "-":
-        return f"{date[:4]}-{date[4:6]}-{date[6:8]} {date[9:11]}:{date[11:13]}"
-    return date
+    text = str(report.get("date") or "")
+    if len(text) == 15 and text[8] == "-":
+        return f"{text[:4]}-{text[4:6]}-{text[6:8]} {text[9:11]}:{text[11:13]}"
+    return text
 
 
 def overview(reports: Reports) -> Markup:
