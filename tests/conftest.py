@@ -1,4 +1,4 @@
-"""Fixtures of all tests: models, engines whose pages are counted at their end, a session that leaves nothing behind."""
+"""Fixtures of all tests: models, engines whose pages are counted at their end, a browser; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from quire.frontend import LLM
 
 REPOSITORY = Path(__file__).parents[1]
 SCRATCH = REPOSITORY / "build"
+CHROMIUM = Path("/usr/bin/chromium")
 BUILDER = Path(__file__).with_name("build_checkpoints.py")
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
 
@@ -133,3 +136,15 @@ def module_engine() -> Iterator[EngineFactory]:
     started: list[LLM] = []
     yield lambda model, **options: _start(started, model, options)
     _end(started)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium; who asks for it is skipped where it is not installed."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not there")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pytest
 from http_server import Server
 
-CHROMIUM = Path("/usr/bin/chromium")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
@@ -28,28 +28,26 @@ def test_its_files_come_from_here_and_run_nothing_else(server: Server) -> None:
     assert (again.status, again.body) == (304, b"")
 
 
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
-def test_it_shows_the_operations_and_tries_one(server: Server) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
+def test_it_shows_the_operations_and_tries_one(server: Server, browser: Browser) -> None:
+    from playwright.sync_api import expect
+
     problems: list[str] = []
-    with playwright.sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        page: Any = browser.new_page(viewport={"width": 390, "height": 844})
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(f"{server.url}/docs")
-        chat = page.locator("#post_v1_chat_completions")
-        playwright.expect(chat.locator(".curl pre")).to_contain_text(f"curl {server.url}/v1/chat/completions")
-        told = server.request("/openapi.json").json()
-        assert page.locator(".operation").count() == sum(map(len, told["paths"].values()))
-        chat.get_by_text("Fields", exact=True).click()
-        field = chat.locator(".field", has_text="top_p").first
-        playwright.expect(field).to_contain_text("number, above 0, at most 1")
-        chat.get_by_text("Try it").click()
-        chat.get_by_label("Body").fill(json.dumps({"messages": MESSAGES, "stream": True, "max_tokens": 3}))
-        chat.get_by_role("button", name="Send").click()
-        playwright.expect(chat.get_by_role("status")).to_have_text(re.compile("^200"))
-        playwright.expect(chat.locator("form pre")).to_contain_text("data: [DONE]")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        browser.close()
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(f"{server.url}/docs")
+    chat = page.locator("#post_v1_chat_completions")
+    expect(chat.locator(".curl pre")).to_contain_text(f"curl {server.url}/v1/chat/completions")
+    told = server.request("/openapi.json").json()
+    assert page.locator(".operation").count() == sum(map(len, told["paths"].values()))
+    chat.get_by_text("Fields", exact=True).click()
+    field = chat.locator(".field", has_text="top_p").first
+    expect(field).to_contain_text("number, above 0, at most 1")
+    chat.get_by_text("Try it").click()
+    chat.get_by_label("Body").fill(json.dumps({"messages": MESSAGES, "stream": True, "max_tokens": 3}))
+    chat.get_by_role("button", name="Send").click()
+    expect(chat.get_by_role("status")).to_have_text(re.compile("^200"))
+    expect(chat.locator("form pre")).to_contain_text("data: [DONE]")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.close()
     assert not problems

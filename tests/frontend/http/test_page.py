@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,15 +16,9 @@ from quire.frontend import LLM
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-CHROMIUM = Path("/usr/bin/chromium")
 ANSWER = ".message.assistant"
 LEFT = "view/events net::ERR_ABORTED"  # what becomes of a stream when its page is closed
 TALE = "Tell me a tale about a fox and a crow"
-
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not there"),
-]
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -34,16 +26,6 @@ def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10.0
     while not condition():
         assert time.monotonic() < deadline
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
@@ -19,13 +18,7 @@ from quire.frontend.report.summary import summarize
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = Path("/usr/bin/chromium")
 EVIL = """<script>alert("1")</script> & 'quoted' <b>"""
-
-in_browser = pytest.mark.skipif(
-    importlib.util.find_spec("playwright") is None or not CHROMIUM.exists(),
-    reason=f"playwright is not installed, or {CHROMIUM} is not there",
-)
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +112,6 @@ def test_too_many_runs_are_refused(one: dict[str, Any]) -> None:
         page([one] * 7)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
     """Opens the page of some reports; it must ask for nothing but itself, and complain of nothing."""
@@ -150,7 +133,6 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
     assert not problems
 
 
-@in_browser
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_page_is_as_wide_as_the_screen(
     open_page: Callable[..., Page], one: dict[str, Any], other: dict[str, Any], width: int
@@ -160,7 +142,6 @@ def test_a_page_is_as_wide_as_the_screen(
         assert opened.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@in_browser
 def test_a_page_follows_the_colours_of_the_screen(open_page: Callable[..., Page], one: dict[str, Any]) -> None:
     read = "name => getComputedStyle(document.querySelector(name)).%s"
     seen = {}
@@ -174,7 +155,6 @@ def test_a_page_follows_the_colours_of_the_screen(open_page: Callable[..., Page]
     assert all(light != dark for light, dark in zip(seen["light"], seen["dark"], strict=True))
 
 
-@in_browser
 def test_words_in_figures_stay_inside_them(
     open_page: Callable[..., Page], one: dict[str, Any], other: dict[str, Any]
 ) -> None:
