@@ -10,13 +10,14 @@ from quire.frontend.report import numbers, page_tables, sections
 from quire.frontend.report.figures import LATENCIES
 from quire.frontend.report.html import document
 from quire.frontend.report.markup import Markup, tag
+from quire.frontend.report.whole_file import write_whole
 
 _LATENCIES = ("ttft", "tpot", "e2el")
 
 
 def write_page(report: dict[str, Any], path: Path) -> None:
     """Write the page of a sweep's report, which has at least one try. Raises OSError."""
-    path.write_text(page(report), encoding="utf-8")
+    write_whole(path, page(report))
 
 
 def page(report: dict[str, Any]) -> str:

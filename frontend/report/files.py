@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from quire.frontend.report.quantiles import Exact
 from quire.frontend.report.summary import curve, curve_shares
+from quire.frontend.report.whole_file import write_whole
 
 _NEEDED = ("duration", "completed", "request_throughput")
 _WHERE = (
@@ -72,14 +72,9 @@ class _Report(msgspec.Struct):
 
 
 def save_json(report: dict[str, Any], path: Path) -> None:
-    """Write the report, one field a line; a file that is there is replaced at once or not at all. Raises OSError."""
+    """Write the report, one field a line. Raises OSError."""
     lines = [f"  {_encode(name)}: {_encode(value)}" for name, value in report.items()]
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        draft.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def load_json(path: Path) -> dict[str, Any]:

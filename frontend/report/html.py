@@ -9,6 +9,7 @@ from quire.frontend.report import sections
 from quire.frontend.report.figures import verdict
 from quire.frontend.report.markup import Markup, join, tag
 from quire.frontend.report.names import distinct
+from quire.frontend.report.whole_file import write_whole
 
 _STYLE = Path(__file__).with_name("page.css")
 MOST_RUNS = 6
@@ -17,7 +18,7 @@ MOST_RUNS = 6
 
 def write_html(reports: list[dict[str, Any]], path: Path) -> None:
     """Write the page of one run, or of several over each other. Raises ValueError for none or too many, and OSError."""
-    path.write_text(page(reports), encoding="utf-8")
+    write_whole(path, page(reports))
 
 
 def page(reports: list[dict[str, Any]]) -> str:
