@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire.engine_core.simulation.load import Load
+from quire.engine_core.simulation.engine_load import EngineLoad
 from quire.engine_core.simulation.prefix_index import PrefixIndex, prefix_keys
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import SimulatedRequest, StepTime
@@ -42,7 +42,7 @@ class Router(ABC):
 
     def __init__(self, fleet: FleetShape) -> None:
         self.fleet = fleet
-        self.loads = [Load() for _ in range(fleet.num_engines)]
+        self.loads = [EngineLoad() for _ in range(fleet.num_engines)]
         self._last = -1
 
     @abstractmethod

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.calibration.fit import fit
-from quire.frontend.calibration.scenes import Load, Scene, families
+from quire.frontend.calibration.scenes import RequestSize, Scene, families
 from quire.frontend.calibration.steps import StepTimes
 from quire.frontend.sampling import SamplingParams
 from quire.protocol.messages import StepTrace
@@ -141,27 +141,27 @@ class _Stage:
 
     async def _play(self, scene: Scene, deadline: float) -> bool:
         """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
-        loads = iter(scene.loads)
+        requests = iter(scene.requests)
         begins: list[float] = []
         try:
             async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
                 for _ in range(scene.concurrency):
-                    group.create_task(self._serve(loads, begins, is_alone=scene.concurrency == 1))
+                    group.create_task(self._serve(requests, begins, is_alone=scene.concurrency == 1))
         except TimeoutError:
             return False
         finally:
             self._to_next += [after - before for before, after in pairwise(begins)]
         return True
 
-    async def _serve(self, loads: Iterator[Load], begins: list[float], is_alone: bool) -> None:
+    async def _serve(self, requests: Iterator[RequestSize], begins: list[float], is_alone: bool) -> None:
         begins.append(time.monotonic())  # all that a scene begins with are sent at once
-        for load in loads:
-            await self._generate(load, is_alone)
+        for request in requests:
+            await self._generate(request, is_alone)
 
-    async def _generate(self, load: Load, is_alone: bool) -> None:
-        prompt = self._dice.choices(range(self._llm.vocab_size), k=load.prompt_tokens)
+    async def _generate(self, request: RequestSize, is_alone: bool) -> None:
+        prompt = self._dice.choices(range(self._llm.vocab_size), k=request.prompt_tokens)
         params = SamplingParams(
-            max_tokens=load.output_tokens, min_tokens=load.output_tokens, ignore_eos=True, detokenize=False
+            max_tokens=request.output_tokens, min_tokens=request.output_tokens, ignore_eos=True, detokenize=False
         )
         sent = time.monotonic()
         arrived, metrics = 0.0, None

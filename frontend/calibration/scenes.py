@@ -16,7 +16,7 @@ _MIXES = (2, 8, 32, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RequestSize:
     """One request, in tokens."""
 
     prompt_tokens: int
@@ -28,7 +28,7 @@ class Scene:
     """Requests of which `concurrency` are served at a time."""
 
     name: str
-    loads: list[Load]
+    requests: list[RequestSize]
     concurrency: int
 
 
@@ -42,7 +42,7 @@ def families(shape: EngineShape) -> list[list[Scene]]:
 def _decodes(shape: EngineShape) -> list[Scene]:
     """More and more sequences decode."""
     sizes = _powers(1, min(shape.max_num_seqs, shape.num_pages // 2))
-    return [Scene(f"{size} decode", [Load(_SHORT, _ANSWER)] * size, size) for size in sizes]
+    return [Scene(f"{size} decode", [RequestSize(_SHORT, _ANSWER)] * size, size) for size in sizes]
 
 
 def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
@@ -52,14 +52,16 @@ def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
     for part in (4, 2, 1):
         tokens = max(longest // part, 1)
         sizes = _powers(1, min(shape.max_num_seqs, room // (tokens + _ANSWER)))
-        scenes += [Scene(f"{size} with {tokens} tokens", [Load(tokens, _ANSWER)] * size, size) for size in sizes[::2]]
-    return sorted(scenes, key=lambda scene: len(scene.loads) * scene.loads[0].prompt_tokens)
+        scenes += [
+            Scene(f"{size} with {tokens} tokens", [RequestSize(tokens, _ANSWER)] * size, size) for size in sizes[::2]
+        ]
+    return sorted(scenes, key=lambda scene: len(scene.requests) * scene.requests[0].prompt_tokens)
 
 
 def _prompts(shape: EngineShape, longest: int) -> list[Scene]:
     """Longer and longer prompts, one after the other."""
     lengths = _powers(16, min(longest, 4 * shape.max_num_batched_tokens))
-    return [Scene(f"prompts of {length} tokens", [Load(length, 1)] * 3, 1) for length in lengths]
+    return [Scene(f"prompts of {length} tokens", [RequestSize(length, 1)] * 3, 1) for length in lengths]
 
 
 def _mixes(shape: EngineShape) -> list[Scene]:
@@ -67,14 +69,14 @@ def _mixes(shape: EngineShape) -> list[Scene]:
     dice = random.Random(0)
     mean = max(shape.max_model_len // _MIX_PART, 1)
 
-    def load() -> Load:
+    def request() -> RequestSize:
         prompt = min(1 + int(dice.expovariate(1 / mean)), shape.max_model_len - 2)
         output = 1 + int(dice.expovariate(4 / mean))
-        return Load(prompt, min(output, shape.max_model_len - prompt))
+        return RequestSize(prompt, min(output, shape.max_model_len - prompt))
 
     most = max(_MOST_TOKENS // mean, 1)
     sizes = [size for size in _MIXES if size <= min(shape.max_num_seqs, most)]
-    return [Scene(f"a mix of {size}", [load() for _ in range(min(4 * size + 8, most))], size) for size in sizes]
+    return [Scene(f"a mix of {size}", [request() for _ in range(min(4 * size + 8, most))], size) for size in sizes]
 
 
 def _powers(least: int, most: int) -> list[int]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.report.details import Details
+from quire.frontend.report.engine_share import EngineShare
 from quire.frontend.report.goodput import GoodputLimits
-from quire.frontend.report.load import Load
 from quire.frontend.report.quantiles import Distribution, Exact, Floats, Pooled
 from quire.frontend.report.rates import TokenRate
 from quire.frontend.report.spans import prefill_seconds, queue_seconds
@@ -58,7 +58,7 @@ class Run:
         self.output_tokens = 0
         self.cached_tokens = 0
         self.partial_tokens = 0  # of answers that did not
-        self.engines: defaultdict[int, Load] = defaultdict(Load)
+        self.engines: defaultdict[int, EngineShare] = defaultdict(EngineShare)
 
         self.lags = Exact()
         self.latencies: dict[str, Exact] = {

@@ -79,8 +79,8 @@ def test_scenes_fit_the_engine(context: int, seqs: int, pages: int) -> None:
     assert scenes
     for scene in scenes:
         assert 1 <= scene.concurrency <= seqs
-        assert len(scene.loads) >= scene.concurrency
-        for load in scene.loads:
-            assert load.prompt_tokens >= 1
-            assert load.output_tokens >= 1
-            assert load.prompt_tokens + load.output_tokens <= min(context, pages * 32)
+        assert len(scene.requests) >= scene.concurrency
+        for request in scene.requests:
+            assert request.prompt_tokens >= 1
+            assert request.output_tokens >= 1
+            assert request.prompt_tokens + request.output_tokens <= min(context, pages * 32)

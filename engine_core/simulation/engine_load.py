@@ -8,7 +8,7 @@ from quire.protocol.simulation import SimulatedRequest
 
 
 @dataclass(slots=True)
-class Load:
+class EngineLoad:
     """Requests without an end, and the prompt tokens that each of those without a first token is likely to compute."""
 
     in_flight: int = 0

@@ -1,4 +1,4 @@
-"""What one engine of a fleet had to do."""
+"""What one engine of a fleet had to do of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.frontend.replay.record import RequestRecord
 
 
 @dataclass
-class Load:
+class EngineShare:
     """Requests that were sent to an engine, however they ended, and their tokens."""
 
     requests: int = 0
