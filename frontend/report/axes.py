@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from quire.frontend.report.markup import Markup, tag
 
+_MOST_LOG_TICKS = 5
+
 
 def logit(share: float) -> float:
     """Stretches both ends of 0 to 1, so that p90, p99 and p99.9 are about as far apart as p50 and p90."""
@@ -55,13 +57,13 @@ def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
     return [(tick, f"{tick / (size or 1):g} {unit}" if tick else "0") for tick in ticks]
 
 
-def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """Round values between `low` and `high`: of each power of ten as many as fit, from nine to one."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**power for power in powers for digit in digits]
         within = [tick for tick in ticks if low <= tick <= high]
-        if len(within) <= most:
+        if len(within) <= _MOST_LOG_TICKS:
             break
     return within
 

@@ -47,7 +47,6 @@ class Run:
         self.seconds: float | None = None
         self.interrupted: str | None = None
 
-        self.requests = 0
         self.warm_up = 0
         self.warm_up_failed = 0  # of these, however they did not complete
         self.outcomes: Counter[Outcome] = Counter()
@@ -80,7 +79,6 @@ class Run:
             self.warm_up += 1
             self.warm_up_failed += record.outcome is not Outcome.COMPLETED
             return
-        self.requests += 1
         self.outcomes[record.outcome] += 1
         self.preemptions += record.num_preemptions
         if record.was_sent:
@@ -108,6 +106,11 @@ class Run:
         """End the run `seconds` after it began; `interrupted` says what ended it before its time."""
         self.seconds = seconds
         self.interrupted = interrupted
+
+    @property
+    def requests(self) -> int:
+        """How many there were, but for warm-up."""
+        return self.outcomes.total()
 
     @property
     def distributions(self) -> dict[str, Distribution]:
