@@ -59,18 +59,19 @@ def _overview(report: dict[str, Any]) -> Markup:
     )
     rate = report["highest_rate"]
     tiles = [
-        ("Highest rate", f"{numbers.number(rate)} /s", f"within {numbers.percent(report['precision'])}"),
-        ("Limits", numbers.percent(report["attainment"]), f"of the requests: {limits}"),
-        ("Tries", str(len(report["tries"])), f"{sum(each['met'] for each in report['tries'])} met"),
+        sections.tile("Highest rate", f"{numbers.number(rate)} /s", f"within {numbers.percent(report['precision'])}"),
+        sections.tile("Limits", numbers.percent(report["attainment"]), f"of the requests: {limits}"),
+        sections.tile("Tries", str(len(report["tries"])), f"{sum(each['met'] for each in report['tries'])} met"),
     ]
-    drawn = [tag("div", tag("dt", name), tag("dd", tag("b", value), tag("small", note))) for name, value, note in tiles]
-    return tag("section", tag("dl", *drawn, class_="tiles"))
+    return tag("section", tag("dl", *tiles, class_="tiles"))
 
 
 def _figures(report: dict[str, Any]) -> Markup:
     best, limits = report["highest_rate"], report["goodput_limits"] or {}
     goodput = Curve("goodput", "run0", points_of(report, "request_goodput"))
-    figures = [_figure("Goodput", "requests/s", goodput_against_rate(goodput, best=best, named="goodput by rate"))]
+    figures = [
+        sections.figure("Goodput", "requests/s", goodput_against_rate(goodput, best=best, named="goodput by rate"))
+    ]
     for one in LATENCIES:
         curves = [
             Curve(f"{one.label} {statistic}", key, points_of(report, one.field(statistic)))
@@ -79,22 +80,12 @@ def _figures(report: dict[str, Any]) -> Markup:
         is_known = any(value is not None for curve in curves for _, value, _ in curve.points)
         if is_known and (one.name in ("ttft", "tpot") or one.name in limits):
             drawn = against_rate(curves, limit=limits.get(one.name), best=best, named=f"{one.label} by rate")
-            figures.append(_figure(one.label, one.meaning, drawn))
+            figures.append(sections.figure(one.label, one.meaning, drawn))
     keys = (("--run0", "median"), ("--run1", "p99"), ("--danger", "the rate missed, or the run is not valid"))
     legend = [tag("li", tag("i", class_="key", style=f"background: var({colour})"), words) for colour, words in keys]
     note = "Each dot is a run; across, the requests a second that were sent."
-    return tag(
-        "section",
-        tag("h2", "By the rate of requests"),
-        tag("p", note, class_="note"),
-        tag("ul", *legend, class_="legend"),
-        tag("div", *figures, class_="pair"),
-    )
-
-
-def _figure(title: str, note: str, drawing: Markup) -> Markup:
-    caption = tag("figcaption", tag("b", title), " ", tag("small", note))
-    return tag("figure", caption, tag("div", drawing, class_="drawing"))
+    parts = [tag("ul", *legend, class_="legend"), tag("div", *figures, class_="pair")]
+    return sections.section("By the rate of requests", note, *parts)
 
 
 def _tries(report: dict[str, Any]) -> Markup:
@@ -112,4 +103,4 @@ def _tries(report: dict[str, Any]) -> Markup:
     labels = {one.name: one.label for one in LATENCIES}
     spread = [f"{labels[name]} {statistic}" for name in _LATENCIES for statistic in ("median", "p99")]
     headings = ["requests/s", "", "share", "requests", "goodput/s", *spread]
-    return tag("section", tag("h2", "Tries, in their order"), page_tables.table(headings, rows))
+    return sections.section("Tries, in their order", "", page_tables.table(headings, rows))

@@ -37,9 +37,9 @@ def overview(reports: Reports) -> Markup:
         return tag("section", page_tables.glance(reports), class_="glance")
     report = reports[0]
     tiles = [
-        _tile("Output", _rate(report, "output_throughput", "tok/s"), _rate(report, "request_throughput", "requests/s")),
+        tile("Output", _rate(report, "output_throughput", "tok/s"), _rate(report, "request_throughput", "requests/s")),
         *(
-            _tile(
+            tile(
                 f"{one.label}, median",
                 numbers.time(report.get(one.field("median"))),
                 f"p99 {numbers.time(report.get(one.field('p99')))}",
@@ -50,8 +50,8 @@ def overview(reports: Reports) -> Markup:
     ]
     if report.get("request_goodput") is not None:
         share = numbers.percent((report.get("goodput_shares") or {}).get("all"))
-        tiles.append(_tile("Goodput", _rate(report, "request_goodput", "/s"), f"{share} of the requests"))
-    tiles.append(_tile("Completed", numbers.number(report["completed"]), _others(report)))
+        tiles.append(tile("Goodput", _rate(report, "request_goodput", "/s"), f"{share} of the requests"))
+    tiles.append(tile("Completed", numbers.number(report["completed"]), _others(report)))
     return tag("section", tag("dl", *tiles, class_="tiles"))
 
 
@@ -60,33 +60,33 @@ def distributions(reports: Reports) -> Markup:
     shown = [
         one for one in latencies(reports) if one.is_felt and any(one.name in (r.get("curves") or {}) for r in reports)
     ]
-    figures = [_figure(one.label, one.meaning, distribution(reports, one)) for one in shown]
+    figures = [figure(one.label, one.meaning, distribution(reports, one)) for one in shown]
     note = "Share of the values that are at most so long; both axes are stretched so that the tail is seen."
-    return _section("What users felt", note, tag("div", *figures, class_="pair")) if figures else NOTHING
+    return section("What users felt", note, tag("div", *figures, class_="pair")) if figures else NOTHING
 
 
 def goodput(reports: Reports) -> Markup:
     """Which share of the requests met each limit, and all of them."""
     rows = [_goodput(run, report) for run, report in enumerate(reports) if report.get("request_goodput") is not None]
     note = "Share of all requests, also of those that failed, that kept within each limit."
-    return _section("Goodput", note, tag("div", *rows, class_="pair")) if rows else NOTHING
+    return section("Goodput", note, tag("div", *rows, class_="pair")) if rows else NOTHING
 
 
 def timelines(reports: Reports) -> Markup:
     """What went on."""
-    figures = [_figure(panel.title, panel.unit, drawn) for panel, drawn in timeline.panels(reports)]
-    return _section("Over time", "", tag("div", *figures, class_="three")) if figures else NOTHING
+    figures = [figure(panel.title, panel.unit, drawn) for panel, drawn in timeline.panels(reports)]
+    return section("Over time", "", tag("div", *figures, class_="three")) if figures else NOTHING
 
 
 def engines(reports: Reports) -> Markup:
     """How the load was shared out."""
     figures = [
-        _figure(str(report["title"]), fleet.balance(report), fleet.bars(report), f"wide run{run}")
+        figure(str(report["title"]), fleet.balance(report), fleet.bars(report), f"wide run{run}")
         for run, report in enumerate(reports)
         if len(report.get("engines") or []) > 1
     ]
     note = "Tokens of prompts and answers by engine; the paler part of a bar was in the prefix cache."
-    return _section("Engines", note, *figures) if figures else NOTHING
+    return section("Engines", note, *figures) if figures else NOTHING
 
 
 def requests(reports: Reports) -> Markup:
@@ -107,41 +107,44 @@ def requests(reports: Reports) -> Markup:
         named = f"{report['title']}: " if len(reports) > 1 else ""
         aligned = gantt.gantt(report, seconds=longest, since_sent=True)
         whole = gantt.gantt(report, seconds=seconds, since_sent=False)
-        figures.append(_figure(f"{named}each since it was sent", gantt.share(report), aligned, f"wide run{run}"))
-        figures.append(_figure(f"{named}over the run", "", whole, f"wide run{run}"))
+        figures.append(figure(f"{named}each since it was sent", gantt.share(report), aligned, f"wide run{run}"))
+        figures.append(figure(f"{named}over the run", "", whole, f"wide run{run}"))
     note = "A row each, in the order they were sent; a dot ends one that broke off."
-    return _section("Single requests", note, *figures)
+    return section("Single requests", note, *figures)
 
 
 def tables(reports: Reports) -> Markup:
     """All figures."""
     latency = page_tables.every_latency(reports[0]) if len(reports) == 1 else NOTHING
-    return _section("Figures", "", latency, page_tables.every_figure(reports))
+    return section("Figures", "", latency, page_tables.every_figure(reports))
 
 
 def errors(reports: Reports) -> Markup:
     """What went wrong, how often."""
     found = page_tables.errors(reports)
-    return _section("Errors", "", found) if found else NOTHING
+    return section("Errors", "", found) if found else NOTHING
 
 
 def configuration(reports: Reports) -> Markup:
     """How the runs were made."""
     found = page_tables.configuration(reports)
-    return _section("Configuration", "", found) if found else NOTHING
+    return section("Configuration", "", found) if found else NOTHING
 
 
-def _section(title: str, note: str, *parts: str) -> Markup:
+def section(title: str, note: str, *parts: str) -> Markup:
+    """Parts under a heading, which a note may explain."""
     notes = [tag("p", note, class_="note")] if note else []
     return tag("section", tag("h2", title), *notes, *parts)
 
 
-def _figure(title: str, note: str, drawing: Markup, class_: str | None = None) -> Markup:
+def figure(title: str, note: str, drawing: Markup, class_: str | None = None) -> Markup:
+    """A drawing under its title."""
     caption = tag("figcaption", tag("b", title), " ", tag("small", note))
     return tag("figure", caption, tag("div", drawing, class_="drawing"), class_=class_)
 
 
-def _tile(name: str, value: str, note: str) -> Markup:
+def tile(name: str, value: str, note: str) -> Markup:
+    """One figure, in large."""
     return tag("div", tag("dt", name), tag("dd", tag("b", value), tag("small", note)))
 
 
