@@ -11,7 +11,7 @@ from quire.frontend.report.markup import Markup, join, tag
 from quire.frontend.report.names import distinct
 from quire.frontend.report.whole_file import write_whole
 
-_STYLE = Path(__file__).with_name("page.css")
+_STYLES = (Path(__file__).parents[1] / "page" / "theme.css", Path(__file__).with_name("page.css"))
 MOST_RUNS = 6
 """Runs that a page tells apart by colour."""
 
@@ -49,7 +49,7 @@ def document(title: str, *body: str) -> str:
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
-        tag("style", Markup(_STYLE.read_text(encoding="utf-8"))),
+        *(tag("style", Markup(style.read_text(encoding="utf-8"))) for style in _STYLES),
     )
     return "<!doctype html>\n" + tag("html", head, tag("body", tag("main", *body)), lang="en") + "\n"
 
