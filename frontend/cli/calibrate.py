@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.model import open_model
 from quire.frontend.cli.output import say, write
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SECONDS = 60.0
 
 
-@takes(engine=EngineFlags, attach=AttachFlags, common=CommonFlags)
+@takes_flags
 def calibrate(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File to write, as JSON.", metavar="FILE", show_default=False)

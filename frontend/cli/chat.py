@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, takes_flags
 from quire.frontend.cli.model import open_model
 from quire.frontend.cli.output import is_interactive, say, tolerate_encoding
 
 
-@takes(engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
+@takes_flags
 def chat(
     system: Annotated[
         str | None, typer.Option(help="System message of the conversation.", metavar="TEXT", show_default=False)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, switch, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import open_model
 from quire.frontend.cli.output import Answer, say, tolerate_encoding, write
 
 
-@takes(engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
+@takes_flags
 def complete(
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; - or nothing reads it from stdin.", show_default=False)

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from quire.frontend.cli.flags import CommonFlags, EngineFlags, option, switch, takes
+from quire.frontend.cli.flags import CommonFlags, EngineFlags, option, switch, takes_flags
 
 _socket = functools.partial(option, "Process and socket")
 
 
-@takes(engine=EngineFlags, common=CommonFlags)
+@takes_flags
 def engine(
     address: Annotated[
         str | None,

@@ -293,36 +293,33 @@ class SamplingFlags:
 SAMPLING_NOTE = "* as its generation_config.json has it"
 
 
-def takes(**groups: type) -> Callable[[F], Callable[..., Any]]:
-    """Give a command the flags of dataclasses: `@takes(engine=EngineFlags)` passes `engine=EngineFlags(...)`.
+def takes_flags(function: F) -> Callable[..., Any]:
+    """Give a command the flags of the dataclasses among its parameters: `engine: EngineFlags` gets `EngineFlags(...)`.
 
     Typer reads flags off a function's signature; this writes them there, once for all commands.
     """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+    parameters = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in groups
+    ]
+    for group in groups.values():
+        parameters += _parameters(group)
 
-    def decorate(function: F) -> Callable[..., Any]:
-        hints = get_type_hints(function, include_extras=True)
-        parameters = [
-            parameter.replace(annotation=hints[name])
-            for name, parameter in inspect.signature(function).parameters.items()
-            if name not in groups
-        ]
-        for group in groups.values():
-            parameters += _parameters(group)
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        values = {
+            name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            for name, group in groups.items()
+        }
+        return function(**given, **values)
 
-        @functools.wraps(function)
-        def command(**given: Any) -> Any:
-            values = {
-                name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
-                for name, group in groups.items()
-            }
-            return function(**given, **values)
-
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del command.__wrapped__  # or its signature would be read
-        return command
-
-    return decorate
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del command.__wrapped__  # or its signature would be read
+    return command
 
 
 def _parameters(group: type) -> list[inspect.Parameter]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, switch, takes
+from quire.frontend.cli.flags import CommonFlags, switch, takes_flags
 from quire.frontend.cli.output import write
 
 NAMES = {
@@ -19,7 +19,7 @@ NAMES = {
 }  # fmt: skip
 
 
-@takes(common=CommonFlags)
+@takes_flags
 def info(
     model: Annotated[
         Path | None,

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, takes
+from quire.frontend.cli.flags import CommonFlags, takes_flags
 from quire.frontend.cli.output import write
 
 
-@takes(common=CommonFlags)
+@takes_flags
 def keys(
     folder: Annotated[Path, typer.Argument(help="Where to write the keys; made if it is absent.")],
     *,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, takes_flags
 from quire.frontend.cli.load import LoadFlags
 from quire.frontend.cli.report import ReportFlags, compare, report_on
 from quire.frontend.cli.server_flags import ServerFlags
@@ -19,15 +19,7 @@ if TYPE_CHECKING:
     from quire.frontend.workload.reading import Trace
 
 
-@takes(
-    trace=TraceFlags,
-    load=LoadFlags,
-    report=ReportFlags,
-    server=ServerFlags,
-    attach=AttachFlags,
-    engine=EngineFlags,
-    common=CommonFlags,
-)
+@takes_flags
 def replay(
     path: Annotated[
         Path | None,

@@ -19,7 +19,7 @@ from quire.frontend.cli.flags import (
     RecordFlags,
     SamplingFlags,
     switch,
-    takes,
+    takes_flags,
 )
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import Answer, say, tolerate_encoding
@@ -28,14 +28,7 @@ if TYPE_CHECKING:
     from quire.frontend.workload.recorder import Recorder
 
 
-@takes(
-    http=HttpFlags,
-    recording=RecordFlags,
-    engine=EngineFlags,
-    attach=AttachFlags,
-    sampling=SamplingFlags,
-    common=CommonFlags,
-)
+@takes_flags
 def serve(
     prompt: Annotated[
         str | None,

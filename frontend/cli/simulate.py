@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, option, switch, takes
+from quire.frontend.cli.flags import CommonFlags, option, switch, takes_flags
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, report_on
 from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, say_skipped, tell_skipped, workload_of
@@ -113,7 +113,7 @@ class ShapeFlags:
         return {names.get(name, name): value for name, value in asdict(self).items() if value is not None}
 
 
-@takes(fleet=FleetFlags, shape=ShapeFlags, trace=TraceFlags, report=ReportFlags, common=CommonFlags)
+@takes_flags
 def simulate(
     trace_path: Annotated[
         Path,

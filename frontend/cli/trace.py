@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, option, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, option, takes_flags
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import say
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire.protocol.messages import SamplingParams
 
 
-@takes(engine=EngineFlags, attach=AttachFlags, sampling=SamplingFlags, common=CommonFlags)
+@takes_flags
 def trace(
     out: Annotated[Path, typer.Option("--out", help="File to write, as JSON.", metavar="FILE", show_default=False)],
     prompts: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.bench.flags import LengthFlags
 from quire.frontend.cli.bench.measure import afresh, config_of, context_of, title_of
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
 from quire.frontend.cli.server_flags import ServerFlags
@@ -24,7 +24,7 @@ _INPUT_LEN = 32
 _batch = functools.partial(option, "Batches")
 
 
-@takes(lengths=LengthFlags, server=ServerFlags, attach=AttachFlags, engine=EngineFlags, common=CommonFlags)
+@takes_flags
 def latency(
     batch_size: Annotated[int, _batch("Requests of a batch. Default: 8.", "N", min=1)] = 8,
     num_iters: Annotated[int, _batch("Batches that are measured. Default: 10.", "N", min=1)] = 10,

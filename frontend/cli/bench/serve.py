@@ -11,7 +11,7 @@ import typer
 
 from quire.frontend.cli.bench.flags import LengthFlags, Workload
 from quire.frontend.cli.bench.measure import config_of, context_of, measure, title_of
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.report import ReportFlags
 from quire.frontend.cli.server_flags import ServerFlags
 from quire.frontend.cli.target import open_target
@@ -90,15 +90,7 @@ class ServeFlags:
         return math.inf if self.request_rate is None and ramp == (None, None, None) else self.request_rate
 
 
-@takes(
-    flags=ServeFlags,
-    lengths=LengthFlags,
-    report=ReportFlags,
-    server=ServerFlags,
-    attach=AttachFlags,
-    engine=EngineFlags,
-    common=CommonFlags,
-)
+@takes_flags
 def serve(
     *,
     flags: ServeFlags,

@@ -13,7 +13,7 @@ import typer
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
 from quire.frontend.cli.bench.measure import config_of, context_of, title_of
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
 from quire.frontend.cli.server_flags import ServerFlags
@@ -91,15 +91,7 @@ class SweepFlags:
         return self.num_prompts or max(_LEAST_PROMPTS, math.ceil(rate * seconds))
 
 
-@takes(
-    flags=SweepFlags,
-    lengths=LengthFlags,
-    trace=BenchTraceFlags,
-    server=ServerFlags,
-    attach=AttachFlags,
-    engine=EngineFlags,
-    common=CommonFlags,
-)
+@takes_flags
 def sweep(
     *,
     flags: SweepFlags,

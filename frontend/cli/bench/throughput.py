@@ -8,7 +8,7 @@ from typing import Annotated
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
 from quire.frontend.cli.bench.measure import config_of, context_of, measure, title_of
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes
+from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.report import ReportFlags
 from quire.frontend.cli.server_flags import ServerFlags
 from quire.frontend.cli.target import open_target
@@ -16,15 +16,7 @@ from quire.frontend.cli.target import open_target
 _load = functools.partial(option, "Load")
 
 
-@takes(
-    lengths=LengthFlags,
-    trace=BenchTraceFlags,
-    report=ReportFlags,
-    server=ServerFlags,
-    attach=AttachFlags,
-    engine=EngineFlags,
-    common=CommonFlags,
-)
+@takes_flags
 def throughput(
     num_prompts: Annotated[int, _load("Requests, all at once. Default: 1000.", "N", min=1)] = 1000,
     warmup: Annotated[int, _load("Send so many before, which are in no figure. Default: 0.", "N", min=0)] = 0,
