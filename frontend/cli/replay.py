@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +13,6 @@ from quire.frontend.cli.report import ReportFlags, compare, report_on
 from quire.frontend.cli.server_flags import ServerFlags
 from quire.frontend.cli.target import open_target
 from quire.frontend.cli.workload import TraceFlags, open_trace, tell_skipped, workload_of
-
-if TYPE_CHECKING:
-    from quire.frontend.replay.target import TargetInfo
-    from quire.frontend.workload.reading import Trace
 
 
 @takes_flags
@@ -53,25 +49,11 @@ def replay(
         return
     rows, how = open_trace(path, trace), load.load()
     with open_target(server, engine, attach, trace.vocab_size) as opened:
-        info = opened.target.info
-        config = {**_origin(info, rows), **trace.given, **load.given, "vocab_size": opened.runs.vocab_size}
-        run = report.run(f"{path.name} on {Path(info.model).name}", config)
+        run = report.run(opened.title(path.name), opened.config(**trace.config(rows), **load.given))
         try:
-            requests = workload_of(rows, trace, engine.max_model_len or info.max_model_len)
+            requests = workload_of(rows, trace, opened.context(engine))
             opened.measure(run, requests, how, seed=trace.seed, extent=trace.extent)
         finally:
             if run.seconds is not None:
                 tell_skipped(rows, run.config)
                 report_on(run, report)
-
-
-def _origin(info: TargetInfo, trace: Trace) -> dict[str, object]:
-    """Where the figures come from."""
-    return {
-        "backend": info.backend,
-        "model_id": info.model,
-        "target": info.address,
-        "max_model_len": info.max_model_len,
-        "trace": str(trace.path),
-        "format": trace.format,
-    }

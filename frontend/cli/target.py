@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags
@@ -34,6 +35,27 @@ class OpenTarget:
     def target(self) -> Target:
         """What is measured."""
         return self.runs.target
+
+    def title(self, what: str) -> str:
+        """What is measured, and the model."""
+        return f"{what} on {Path(self.target.info.model).name}"
+
+    def context(self, engine: EngineFlags) -> int | None:
+        """The context length; what --max-model-len says of a server that does not tell."""
+        return engine.max_model_len or self.target.info.max_model_len
+
+    def config(self, **more: Any) -> dict[str, Any]:
+        """All that one would want to know of how a run was made; less what is None."""
+        info = self.target.info
+        config = {
+            "backend": info.backend,
+            "model_id": info.model,
+            "target": info.address,
+            "max_model_len": info.max_model_len,
+            "vocab_size": self.runs.vocab_size,
+            **more,
+        }
+        return {name: value for name, value in config.items() if value is not None}
 
     def measure(
         self, run: Collector, requests: Iterable[WorkloadRequest], load: Load, *, seed: int, extent: Extent

@@ -73,6 +73,10 @@ class TraceFlags:
         seconds = self.duration / self.speed if self.duration is not None and has_own_times else None
         return Extent(self.max_requests, seconds)
 
+    def config(self, trace: Trace) -> dict[str, Any]:
+        """Which trace it is and what is done to it, for the report."""
+        return {"trace": str(trace.path), "format": trace.format, **self.given}
+
     @property
     def given(self) -> dict[str, Any]:
         """Those that differ from their defaults, for the report, where the rate has vLLM's name."""

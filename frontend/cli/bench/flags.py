@@ -124,7 +124,7 @@ class Workload:
         """What it is, for the report."""
         if self.trace is None:
             return {"dataset_name": "random", **asdict(self.lengths), "seed": self.seed}
-        return {"trace": str(self.trace.path), "format": self.trace.format, **self.flags.given, "seed": self.seed}
+        return {**self.flags.config(self.trace), "seed": self.seed}
 
 
 def _named(names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.bench.flags import LengthFlags
-from quire.frontend.cli.bench.measure import afresh, config_of, context_of, title_of
+from quire.frontend.cli.bench.measure import afresh
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
@@ -50,16 +50,15 @@ def latency(
     found, sizes = Latencies(), lengths.lengths(_INPUT_LEN)
     with open_target(server, engine, attach, lengths.vocab_size) as opened:
         num = batch_size * (num_iters_warmup + num_iters)
-        requests = [*sizes.requests(num, context_of(opened, engine), lengths.seed)]
-        config = config_of(
-            opened,
+        requests = [*sizes.requests(num, opened.context(engine), lengths.seed)]
+        config = opened.config(
             batch_size=batch_size,
             num_iters=num_iters,
             num_iters_warmup=num_iters_warmup,
             seed=lengths.seed,
             **asdict(sizes),
         )
-        title = title_of(opened, f"latency of {batch_size} x {sizes.input_len} to {sizes.output_len} tokens")
+        title = opened.title(f"latency of {batch_size} x {sizes.input_len} to {sizes.output_len} tokens")
 
         def work() -> Coroutine[Any, Any, str | None]:
             return measure_latency(opened.runs, requests, batch_size, num_iters_warmup, found, seed=lengths.seed)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from quire.frontend.cli.flags import EngineFlags
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import Report, ReportFlags, report_on
 from quire.frontend.cli.workload import tell_skipped
@@ -18,30 +16,6 @@ if TYPE_CHECKING:
     from quire.frontend.replay.runs import Runs
     from quire.frontend.report.run import Run
     from quire.frontend.workload.request import WorkloadRequest
-
-
-def title_of(opened: OpenTarget, what: str) -> str:
-    """What is measured, and the model."""
-    return f"{what} on {Path(opened.target.info.model).name}"
-
-
-def context_of(opened: OpenTarget, engine: EngineFlags) -> int | None:
-    """The context length; what --max-model-len says of a server that does not tell."""
-    return engine.max_model_len or opened.target.info.max_model_len
-
-
-def config_of(opened: OpenTarget, **more: Any) -> dict[str, Any]:
-    """All that one would want to know of how a benchmark was made; less what is None."""
-    info = opened.target.info
-    config = {
-        "backend": info.backend,
-        "model_id": info.model,
-        "target": info.address,
-        "max_model_len": info.max_model_len,
-        "vocab_size": opened.runs.vocab_size,
-        **more,
-    }
-    return {name: value for name, value in config.items() if value is not None}
 
 
 async def afresh(runs: Runs, work: Callable[[], Awaitable[str | None]]) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.bench.flags import LengthFlags, Workload
-from quire.frontend.cli.bench.measure import config_of, context_of, measure, title_of
+from quire.frontend.cli.bench.measure import measure
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.report import ReportFlags
 from quire.frontend.cli.server_flags import ServerFlags
@@ -114,8 +114,8 @@ def serve(
     assert times is not None, "there is a rate or a ramp"
     workload = Workload(lengths.lengths(), lengths.seed)
     with open_target(server, engine, attach, lengths.vocab_size) as opened:
-        requests = workload.requests(flags.num_prompts, context_of(opened, engine))
+        requests = workload.requests(flags.num_prompts, opened.context(engine))
         given = {**asdict(flags), "request_rate": flags.rate}
-        title = title_of(opened, f"{flags.num_prompts} x {workload.name}")
-        run = report.run(title, config_of(opened, **given, **workload.config))
+        title = opened.title(f"{flags.num_prompts} x {workload.name}")
+        run = report.run(title, opened.config(**given, **workload.config))
         measure(opened, run, arrive(requests, times), flags.load(), report, workload=workload, num=flags.num_prompts)

@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
-from quire.frontend.cli.bench.measure import config_of, context_of, title_of
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
@@ -120,7 +119,7 @@ def sweep(
     flags.check()
     workload = Workload.of(lengths, trace)
     with open_target(server, engine, attach, lengths.vocab_size) as opened:
-        found = _sweep(opened, flags, workload, context_of(opened, engine))
+        found = _sweep(opened, flags, workload, opened.context(engine))
         try:
             opened.complete(found.run())
         finally:
@@ -148,7 +147,7 @@ def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload, max_model_
         return arrive(made, at_rate(rate, flags.burstiness, workload.seed))
 
     def run(rate: float) -> Run:
-        config = config_of(opened, request_rate=rate, burstiness=flags.burstiness, **workload.config)
+        config = opened.config(request_rate=rate, burstiness=flags.burstiness, **workload.config)
         return Run(f"{rate:.4g} requests/s", config, goodput=flags.limits())
 
     requests(flags.low)  # which refuses what does not fit
@@ -157,8 +156,7 @@ def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload, max_model_
 
 def _report_on(found: Sweep, opened: OpenTarget, flags: SweepFlags, workload: Workload) -> None:
     """Save and print what there is."""
-    config: dict[str, Any] = config_of(
-        opened,
+    config = opened.config(
         low=flags.low,
         high=flags.high,
         num_prompts=flags.num_prompts,
@@ -174,7 +172,7 @@ def _report_on(found: Sweep, opened: OpenTarget, flags: SweepFlags, workload: Wo
     from quire.frontend.bench.sweep_page import write_page
     from quire.frontend.report.files import save_json
 
-    report = found.report(title_of(opened, f"sweep of {workload.name}"), config)
+    report = found.report(opened.title(f"sweep of {workload.name}"), config)
     if flags.output is not None:
         save_json(report, flags.output)
     if flags.html is not None:

@@ -7,7 +7,7 @@ import math
 from typing import Annotated
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
-from quire.frontend.cli.bench.measure import config_of, context_of, measure, title_of
+from quire.frontend.cli.bench.measure import measure
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.report import ReportFlags
 from quire.frontend.cli.server_flags import ServerFlags
@@ -41,8 +41,8 @@ def throughput(
 
     workload = Workload.of(lengths, trace)
     with open_target(server, engine, attach, lengths.vocab_size) as opened:
-        requests = workload.requests(num_prompts, context_of(opened, engine))
-        title = title_of(opened, f"throughput of {num_prompts} x {workload.name}")
-        config = config_of(opened, request_rate=math.inf, num_prompts=num_prompts, warmup=warmup, **workload.config)
+        requests = workload.requests(num_prompts, opened.context(engine))
+        title = opened.title(f"throughput of {num_prompts} x {workload.name}")
+        config = opened.config(request_rate=math.inf, num_prompts=num_prompts, warmup=warmup, **workload.config)
         load, run = everything_at_once(warmup), report.run(title, config)
         measure(opened, run, requests, load, report, workload=workload, num=num_prompts, more=throughput_fields)
