@@ -10,7 +10,7 @@ from quire.frontend.report import numbers, page_tables, sections
 from quire.frontend.report.figures import LATENCIES
 from quire.frontend.report.html import document
 from quire.frontend.report.markup import Markup, tag
-from quire.frontend.report.whole_file import write_whole
+from quire.frontend.whole_file import write_whole
 
 _LATENCIES = ("ttft", "tpot", "e2el")
 

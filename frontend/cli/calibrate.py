@@ -10,6 +10,8 @@ import typer
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.model import open_model
 from quire.frontend.cli.output import say, write
+from quire.frontend.cli.report import writable
+from quire.frontend.whole_file import write_whole
 
 if TYPE_CHECKING:
     from quire.protocol.simulation import Calibration
@@ -36,24 +38,15 @@ def calibrate(
     computes. The engine should be set up as it will be in service, and the host should have nothing else to do.
     """
     del common
+    writable("--output", output)
     import msgspec
 
     from quire.frontend.calibration.calibrate import calibrate as measure
 
-    _check(output)
     with open_model(engine, attach) as model:
         found = model.runner.run(measure(model.llm, seconds or _SECONDS, say))
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    write_whole(output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     write(f"{output}: {describe(found)}\n")
-
-
-def _check(output: Path) -> None:
-    """Raises OSError if the file can't be written, before anything is measured."""
-    try:
-        with output.open("ab"):
-            pass
-    except OSError as error:
-        raise OSError(f"--output {output}: the file cannot be written ({error.strerror}); name another") from error
 
 
 def describe(calibration: Calibration) -> str:

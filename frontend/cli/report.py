@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from quire.frontend.cli.flags import option, switch
 from quire.frontend.cli.output import say
+from quire.frontend.whole_file import can_write_whole
 
 if TYPE_CHECKING:
     from quire.frontend.report.run import Run
@@ -85,7 +85,7 @@ class ReportFlags:
 
 def writable(name: str, path: Path | None) -> None:
     """Raise `OSError` if the file of a flag cannot be written; None is no file."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if path is not None and not can_write_whole(path):
         raise OSError(f"{name} {path}: the file cannot be written; name another")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.frontend.report.quantiles import Exact
 from quire.frontend.report.summary import curve, curve_shares
-from quire.frontend.report.whole_file import write_whole
+from quire.frontend.whole_file import write_whole
 
 _NEEDED = ("duration", "completed", "request_throughput")
 _WHERE = (
@@ -72,7 +72,7 @@ class _Report(msgspec.Struct):
 
 
 def save_json(report: dict[str, Any], path: Path) -> None:
-    """Write the report, one field a line. Raises OSError."""
+    """Write the report, one field a line, as `write_whole` does. Raises OSError."""
     lines = [f"  {_encode(name)}: {_encode(value)}" for name, value in report.items()]
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 

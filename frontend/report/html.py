@@ -9,7 +9,7 @@ from quire.frontend.report import sections
 from quire.frontend.report.figures import verdict
 from quire.frontend.report.markup import Markup, join, tag
 from quire.frontend.report.names import distinct
-from quire.frontend.report.whole_file import write_whole
+from quire.frontend.whole_file import write_whole
 
 _STYLES = (Path(__file__).parents[1] / "page" / "theme.css", Path(__file__).with_name("page.css"))
 MOST_RUNS = 6

@@ -1,0 +1,46 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from quire.frontend.whole_file import can_write_whole, write_whole
+
+
+def test_a_file_is_replaced_where_a_link_points(tmp_path: Path) -> None:
+    file, link = tmp_path / "a", tmp_path / "b"
+    file.write_text("before")
+    link.symlink_to(file)
+    write_whole(link, "after")
+    assert file.read_text() == "after"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_text("before")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "\ud800")
+    assert file.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert can_write_whole(pipe)
+    writer = threading.Thread(target=write_whole, args=(pipe, "text"))
+    writer.start()
+    assert pipe.read_text() == "text"
+    writer.join()
+    assert pipe.is_fifo()
+
+
+def test_a_folder_and_what_is_in_none_cannot_be_written(tmp_path: Path) -> None:
+    assert can_write_whole(tmp_path / "new")
+    assert not can_write_whole(tmp_path)
+    assert not can_write_whole(tmp_path / "none" / "new")
