@@ -322,6 +322,7 @@ def takes_flags(function: F) -> Callable[..., Any]:
     return command
 
 
+@functools.cache
 def _parameters(group: type) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [
