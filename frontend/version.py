@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 
 def installed_version() -> str:
     """Return the version of the installed distribution."""
+    from importlib import metadata
+
     try:
         return metadata.version("quire")
     except metadata.PackageNotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +83,8 @@ async def _record(
 
 async def _complete(model: Model, prompts: list[str], params: SamplingParams) -> None:
     """Continues all; the first failure ends the others."""
+    import asyncio
+
     tasks = [asyncio.create_task(_exhaust(model, prompt, params)) for prompt in prompts]
     try:
         await asyncio.gather(*tasks)
