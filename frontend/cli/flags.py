@@ -299,7 +299,7 @@ def takes_flags(function: F) -> Callable[..., Any]:
     Typer reads flags off a function's signature; this writes them there, once for all commands.
     """
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+    groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
     parameters = [
         parameter.replace(annotation=hints[name])
         for name, parameter in inspect.signature(function).parameters.items()
@@ -310,10 +310,7 @@ def takes_flags(function: F) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def command(**given: Any) -> Any:
-        values = {
-            name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
-            for name, group in groups.items()
-        }
+        values = {name: _value(group, given) for name, group in groups.items()}
         return function(**given, **values)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -322,12 +319,31 @@ def takes_flags(function: F) -> Callable[..., Any]:
     return command
 
 
+def _is_group(hint: Any) -> bool:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
 @functools.cache
+def _hints(group: type) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)
+
+
 def _parameters(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in dataclasses.fields(group)
-    ]
+    """The flags of a group, and of the groups in it."""
+    found = []
+    for field in dataclasses.fields(group):
+        hint = _hints(group)[field.name]
+        if _is_group(hint):
+            found += _parameters(hint)
+        else:
+            found.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+            )
+    return found
+
+
+def _value(group: type, given: dict[str, Any]) -> Any:
+    """A group with its flags, which are taken out of `given`."""
+    return group(
+        **{name: _value(hint, given) if _is_group(hint) else given.pop(name) for name, hint in _hints(group).items()}
+    )

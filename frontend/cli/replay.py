@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, takes_flags
+from quire.frontend.cli.flags import CommonFlags, takes_flags
 from quire.frontend.cli.load import LoadFlags
 from quire.frontend.cli.report import ReportFlags, compare, report_on
-from quire.frontend.cli.server_flags import ServerFlags
-from quire.frontend.cli.target import open_target
+from quire.frontend.cli.target import TargetFlags, open_target
 from quire.frontend.cli.workload import TraceFlags, open_trace, tell_skipped, workload_of
 
 
@@ -29,9 +28,7 @@ def replay(
     trace: TraceFlags,
     load: LoadFlags,
     report: ReportFlags,
-    server: ServerFlags,
-    attach: AttachFlags,
-    engine: EngineFlags,
+    target: TargetFlags,
     common: CommonFlags,
 ) -> None:
     """Send the requests of a trace to an engine or a server, and report what they felt.
@@ -48,10 +45,10 @@ def replay(
         compare(report)
         return
     rows, how = open_trace(path, trace), load.load()
-    with open_target(server, engine, attach, trace.vocab_size) as opened:
+    with open_target(target, trace.vocab_size) as opened:
         run = report.run(opened.title(path.name), opened.config(**trace.config(rows), **load.given))
         try:
-            requests = workload_of(rows, trace, opened.context(engine))
+            requests = workload_of(rows, trace, opened.context_length)
             opened.measure(run, requests, how, seed=trace.seed, extent=trace.extent)
         finally:
             if run.seconds is not None:

@@ -25,11 +25,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class TargetFlags:
+    """Where requests go: to an HTTP server, to an engine that runs already, or to one of the command's own."""
+
+    server: ServerFlags
+    attach: AttachFlags
+    engine: EngineFlags
+
+
+@dataclass(frozen=True)
 class OpenTarget:
-    """A target, and the event loop that it works on; `runs` makes runs against it."""
+    """A target, and the event loop that it works on; `runs` makes runs against it.
+
+    `context_length`: what --max-model-len says of a server that does not tell.
+    """
 
     runs: Runs
     loop: asyncio.AbstractEventLoop
+    context_length: int | None
 
     @property
     def target(self) -> Target:
@@ -39,10 +52,6 @@ class OpenTarget:
     def title(self, what: str) -> str:
         """What is measured, and the model."""
         return f"{what} on {Path(self.target.info.model).name}"
-
-    def context(self, engine: EngineFlags) -> int | None:
-        """The context length; what --max-model-len says of a server that does not tell."""
-        return engine.max_model_len or self.target.info.max_model_len
 
     def config(self, **more: Any) -> dict[str, Any]:
         """All that one would want to know of how a run was made; less what is None."""
@@ -82,9 +91,7 @@ class OpenTarget:
 
 
 @contextmanager
-def open_target(
-    server: ServerFlags, engine: EngineFlags, attach: AttachFlags, vocab_size: int | None = None
-) -> Iterator[OpenTarget]:
+def open_target(flags: TargetFlags, vocab_size: int | None = None) -> Iterator[OpenTarget]:
     """Find a server, attach to an engine or start one; it is left at the end. `RuntimeError` if there is none.
 
     `vocab_size`: of made-up prompts, None: the target's.
@@ -97,24 +104,25 @@ def open_target(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
-        target = _open(loop, server, engine, attach)
+        target = _open(loop, flags)
         try:
-            yield OpenTarget(Runs(target, vocab_size=vocab_size, shown=_shown), loop)
+            runs = Runs(target, vocab_size=vocab_size, shown=_shown)
+            yield OpenTarget(runs, loop, flags.engine.max_model_len or target.info.max_model_len)
         finally:
             loop.run_until_complete(target.close())
 
 
-def _open(loop: asyncio.AbstractEventLoop, server: ServerFlags, engine: EngineFlags, attach: AttachFlags) -> Target:
+def _open(loop: asyncio.AbstractEventLoop, flags: TargetFlags) -> Target:
     from quire.frontend.cli.model import engine_options
     from quire.frontend.replay.engine_target import EngineTarget
     from quire.frontend.replay.http_target import HttpTarget
 
-    if server.base_url is not None:
-        options = server.options(engine, attach)
+    if flags.server.base_url is not None:
+        options = flags.server.options(flags.engine, flags.attach)
         _allow_connections()
         return loop.run_until_complete(HttpTarget.open(options))
-    server.refuse()
-    model, arguments = engine_options(engine, attach)
+    flags.server.refuse()
+    model, arguments = engine_options(flags.engine, flags.attach)
     return EngineTarget.from_options(model, **arguments)
 
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.bench.flags import LengthFlags
 from quire.frontend.cli.bench.measure import afresh
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
+from quire.frontend.cli.flags import CommonFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
-from quire.frontend.cli.server_flags import ServerFlags
-from quire.frontend.cli.target import open_target
+from quire.frontend.cli.target import TargetFlags, open_target
 
 if TYPE_CHECKING:
     from quire.frontend.bench.latency import Latencies
@@ -32,9 +31,7 @@ def latency(
     output: Annotated[Path | None, option("Report", "Write it as JSON.", "FILE")] = None,
     *,
     lengths: LengthFlags,
-    server: ServerFlags,
-    attach: AttachFlags,
-    engine: EngineFlags,
+    target: TargetFlags,
     common: CommonFlags,
 ) -> None:
     """Measure what whole batches of requests take, one batch after the other.
@@ -48,9 +45,9 @@ def latency(
     from quire.frontend.bench.latency import Latencies, measure_latency
 
     found, sizes = Latencies(), lengths.lengths(_INPUT_LEN)
-    with open_target(server, engine, attach, lengths.vocab_size) as opened:
+    with open_target(target, lengths.vocab_size) as opened:
         num = batch_size * (num_iters_warmup + num_iters)
-        requests = [*sizes.requests(num, opened.context(engine), lengths.seed)]
+        requests = [*sizes.requests(num, opened.context_length, lengths.seed)]
         config = opened.config(
             batch_size=batch_size,
             num_iters=num_iters,

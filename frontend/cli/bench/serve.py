@@ -11,10 +11,9 @@ import typer
 
 from quire.frontend.cli.bench.flags import LengthFlags, Workload
 from quire.frontend.cli.bench.measure import measure
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
+from quire.frontend.cli.flags import CommonFlags, option, takes_flags
 from quire.frontend.cli.report import ReportFlags
-from quire.frontend.cli.server_flags import ServerFlags
-from quire.frontend.cli.target import open_target
+from quire.frontend.cli.target import TargetFlags, open_target
 from quire.frontend.cli.workload import TraceFlags, arrivals_of
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def serve(
     flags: ServeFlags,
     lengths: LengthFlags,
     report: ReportFlags,
-    server: ServerFlags,
-    attach: AttachFlags,
-    engine: EngineFlags,
+    target: TargetFlags,
     common: CommonFlags,
 ) -> None:
     """Measure what made-up requests feel that come at a rate: as `quire replay`, without a trace.
@@ -113,8 +110,8 @@ def serve(
     times = arrivals_of(flags.arrivals(lengths.seed), ())
     assert times is not None, "there is a rate or a ramp"
     workload = Workload(lengths.lengths(), lengths.seed)
-    with open_target(server, engine, attach, lengths.vocab_size) as opened:
-        requests = workload.requests(flags.num_prompts, opened.context(engine))
+    with open_target(target, lengths.vocab_size) as opened:
+        requests = workload.requests(flags.num_prompts, opened.context_length)
         given = {**asdict(flags), "request_rate": flags.rate}
         title = opened.title(f"{flags.num_prompts} x {workload.name}")
         run = report.run(title, opened.config(**given, **workload.config))

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
+from quire.frontend.cli.flags import CommonFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
-from quire.frontend.cli.server_flags import ServerFlags
-from quire.frontend.cli.target import OpenTarget, open_target
+from quire.frontend.cli.target import OpenTarget, TargetFlags, open_target
 from quire.frontend.cli.workload import tell_skipped
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def sweep(
     flags: SweepFlags,
     lengths: LengthFlags,
     trace: BenchTraceFlags,
-    server: ServerFlags,
-    attach: AttachFlags,
-    engine: EngineFlags,
+    target: TargetFlags,
     common: CommonFlags,
 ) -> None:
     """Find the highest rate of requests at which enough of them meet the limits of --goodput.
@@ -118,8 +115,8 @@ def sweep(
     del common
     flags.check()
     workload = Workload.of(lengths, trace)
-    with open_target(server, engine, attach, lengths.vocab_size) as opened:
-        found = _sweep(opened, flags, workload, opened.context(engine))
+    with open_target(target, lengths.vocab_size) as opened:
+        found = _sweep(opened, flags, workload)
         try:
             opened.complete(found.run())
         finally:
@@ -128,22 +125,21 @@ def sweep(
         raise RuntimeError(found.conclusion)
 
 
-def _sweep(opened: OpenTarget, flags: SweepFlags, workload: Workload, max_model_len: int | None) -> Sweep:
+def _sweep(opened: OpenTarget, flags: SweepFlags, workload: Workload) -> Sweep:
     from quire.frontend.bench.sweep import Sweep
     from quire.frontend.replay.load import Load
 
     load = Load(request_timeout=flags.request_timeout or None, warm_up=flags.warmup)
-    rates = _rates(opened, flags, workload, max_model_len)
-    return Sweep(opened.runs, flags.search(), rates, load, say, workload.seed)
+    return Sweep(opened.runs, flags.search(), _rates(opened, flags, workload), load, say, workload.seed)
 
 
-def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload, max_model_len: int | None) -> Rates:
+def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload) -> Rates:
     from quire.frontend.bench.sweep import Rates
     from quire.frontend.report.run import Run
     from quire.frontend.workload.arrivals import arrive, at_rate
 
     def requests(rate: float) -> Iterator[WorkloadRequest]:
-        made = workload.requests(flags.num_at(rate), max_model_len)
+        made = workload.requests(flags.num_at(rate), opened.context_length)
         return arrive(made, at_rate(rate, flags.burstiness, workload.seed))
 
     def run(rate: float) -> Run:

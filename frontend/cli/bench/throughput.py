@@ -8,10 +8,9 @@ from typing import Annotated
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
 from quire.frontend.cli.bench.measure import measure
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
+from quire.frontend.cli.flags import CommonFlags, option, takes_flags
 from quire.frontend.cli.report import ReportFlags
-from quire.frontend.cli.server_flags import ServerFlags
-from quire.frontend.cli.target import open_target
+from quire.frontend.cli.target import TargetFlags, open_target
 
 _load = functools.partial(option, "Load")
 
@@ -24,9 +23,7 @@ def throughput(
     lengths: LengthFlags,
     trace: BenchTraceFlags,
     report: ReportFlags,
-    server: ServerFlags,
-    attach: AttachFlags,
-    engine: EngineFlags,
+    target: TargetFlags,
     common: CommonFlags,
 ) -> None:
     """Measure requests and tokens a second when all requests are there at once.
@@ -40,8 +37,8 @@ def throughput(
     from quire.frontend.bench.throughput import everything_at_once, throughput_fields
 
     workload = Workload.of(lengths, trace)
-    with open_target(server, engine, attach, lengths.vocab_size) as opened:
-        requests = workload.requests(num_prompts, opened.context(engine))
+    with open_target(target, lengths.vocab_size) as opened:
+        requests = workload.requests(num_prompts, opened.context_length)
         title = opened.title(f"throughput of {num_prompts} x {workload.name}")
         config = opened.config(request_rate=math.inf, num_prompts=num_prompts, warmup=warmup, **workload.config)
         load, run = everything_at_once(warmup), report.run(title, config)
