@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -288,6 +288,17 @@ class SamplingFlags:
         int | None, _sampling("The same seed draws the same answer again. Default: a fresh one.", "N", min=0)
     ] = None
     ignore_eos: Annotated[bool, switch("Sampling", "--ignore-eos", "Go on after the model's end token.")] = False
+
+
+def changed(flags: Any) -> dict[str, Any]:
+    """Those of a group that differ from their defaults."""
+    values = dataclasses.asdict(flags)
+    return {each.name: values[each.name] for each in dataclasses.fields(flags) if values[each.name] != each.default}
+
+
+def flag_names(names: Iterable[str]) -> str:
+    """The same as one writes them, for a message."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 SAMPLING_NOTE = "* as its generation_config.json has it"

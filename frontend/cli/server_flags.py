@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, EngineFlags, option
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, changed, flag_names, option
 
 if TYPE_CHECKING:
     from quire.frontend.replay.http_target import HttpOptions
@@ -43,8 +43,8 @@ class ServerFlags:
 
         assert self.base_url is not None
         of_engine = {**asdict(engine), **asdict(attach), "model": None, "tokenizer": None, "max_model_len": None}
-        if given := [f"--{name.replace('_', '-')}" for name, value in of_engine.items() if value not in (None, False)]:
-            raise typer.BadParameter(f"{', '.join(given)} cannot be set for a server at --base-url; leave out")
+        if given := [name for name, value in of_engine.items() if value not in (None, False)]:
+            raise typer.BadParameter(f"{flag_names(given)} cannot be set for a server at --base-url; leave out")
         return HttpOptions(
             self.base_url,
             endpoint=self._choice("endpoint_type"),
@@ -58,16 +58,14 @@ class ServerFlags:
 
     def refuse(self) -> None:
         """Raise `BadParameter` for flags that mean nothing without a server."""
-        if given := [f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value is not None]:
-            raise typer.BadParameter(f"{', '.join(given)} is for an HTTP server; name one with --base-url")
+        if given := changed(self):
+            raise typer.BadParameter(f"{flag_names(given)} is for an HTTP server; name one with --base-url")
 
     def _choice(self, name: str) -> Any:
         choices = _CHOICES[name]
         value = getattr(self, name) or choices[0]
         if value not in choices:
-            raise typer.BadParameter(
-                f"--{name.replace('_', '-')} {value} is not known; it can be {' or '.join(choices)}"
-            )
+            raise typer.BadParameter(f"{flag_names([name])} {value} is not known; it can be {' or '.join(choices)}")
         return value
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from quire.frontend.cli.flags import option, switch
+from quire.frontend.cli.flags import changed, option, switch
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ class TraceFlags:
     @property
     def given(self) -> dict[str, Any]:
         """Those that differ from their defaults, for the report, where the rate has vLLM's name."""
-        defaults = asdict(TraceFlags())
-        given = {name: value for name, value in asdict(self).items() if value != defaults[name]}
-        return {"request_rate" if name == "rate" else name: value for name, value in given.items()}
+        return {"request_rate" if name == "rate" else name: value for name, value in changed(self).items()}
 
 
 def open_trace(path: Path, flags: TraceFlags) -> Trace:

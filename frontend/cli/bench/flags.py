@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import option, switch
+from quire.frontend.cli.flags import changed, flag_names, option, switch
 from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
 
 if TYPE_CHECKING:
@@ -91,16 +91,15 @@ class Workload:
     @classmethod
     def of(cls, lengths: LengthFlags, flags: BenchTraceFlags) -> Workload:
         """What the flags say. Raises `BadParameter` if they say both, `ValueError` for a trace that is none."""
-        defaults = asdict(BenchTraceFlags())
-        given = {name: value for name, value in asdict(flags).items() if value != defaults[name]}
+        given = changed(flags)
         path = given.pop("trace", None)
         if path is None:
             if given:
-                raise typer.BadParameter(f"{_named(given)} is of a trace; give one with --trace")
+                raise typer.BadParameter(f"{flag_names(given)} is of a trace; give one with --trace")
             return cls(lengths.lengths(), lengths.seed)
         of_made_up = ("input_len", "output_len", "range_ratio", "prefix_len")
         if both := [name for name in of_made_up if getattr(lengths, name) is not None]:
-            raise typer.BadParameter(f"{_named(both)} is of made-up requests, --trace has its own; leave out one")
+            raise typer.BadParameter(f"{flag_names(both)} is of made-up requests, --trace has its own; leave out one")
         changes = TraceFlags(seed=lengths.seed, **given)
         return cls(lengths.lengths(), lengths.seed, open_trace(path, changes), changes)
 
@@ -125,7 +124,3 @@ class Workload:
         if self.trace is None:
             return {"dataset_name": "random", **asdict(self.lengths), "seed": self.seed}
         return {**self.flags.config(self.trace), "seed": self.seed}
-
-
-def _named(names: Iterable[str]) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
