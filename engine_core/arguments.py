@@ -145,7 +145,8 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--preload-grammars",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
+        default=False,
         help="read the tokenizer for grammars at the start, not when the first is needed, which would pause all others",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="for requests that bring none")

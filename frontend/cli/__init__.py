@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ def main() -> NoReturn:
             sys.stderr.write("\n")
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is becomes one line
         status = exit_status(error)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would change the status while Python ends
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone, as in `quire complete ... | head`

@@ -6,11 +6,10 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from quire.frontend.cli.flags import CommonFlags, EngineFlags, option, switch, takes_flags
+from quire.frontend.cli.flags import CommonFlags, EngineFlags, changed, option, switch, takes_flags
 
 _socket = functools.partial(option, "Process and socket")
 
@@ -45,7 +44,7 @@ def engine(
     own = {
         "address": address,
         "curve_keys": curve_keys,
-        "insecure_tcp": insecure_tcp,
+        "insecure_tcp": insecure_tcp or None,
         "drain_seconds": drain_seconds,
         "heartbeat_seconds": heartbeat_seconds,
         "seed": seed,
@@ -60,12 +59,13 @@ def command_line(engine: EngineFlags, own: Mapping[str, object]) -> list[str]:
     """Return the flags of `python -m quire.engine_core`."""
     from quire.frontend.engine_args import DEMO_MODEL
 
-    flags = {**asdict(engine), **own, "model": engine.model or DEMO_MODEL}
+    flags = {"model": DEMO_MODEL, **changed(engine), **own}
     arguments: list[str] = []
     for name, value in flags.items():
-        if value is None or value is False:
+        if value is None:
             continue
-        arguments.append(f"--{name.replace('_', '-')}")
-        if value is not True:
+        flag = name.replace("_", "-")
+        arguments += [f"--no-{flag}"] if value is False else [f"--{flag}"]
+        if not isinstance(value, bool):
             arguments.append(str(value))
     return arguments

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, changed
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,9 +47,8 @@ class Model:
 
     def defaults(self, flags: SamplingFlags) -> dict[str, Any]:
         """What holds for a request that does not say otherwise, where that is not the library's value."""
-        given = {name: value for name, value in asdict(flags).items() if value is not None and value is not False}
         own = {} if self.folder is None else generation_defaults(self.folder)
-        return {**own, **given}
+        return {**own, **changed(flags)}
 
     @property
     def has_chat_template(self) -> bool:
@@ -91,9 +90,9 @@ async def _tokenizer_folder(llm: AsyncLLM) -> Path | None:
 
 def engine_options(engine: EngineFlags, attach: AttachFlags) -> tuple[str | None, Any]:
     """Return the model and the keyword arguments of `AsyncLLM` that the flags stand for, only those given."""
-    flags = {**asdict(engine), **asdict(attach)}
-    model = flags.pop("model")
-    given = {NAMES.get(name, name): value for name, value in flags.items() if value not in (None, False)}
+    flags = {**changed(engine), **changed(attach)}
+    model = flags.pop("model", None)
+    given = {NAMES.get(name, name): value for name, value in flags.items()}
     options = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return None if model is None else str(model), options
 

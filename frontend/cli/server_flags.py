@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire.frontend.replay.http_target import HttpOptions
 
 _server = functools.partial(option, "An HTTP server")
+_OF_SERVERS_TOO = ("model", "tokenizer", "max_model_len")
 _CHOICES = {"endpoint_type": ("completions", "chat"), "prompt_as": ("tokens", "text")}
 
 
@@ -42,8 +43,8 @@ class ServerFlags:
         from quire.frontend.tokenizer import Tokenizer
 
         assert self.base_url is not None
-        of_engine = {**asdict(engine), **asdict(attach), "model": None, "tokenizer": None, "max_model_len": None}
-        if given := [name for name, value in of_engine.items() if value not in (None, False)]:
+        given = [name for name in (*changed(engine), *changed(attach)) if name not in _OF_SERVERS_TOO]
+        if given:
             raise typer.BadParameter(f"{flag_names(given)} cannot be set for a server at --base-url; leave out")
         return HttpOptions(
             self.base_url,

@@ -20,6 +20,8 @@ import pytest
 import small_tokenizers
 import uvloop
 
+from quire.engine_core.arguments import parse_arguments
+from quire.frontend.cli.engine import command_line
 from quire.frontend.cli.flags import AttachFlags, EngineFlags
 from quire.frontend.cli.model import open_model
 
@@ -294,6 +296,19 @@ def test_commands_run_on_uvloop() -> None:
 
 
 @needs_kernels
+def test_flags_that_say_no_are_heard() -> None:
+    flags = EngineFlags(num_pages=8, prefix_caching=False, preload_grammars=False)
+    with open_model(flags, AttachFlags()) as model:
+        shape = model.llm.engine_info.shape
+        assert shape is not None
+        assert not shape.enable_prefix_caching
+    line = command_line(flags, {"seed": 0, "address": None})
+    assert line[2:] == ["--num-pages", "8", "--no-prefix-caching", "--no-preload-grammars", "--seed", "0"]
+    parsed = parse_arguments(line)
+    assert (parsed.prefix_caching, parsed.preload_grammars, parsed.pin_threads) == (False, False, False)
+
+
+@needs_kernels
 def test_serve_with_a_prompt_answers_and_ends(place: Workplace) -> None:
     arguments = ["Once upon a time", "--max-tokens", "20", "--temperature", "0"]
     done = place.run("serve", *arguments)
@@ -520,11 +535,11 @@ def test_ctrl_c_stops_the_answer_and_then_leaves(place: Workplace) -> None:
     terminal = Terminal(place, "chat", "--ignore-eos", "--max-tokens", "1800")
     terminal.expect("> ")
     terminal.type("Tell me a tale\n")
-    terminal.expect(r"tale\r\n.*\w+ \w+ \w+")
+    terminal.expect(r"tale\r\n.*\w")
     terminal.type("\x03")
     terminal.expect(r"\[stopped\]\r\n.*> ")
     terminal.type("And another\n")
-    terminal.expect(r"another\r\n.*\w+ \w+ \w+")
+    terminal.expect(r"another\r\n.*\w")
     terminal.type("\x03")
     terminal.expect(r"\[stopped\]\r\n.*> ")
     assert terminal.leave(lambda: terminal.type("\x03")) == 130
