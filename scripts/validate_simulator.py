@@ -1,8 +1,8 @@
 """How near `quire simulate` comes to live engines: `.venv/bin/python scripts/validate_simulator.py --help`.
 
-Each case is a trace with flags of `quire replay`, such as "azure.csv --duration 600 --scale-lengths 0.25 --clip". The
-host is calibrated once; then each case is replayed on an engine of its own and simulated, and a table tells both. The
-host should have nothing else to do.
+Each case is a trace with flags of `quire replay`, such as "azure.csv --duration 600 --scale-lengths 0.25 --clip". For
+each the host is calibrated, then the case is replayed on an engine of its own and simulated, and a table tells both.
+The host should have nothing else to do.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def quire(*arguments: str) -> None:
         raise SystemExit(status)
 
 
-def measure(case: list[str], engine: list[str], calibration: Path, folder: Path) -> tuple[dict[str, Any], ...]:
-    """The reports of a case, live and simulated."""
-    live, simulated = folder / "live.json", folder / "simulated.json"
+def measure(case: list[str], engine: list[str], seconds: float, folder: Path) -> tuple[dict[str, Any], ...]:
+    """The reports of a case, live and simulated, by a calibration of so many seconds."""
+    calibration, live, simulated = (folder / f"{name}.json" for name in ("calibration", "live", "simulated"))
     trace, *flags = case
+    quire("calibrate", "--output", str(calibration), "--seconds", str(seconds), *engine)
     quire("replay", trace, *flags, *engine, "--warmup", "20", "--output", str(live))
     quire("simulate", "--trace", trace, *flags, "--calibration", str(calibration), "--output", str(simulated))
     return json.loads(live.read_text()), json.loads(simulated.read_text())
@@ -55,27 +56,23 @@ def row(case: list[str], live: dict[str, Any], simulated: dict[str, Any]) -> str
 
 
 def main() -> None:
-    """Calibrates, runs all cases, and prints the table."""
+    """Runs all cases, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", help="a trace, and flags of `quire replay` that choose and change requests")
     parser.add_argument("--engine", default="", help="flags of the engine, such as '--model FOLDER --threads 1'")
-    parser.add_argument("--calibration", type=Path, help="use this one instead of measuring the host")
-    parser.add_argument("--seconds", type=float, default=60, help="of calibration (default 60)")
-    parser.add_argument("--keep", type=Path, help="folder for calibration and reports")
+    parser.add_argument("--seconds", type=float, default=60, help="of each calibration (default 60)")
+    parser.add_argument("--keep", type=Path, help="folder for calibrations and reports")
     arguments = parser.parse_args()
     engine = shlex.split(arguments.engine)
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        calibration = arguments.calibration or folder / "calibration.json"
-        if arguments.calibration is None:
-            quire("calibrate", "--output", str(calibration), "--seconds", str(arguments.seconds), *engine)
         lines = []
         for number, case in enumerate(arguments.cases):
             own = folder / str(number)
             own.mkdir(exist_ok=True)
             words = shlex.split(case)
-            lines.append(row(words, *measure(words, engine, calibration, own)))
+            lines.append(row(words, *measure(words, engine, arguments.seconds, own)))
             print(lines[-1], file=sys.stderr, flush=True)
     print(f"| live (simulated) | {' | '.join(FIGURES)} |\n|{'---|' * (len(FIGURES) + 1)}")
     print("\n".join(lines))

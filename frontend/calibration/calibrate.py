@@ -6,71 +6,75 @@ import asyncio
 import itertools
 import platform
 import random
-import statistics
 import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import NamedTuple
 
-from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.calibration.client_times import ClientTimes
 from quire.frontend.calibration.fit import fit
 from quire.frontend.calibration.scenes import RequestSize, Scene, families
 from quire.frontend.calibration.steps import StepTimes
-from quire.frontend.sampling import SamplingParams
+from quire.frontend.replay.clock import Clock
+from quire.frontend.replay.engine_target import EngineTarget
+from quire.frontend.replay.record import Outcome, RequestRecord
+from quire.frontend.replay.target import Send
+from quire.frontend.workload.request import WorkloadRequest
 from quire.protocol.messages import StepTrace
-from quire.protocol.simulation import Calibration, ClientTime
+from quire.protocol.simulation import Calibration
 
 Tell = Callable[[str], None]
 
 
-async def calibrate(llm: AsyncLLM, seconds: float, tell: Tell = lambda _: None) -> Calibration:
+async def calibrate(target: EngineTarget, seconds: float, tell: Tell = lambda _: None) -> Calibration:
     """Serves scenes for so many seconds; `tell` is told of each. The engine must have nothing else to do.
 
-    Raises ValueError if the engine is busy, has not told its sizes or ends no request in that time, `EngineDeadError`
-    when it dies.
+    Raises ValueError if the engine is busy, has not told its sizes or ends no request in that time, RuntimeError when
+    it fails.
     """
-    shape = llm.engine_info.shape
+    info, client = target.info, target.client
+    shape = client.ready.shape
     if shape is None:
-        raise ValueError(f"the engine at {llm.engine_address} does not tell its sizes; start one of this version")
-    stats = await llm.stats()
+        raise ValueError(f"the engine at {info.address} does not tell its sizes; start one of this version")
+    stats = await asyncio.wrap_future(client.call("stats"))
     if stats["running"] or stats["waiting"]:
-        raise ValueError(f"the engine at {llm.engine_address} is serving others; calibrate one that is idle")
-    stage = _Stage(llm)
-    async with _traced(llm) as traces:
+        raise ValueError(f"the engine at {info.address} is serving others; calibrate one that is idle")
+    stage = _Stage(target, shape.max_num_batched_tokens)
+    async with _traced(target) as traces:
         await stage.play_all(families(shape), seconds, tell)
     steps = StepTimes(stage.of_plays(traces))
     step_time, error = fit(steps)
     return Calibration(
-        model=llm.model,
+        model=info.model,
         host=f"{platform.node()}, {_processor()}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         engine=shape,
         step=step_time,
-        client=stage.client_time,
+        client=stage.client_times.medians,
         steps=len(steps.seconds),
         error=error,
     )
 
 
 @asynccontextmanager
-async def _traced(llm: AsyncLLM) -> AsyncIterator[list[StepTrace]]:
+async def _traced(target: EngineTarget) -> AsyncIterator[list[StepTrace]]:
     """What the engine does meanwhile; complete at the end."""
     traces: list[StepTrace] = []
     is_last = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     def take(trace: StepTrace) -> None:
         traces.append(trace)
         if trace.last:
-            is_last.set()
+            loop.call_soon_threadsafe(is_last.set)
 
-    await llm.start_trace(take)
+    await asyncio.wrap_future(target.client.start_trace(take))
     try:
         yield traces
     finally:
-        await llm.stop_trace()
+        await asyncio.wrap_future(target.client.stop_trace())
     await is_last.wait()
 
 
@@ -85,26 +89,14 @@ class _Play(NamedTuple):
 class _Stage:
     """Serves scenes by an engine, and notes how long its requests and their tokens were under way."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        self._llm = llm
+    def __init__(self, target: EngineTarget, step_tokens: int) -> None:
+        self._target = target
+        self._step_tokens = step_tokens
+        self._clock = Clock()
         self._dice = random.Random(0)
         self._plays: list[_Play] = []
         self._played: set[str] = set()
-        self._to_engine: list[float] = []
-        self._to_client: list[float] = []
-        self._to_next: list[float] = []
-        self._to_wake: list[float] = []
-
-    @property
-    def client_time(self) -> ClientTime:
-        """The medians, of an engine and a client that have nothing else to do.
-
-        Raises ValueError if not one request has ended.
-        """
-        if not self._to_engine:
-            raise ValueError("no request has ended in the time that was given; calibrate for longer")
-        times = self._to_engine, self._to_client, self._to_next or [0.0], self._to_wake
-        return ClientTime(*map(statistics.median, times))
+        self.client_times = ClientTimes()
 
     async def play_all(self, families: list[list[Scene]], seconds: float, tell: Tell) -> None:
         """All scenes again and again, for so many seconds.
@@ -141,41 +133,37 @@ class _Stage:
 
     async def _play(self, scene: Scene, deadline: float) -> bool:
         """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
-        requests = iter(scene.requests)
-        begins: list[float] = []
+        sends = iter([self._prepare(size) for size in scene.requests])
+        begins: list[RequestRecord] = []
         try:
             async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
                 for _ in range(scene.concurrency):
-                    group.create_task(self._serve(requests, begins, is_alone=scene.concurrency == 1))
+                    group.create_task(self._serve(sends, begins, is_alone=scene.concurrency == 1))
         except TimeoutError:
             return False
-        finally:
-            self._to_next += [after - before for before, after in pairwise(begins)]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        if scene.concurrency > 1 and sum(record.prompt_tokens for record in begins) <= self._step_tokens:
+            self.client_times.add_burst(begins)
         return True
 
-    async def _serve(self, requests: Iterator[RequestSize], begins: list[float], is_alone: bool) -> None:
-        begins.append(time.monotonic())  # all that a scene begins with are sent at once
-        for request in requests:
-            await self._generate(request, is_alone)
+    def _prepare(self, size: RequestSize) -> Send:
+        prompt = self._dice.choices(range(self._target.client.ready.vocab_size), k=size.prompt_tokens)
+        request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
+        return self._target.prepare(request, lambda _: prompt)
 
-    async def _generate(self, request: RequestSize, is_alone: bool) -> None:
-        prompt = self._dice.choices(range(self._llm.vocab_size), k=request.prompt_tokens)
-        params = SamplingParams(
-            max_tokens=request.output_tokens, min_tokens=request.output_tokens, ignore_eos=True, detokenize=False
-        )
-        sent = time.monotonic()
-        arrived, metrics = 0.0, None
-        async for output in self._llm.generate({"prompt_token_ids": prompt}, params, output_kind="delta"):
-            if metrics is None:
-                arrived, metrics = time.monotonic(), output.metrics
-        assert metrics is not None
-        assert metrics.queued_time is not None
-        assert metrics.first_token_time is not None
-        assert metrics.first_scheduled_time is not None
-        if is_alone:  # others would have it wait for the end of their step, and for the client
-            self._to_engine.append(metrics.queued_time - sent)
-            self._to_wake.append(metrics.first_scheduled_time - metrics.queued_time)
-            self._to_client.append(arrived - metrics.first_token_time)
+    async def _serve(self, sends: Iterator[Send], begins: list[RequestRecord], is_alone: bool) -> None:
+        """One after the other; the first is among those with which the scene begins, all at once."""
+        for number, send in enumerate(sends):
+            now = self._clock.now()
+            record = RequestRecord(0, now, now, 0, 0)
+            if number == 0:
+                begins.append(record)
+            await send(record, self._clock)
+            if record.outcome is not Outcome.COMPLETED:
+                raise RuntimeError(f"a request of the calibration {record.outcome}: {record.error}")
+            if is_alone:
+                self.client_times.add(record)
 
 
 def _processor() -> str:

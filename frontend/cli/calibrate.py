@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
-from quire.frontend.cli.model import open_model
+from quire.frontend.cli.model import engine_options
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
 from quire.frontend.whole_file import write_whole
@@ -39,12 +39,21 @@ def calibrate(
     """
     del common
     writable("--output", output)
+    import asyncio
+
     import msgspec
+    import uvloop
 
     from quire.frontend.calibration.calibrate import calibrate as measure
+    from quire.frontend.replay.engine_target import EngineTarget
 
-    with open_model(engine, attach) as model:
-        found = model.runner.run(measure(model.llm, seconds or _SECONDS, say))
+    model, options = engine_options(engine, attach)
+    target = EngineTarget.from_options(model, **options)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            found = runner.run(measure(target, seconds or _SECONDS, say))
+        finally:
+            runner.run(target.close())
     write_whole(output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     write(f"{output}: {describe(found)}\n")
 

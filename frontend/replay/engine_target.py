@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any, Self
 
-from quire.frontend.client import Delivery
+from quire.frontend.client import CoreClient, Delivery
 from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
@@ -44,6 +44,11 @@ class EngineTarget:
         tokenizer = self._engine.tokenizer
         special = frozenset(self._engine.eos_token_ids) | (tokenizer.special_token_ids if tokenizer else frozenset())
         self.info = TargetInfo("quire", ready.model, address, ready.max_model_len, ready.vocab_size, special)
+
+    @property
+    def client(self) -> CoreClient:
+        """For those who want more of the engine than answers."""
+        return self._engine.client
 
     @classmethod
     def from_options(cls, model: str | None = None, **options: Any) -> Self:

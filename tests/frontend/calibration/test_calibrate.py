@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from quire.frontend import AsyncLLM, SamplingParams
 from quire.frontend.calibration.calibrate import calibrate
 from quire.frontend.cli.app import app
+from quire.frontend.replay.engine_target import EngineTarget
 from quire.protocol.simulation import Calibration, StepWork
 
 
@@ -28,6 +29,8 @@ def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
         assert 0 < found.step.seconds(work) < 1
     assert 0 < found.client.to_engine < 1
     assert 0 < found.client.to_client < 1
+    assert 0 < found.client.to_next < 0.1
+    assert 0 < found.client.to_wake < 1
     assert str(file) in result.stdout
 
 
@@ -42,8 +45,10 @@ def test_an_engine_that_serves_others_is_not_calibrated() -> None:
             params = SamplingParams(max_tokens=1000, ignore_eos=True)
             stream = llm.generate("Once", params)
             await anext(stream)
+            target = await asyncio.to_thread(EngineTarget.from_options, None, engine_address=llm.engine_address)
             with pytest.raises(ValueError, match="is serving others"):
-                await calibrate(llm, 5)
+                await calibrate(target, 5)
             await stream.aclose()
+            await target.close()
 
     asyncio.run(main())
