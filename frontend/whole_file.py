@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 
 def can_write_whole(path: Path) -> bool:
     """Whether `write_whole` may write there, as far as can be told without trying."""
-    return not path.is_dir() and os.access(path.resolve().parent if _is_replaced(path) else path, os.W_OK)
+    return not path.is_dir() and os.access(path if path.exists() else path.resolve().parent, os.W_OK)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file; one that is there is replaced at once or not at all. Raises OSError.
+    """Write a file; one that is there is replaced at once or not at all, its mode kept. Raises OSError.
 
-    A pipe or a device, such as /dev/stdout, is written to.
+    A pipe or a device, such as /dev/stdout, is written to, and so is a file in a folder that takes no others.
     """
     if not _is_replaced(path):
         path.write_text(text, encoding="utf-8")
@@ -23,10 +24,15 @@ def write_whole(path: Path, text: str) -> None:
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         draft.write_text(text, encoding="utf-8")
+        if target.exists():
+            shutil.copymode(target, draft)
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
 
 
 def _is_replaced(path: Path) -> bool:
-    return path.is_file() or not path.exists()
+    if path.is_relative_to("/dev") or path.is_relative_to("/proc"):  # /dev/stdout may be a file, which stays open
+        return False
+    is_ours = not path.exists() or (path.is_file() and os.access(path, os.W_OK))
+    return is_ours and os.access(path.resolve().parent, os.W_OK)

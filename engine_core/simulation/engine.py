@@ -98,7 +98,10 @@ class SimulatedEngine:
         """When the next step begins that is not put off; infinite when there is nothing to do."""
         if self.core.has_requests:
             return self._run.end
-        return max(self.clock.now, self._coming[0][0] + self._wake_seconds) if self._coming else math.inf
+        if not self._coming:
+            return math.inf
+        now, first = self.clock.now, self._coming[0][0]
+        return now if first <= now else first + self._wake_seconds  # who came during the last step is found after it
 
     def step(self) -> None:
         """Goes on to the next step and does it; before, it takes what has come.

@@ -41,7 +41,7 @@ async def calibrate(target: EngineTarget, seconds: float, tell: Tell = lambda _:
     stats = await asyncio.wrap_future(client.call("stats"))
     if stats["running"] or stats["waiting"]:
         raise ValueError(f"the engine at {info.address} is serving others; calibrate one that is idle")
-    stage = _Stage(target, shape.max_num_batched_tokens)
+    stage = _Stage(target)
     async with _traced(target) as traces:
         await stage.play_all(families(shape), seconds, tell)
     steps = StepTimes(stage.of_plays(traces))
@@ -89,9 +89,8 @@ class _Play(NamedTuple):
 class _Stage:
     """Serves scenes by an engine, and notes how long its requests and their tokens were under way."""
 
-    def __init__(self, target: EngineTarget, step_tokens: int) -> None:
+    def __init__(self, target: EngineTarget) -> None:
         self._target = target
-        self._step_tokens = step_tokens
         self._clock = Clock()
         self._dice = random.Random(0)
         self._plays: list[_Play] = []
@@ -143,7 +142,7 @@ class _Stage:
             return False
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        if scene.concurrency > 1 and sum(record.prompt_tokens for record in begins) <= self._step_tokens:
+        if scene.concurrency > 1:
             self.client_times.add_burst(begins)
         return True
 

@@ -17,6 +17,7 @@ class ClientTimes:
         self._to_client: list[float] = []
         self._to_next: list[float] = []
         self._to_wake: list[float] = []
+        self._least_to_wake = 0.0
 
     def add(self, record: RequestRecord) -> None:
         """One that was alone: another would have it wait for the end of its step, and for the client."""
@@ -25,23 +26,31 @@ class ClientTimes:
         self._to_client.append(record.first_token - _prefilled(record))
 
     def add_burst(self, records: list[RequestRecord]) -> None:
-        """Those that were sent at once, in order, and would all fit into one step.
+        """Those that were sent at once, in order.
 
-        Who is not in the first step was sent too late for it.
+        Who is in the queue by the time that the engine starts the first one was sent while it woke.
         """
+        first = records[0].phases[0]
         sent = [record.sent - records[0].sent for record in records]
         self._to_next += [after - before for before, after in pairwise(sent)]
-        in_first = sum(_prefilled(record) == _prefilled(records[0]) for record in records)
-        if in_first < len(records):
-            self._to_wake.append((sent[in_first - 1] + sent[in_first]) / 2)
+        in_time = sum(record.phases[0].begin <= first.end for record in records)
+        if in_time < len(records):
+            self._to_wake.append((sent[in_time - 1] + sent[in_time]) / 2)
+        else:
+            self._least_to_wake = max(self._least_to_wake, sent[-1])
 
     @property
     def medians(self) -> ClientTime:
         """Raises ValueError if not one request has ended."""
         if not self._to_engine:
             raise ValueError("no request has ended in the time that was given; calibrate for longer")
-        times = self._to_engine, self._to_client, self._to_next or [0.0], self._to_wake or [0.0]
-        return ClientTime(*map(statistics.median, times))
+        to_wake = statistics.median(self._to_wake or [self._least_to_wake])
+        return ClientTime(
+            to_engine=max(0.0, statistics.median(self._to_engine) - to_wake),  # a lone request is queued once it woke
+            to_client=statistics.median(self._to_client),
+            to_next=statistics.median(self._to_next or [0.0]),
+            to_wake=to_wake,
+        )
 
 
 def _prefilled(record: RequestRecord) -> float:

@@ -26,9 +26,11 @@ def main() -> NoReturn:
             sys.stderr.write("\n")
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is becomes one line
         status = exit_status(error)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would change the status while Python ends
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone, as in `quire complete ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:  # the reader does not read
+        status = INTERRUPTED
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would change the status while Python ends
     sys.exit(status)

@@ -65,6 +65,7 @@ def describe(calibration: Calibration) -> str:
         f"a step takes {step.base * 1e6:.0f} us, {step.prefill_token * 1e6:.1f} us for each token of a prompt, "
         f"{step.decode * 1e6:.1f} us for each that decodes, {step.kv_token * 1e9:.1f} ns for each KV token and "
         f"{step.prefill_squared * 1e9:.2f} ns for the square of a prompt's; {calibration.error:.0%} off in the median "
-        f"of {calibration.steps} steps. A client is {client.to_engine * 1e6:.0f} us from its engine, "
-        f"which is {client.to_client * 1e6:.0f} us from its client"
+        f"of {calibration.steps} steps. A client is {client.to_engine * 1e6:.0f} us from its engine, which is "
+        f"{client.to_client * 1e6:.0f} us from its client and takes {client.to_wake * 1e6:.0f} us to wake; requests "
+        f"that are sent at once come every {client.to_next * 1e6:.0f} us"
     )

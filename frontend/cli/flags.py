@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -296,9 +296,9 @@ def changed(flags: Any) -> dict[str, Any]:
     return {each.name: values[each.name] for each in dataclasses.fields(flags) if values[each.name] != each.default}
 
 
-def flag_names(names: Iterable[str]) -> str:
+def flag_names(given: Mapping[str, Any]) -> str:
     """The same as one writes them, for a message."""
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+    return ", ".join(f"--{'no-' * (value is False)}{name.replace('_', '-')}" for name, value in given.items())
 
 
 SAMPLING_NOTE = "* as its generation_config.json has it"

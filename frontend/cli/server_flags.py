@@ -43,8 +43,8 @@ class ServerFlags:
         from quire.frontend.tokenizer import Tokenizer
 
         assert self.base_url is not None
-        given = [name for name in (*changed(engine), *changed(attach)) if name not in _OF_SERVERS_TOO]
-        if given:
+        of_engine = {**changed(engine), **changed(attach)}
+        if given := {name: value for name, value in of_engine.items() if name not in _OF_SERVERS_TOO}:
             raise typer.BadParameter(f"{flag_names(given)} cannot be set for a server at --base-url; leave out")
         return HttpOptions(
             self.base_url,
@@ -66,7 +66,9 @@ class ServerFlags:
         choices = _CHOICES[name]
         value = getattr(self, name) or choices[0]
         if value not in choices:
-            raise typer.BadParameter(f"{flag_names([name])} {value} is not known; it can be {' or '.join(choices)}")
+            raise typer.BadParameter(
+                f"{flag_names({name: value})} {value} is not known; it can be {' or '.join(choices)}"
+            )
         return value
 
 

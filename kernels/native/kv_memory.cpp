@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace quire {
@@ -22,6 +24,14 @@ void populate(std::byte* begin, std::byte* end) {
     __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(begin), 0, __ATOMIC_RELAXED);
 }
 
+const KvMemory::Shape& checked(const KvMemory::Shape& shape) {
+  if (shape.num_pages < 1 || shape.page_size < kTileTokens)
+    throw std::invalid_argument("num_pages=" + std::to_string(shape.num_pages) +
+                                " of page_size=" + std::to_string(shape.page_size) +
+                                " tokens; give at least 1 page of " + std::to_string(kTileTokens) + " tokens");
+  return shape;
+}
+
 std::int32_t stripe_of(const KvMemory::Shape& shape) {
   const std::int64_t page_bytes = shape.page_size / kTileTokens * shape.tile_bytes;
   return static_cast<std::int32_t>(std::max<std::int64_t>(1, kHugePage / page_bytes));
@@ -30,7 +40,7 @@ std::int32_t stripe_of(const KvMemory::Shape& shape) {
 }  // namespace
 
 KvMemory::KvMemory(Arena& arena, const ThreadPool& threads, const Shape& shape)
-    : shape_(shape),
+    : shape_(checked(shape)),
       base_(static_cast<std::byte*>(
           arena.allocate(static_cast<std::size_t>(shape.layers * shape.heads * tiles() * shape.tile_bytes)))),
       stripe_(stripe_of(shape)) {

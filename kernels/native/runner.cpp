@@ -69,8 +69,11 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   pool_states(slots, dims, result);
   const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
   kept_logits_.clear();
-  if (rows_.size() > at_once)
-    kept_logits_.reserve(static_cast<std::size_t>(std::ranges::count_if(rows_, &LogitRow::guess) * config_.vocab_size));
+  if (rows_.size() > at_once) {
+    const auto overwritten = std::span(rows_).first((rows_.size() - 1) / at_once * at_once);
+    kept_logits_.reserve(
+        static_cast<std::size_t>(std::ranges::count_if(overwritten, &LogitRow::guess) * config_.vocab_size));
+  }
   for (std::size_t first = 0; first < rows_.size(); first += at_once) {
     const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
     compute_logits(rows, dims);
@@ -78,7 +81,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
     std::vector<Drawn> drawn = read_logits(rows);
     for (std::size_t i = 0; i < rows.size(); i++)
       if (!rows[i].late && !result.errors.contains(rows[i].index)) take(rows[i], std::move(drawn[i]), result);
-    if (rows_.size() > at_once) keep_guessed_logits(rows);
+    if (first + at_once < rows_.size()) keep_guessed_logits(rows);
   }
   std::vector<std::int64_t> ends(slots.size());
   for (std::size_t i = 0; i < slots.size(); i++) ends[i] = starts[i] + counts[i];

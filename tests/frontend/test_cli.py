@@ -22,7 +22,7 @@ import uvloop
 
 from quire.engine_core.arguments import parse_arguments
 from quire.frontend.cli.engine import command_line
-from quire.frontend.cli.flags import AttachFlags, EngineFlags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, flag_names
 from quire.frontend.cli.model import open_model
 
 SCRIPT = Path(sys.executable).parent / "quire"
@@ -305,6 +305,7 @@ def test_flags_that_say_no_are_heard() -> None:
     line = command_line(flags, {"seed": 0, "address": None})
     assert line[2:] == ["--num-pages", "8", "--no-prefix-caching", "--no-preload-grammars", "--seed", "0"]
     parsed = parse_arguments(line)
+    assert flag_names({"prefix_caching": False, "num_pages": 8}) == "--no-prefix-caching, --num-pages"
     assert (parsed.prefix_caching, parsed.preload_grammars, parsed.pin_threads) == (False, False, False)
 
 

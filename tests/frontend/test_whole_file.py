@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,9 +16,11 @@ from quire.frontend.whole_file import can_write_whole, write_whole
 def test_a_file_is_replaced_where_a_link_points(tmp_path: Path) -> None:
     file, link = tmp_path / "a", tmp_path / "b"
     file.write_text("before")
+    file.chmod(0o640)
     link.symlink_to(file)
     write_whole(link, "after")
     assert file.read_text() == "after"
+    assert file.stat().st_mode & 0o777 == 0o640
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
 
 
@@ -38,6 +42,14 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert pipe.read_text() == "text"
     writer.join()
     assert pipe.is_fifo()
+
+
+def test_standard_output_is_written_to_where_it_is_a_file(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from quire.frontend.whole_file import write_whole; "
+    code += "write_whole(Path('/dev/stdout'), 'whole '); print('and more')"
+    with (tmp_path / "a").open("w") as output:
+        subprocess.run([sys.executable, "-P", "-c", code], stdout=output, check=True)
+    assert (tmp_path / "a").read_text().endswith("and more\n")
 
 
 def test_a_folder_and_what_is_in_none_cannot_be_written(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Workload:
                 raise typer.BadParameter(f"{flag_names(given)} is of a trace; give one with --trace")
             return cls(lengths.lengths(), lengths.seed)
         of_made_up = ("input_len", "output_len", "range_ratio", "prefix_len")
-        if both := [name for name in of_made_up if getattr(lengths, name) is not None]:
+        if both := {name: value for name, value in changed(lengths).items() if name in of_made_up}:
             raise typer.BadParameter(f"{flag_names(both)} is of made-up requests, --trace has its own; leave out one")
         changes = TraceFlags(seed=lengths.seed, **given)
         return cls(lengths.lengths(), lengths.seed, open_trace(path, changes), changes)

@@ -132,6 +132,14 @@ def test_who_is_sent_at_once_comes_one_by_one_to_an_engine_that_wakes() -> None:
     assert begins == [2.25] * 3 + [3.75] * 2  # it has nothing to do again when the fourth comes
 
 
+def test_who_comes_during_the_last_step_need_not_wake_the_engine() -> None:
+    client = ClientTime(to_wake=1.0)
+    requests = [request(0, 0.0, 200, 1, range(4)), request(1, 1.005, 200, 1, range(4, 8))]
+    first, second = Outcome(setup(client=client), requests).results
+    assert first.events[1].timestamp == 1.0
+    assert second.events[1].timestamp == first.ended > 1.005
+
+
 def test_a_turn_waits_for_the_one_before_it_and_then_for_its_delay() -> None:
     turns = [
         request(0, 0.0, 100, 30, range(2), session="a"),
