@@ -101,7 +101,7 @@ class SimulatedEngine:
         if not self._coming:
             return math.inf
         now, first = self.clock.now, self._coming[0][0]
-        return now if first <= now else first + self._wake_seconds  # who came during the last step is found after it
+        return now if first < now else first + self._wake_seconds  # who came during the last step is found after it
 
     def step(self) -> None:
         """Goes on to the next step and does it; before, it takes what has come.
