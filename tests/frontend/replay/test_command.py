@@ -125,8 +125,13 @@ def test_a_signal_ends_the_run_and_keeps_what_was_measured(
     with LLM(num_pages=64) as llm:
         process = start(long_trace, "--address", llm.engine_address, "--output", output)
         wait_until_running(llm)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=PATIENCE)
+        engine = llm._engine.client.ready.engine_pid
+        os.kill(engine, signal.SIGSTOP)  # else the request may end first where the host is busy
+        try:
+            process.send_signal(number)
+            _, err = process.communicate(timeout=PATIENCE)
+        finally:
+            os.kill(engine, signal.SIGCONT)
     assert process.returncode == status, err
     report = load(output)
     assert (report["completed"], report["unfinished"]) == (1, 2)
