@@ -47,8 +47,9 @@ def explain_timeout(request: Request) -> str:
         RequestStatus.PREEMPTED: "while it waited for KV pages again",
         RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: "while its grammar was being compiled",
     }
+    time = round(request.deadline - request.arrival, 6)  # the clock of a host that runs for days has no finer steps
     return (
-        f"the time of {request.deadline - request.arrival:g} s that the request was given was up "
+        f"the time of {time:g} s that the request was given was up "
         f"{where.get(request.status, 'before it could start')}, after {request.num_output_tokens} tokens; "
         "give it more time, or send it when fewer are waiting"
     )

@@ -153,8 +153,8 @@ def test_an_engine_that_dies_ends_the_run_and_keeps_what_was_measured(long_trace
 
 
 def wait_until_running(llm: LLM) -> None:
-    """Wait until the second of the requests is alone."""
-    while (stats := llm.stats())["totals"]["decode_tokens"] < 20 or stats["running"] != 1:
+    """Wait until the second of the requests is alone, and has been so for a while."""
+    while (stats := llm.stats())["totals"]["decode_tokens"] < 200 or stats["running"] != 1:
         pass  # each look is a round trip to the engine
 
 
