@@ -111,12 +111,12 @@ def test_many_streams_at_once_each_get_their_own(llm: LLM, play: Play) -> None:
 
 def test_a_slow_consumer_finds_the_increments_merged(play: Play) -> None:
     async def body(each: AsyncLLM) -> None:
-        stream = each.generate(PROMPTS[0], greedy(max_tokens=200), output_kind="delta")
+        stream = each.generate(PROMPTS[0], greedy(max_tokens=1500), output_kind="delta")
         first = await anext(stream)
         await idle(each)
         rest = await anext(stream)
         assert rest.finished
-        assert len(first.outputs[0].token_ids) + len(rest.outputs[0].token_ids) == 200
+        assert len(first.outputs[0].token_ids) + len(rest.outputs[0].token_ids) == 1500
         await stream.aclose()
 
     play(body)
