@@ -1,28 +1,17 @@
 #include "kv_memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "first_touch.h"
+
 namespace quire {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
-
-/// Makes the memory resident, whatever others write to it meanwhile.
-void populate(std::byte* begin, std::byte* end) {
-  begin -= reinterpret_cast<std::uintptr_t>(begin) % kPage;
-#if defined(MADV_POPULATE_WRITE)
-  if (madvise(begin, static_cast<std::size_t>(end - begin), MADV_POPULATE_WRITE) == 0) return;
-#endif
-  for (; begin < end; begin += kPage)  // an older system
-    __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(begin), 0, __ATOMIC_RELAXED);
-}
 
 const KvMemory::Shape& checked(const KvMemory::Shape& shape) {
   if (shape.num_pages < 1 || shape.page_size < kTileTokens)
@@ -80,7 +69,7 @@ void KvMemory::touch(std::int32_t begin, std::int32_t end) {
     std::optional<StayOn> stay;
     if (!places_.empty()) stay.emplace(places_[static_cast<std::size_t>(head) % places_.size()]->cpus);
     for (std::int64_t layer = 0; layer < shape_.layers && !stopping_; layer++)
-      populate(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
+      touch_pages(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
   }
 }
 

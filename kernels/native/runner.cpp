@@ -51,7 +51,8 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
                         std::span<const std::int64_t> counts, std::span<const RowMask> masks) {
   const auto begun = TokenMask::Clock::now();
   check(slots, starts, counts);
-  kv_.prepare(sequences_.pages().opened() + kv_.stripe());
+  if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
+    kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
   Dims dims{};
   dim(dims, Dim::capacity) = config_.capacity;
   dim(dims, Dim::kv_tiles) = kv_.tiles();
