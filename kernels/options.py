@@ -17,6 +17,7 @@ from quire.kernels.rope import MAX_POSITIONS
 PAGE_SIZES = (32, 64, 128)
 DTYPES = ("auto", "bfloat16", "float32")
 KV_DTYPES = ("auto", "int8")
+HUGE_PAGE = 2 << 20  # bytes, of the kernel's transparent ones on x86-64
 DEFAULT_KV_BYTES = 4 << 30
 
 _MOST = {
@@ -94,8 +95,8 @@ def choose_limits(options: LoadOptions, config: ModelConfig) -> Limits:
     return Limits(options.max_num_batched_tokens, length, options.page_size)
 
 
-def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, other_bytes: int) -> int:
-    """Pages of the pool, beside weights and buffers of `other_bytes`.
+def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, other_bytes: int, *, parts: int = 1) -> int:
+    """Pages of the pool, beside weights and buffers of `other_bytes`; a page's bytes lie in `parts` places.
 
     By default what all sequences together could fill, up to 4 GiB or half of what memory is left.
     """
@@ -108,10 +109,11 @@ def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, othe
     if options.num_pages is not None:
         pages = options.num_pages
     elif options.kv_bytes is not None:
-        pages = options.kv_bytes // page_bytes
+        pages = _whole_stripes(options.kv_bytes // page_bytes, page_bytes // parts)
     else:
         longest = -(-limits.max_model_len // limits.page_size)
-        pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
+        pages = _whole_stripes(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, page_bytes // parts)
+        pages = min(pages, longest * options.max_num_seqs)
     if pages < 1:
         given = left if options.kv_bytes is None else options.kv_bytes
         raise ModelError(
@@ -124,6 +126,15 @@ def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, othe
             "give less (--kv-memory)"
         )
     return pages
+
+
+def _whole_stripes(pages: int, part_bytes: int) -> int:
+    """So many pages that each head of a layer ends where a huge page does, where that loses at most a sixteenth.
+
+    Else what is touched of every head at once lies on two huge pages each, and both become resident.
+    """
+    lost = pages % max(1, HUGE_PAGE // part_bytes)
+    return pages - lost if lost * 16 <= pages else pages
 
 
 def choose_threads(options: LoadOptions) -> int:

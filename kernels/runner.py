@@ -150,7 +150,7 @@ def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None 
     page_bytes = plan.layers * limits.page_size * heads.token_bytes(numbers)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
-    pages = choose_num_pages(options, limits, page_bytes, other_bytes)
+    pages = choose_num_pages(options, limits, page_bytes, other_bytes, parts=plan.layers * heads.kv)
     native = Runner(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, capacity=limits.capacity, logit_capacity=logit_rows,

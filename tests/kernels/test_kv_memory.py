@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from quire.kernels.options import LoadOptions
+import pytest
+
+from quire.kernels.operands import Limits
+from quire.kernels.options import LoadOptions, choose_num_pages
 from quire.kernels.runner import assemble, describe
 
 HUGE_PAGE = 2 << 20
@@ -56,3 +59,16 @@ def test_a_stripe_is_touched_ahead_of_use(demo_model: Path) -> None:
     for slot in slots:
         sequences.close(slot)
     assert sequences.free_pages == 2048
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [(1170, 1152), (1153, 1152), (1152, 1152), (1151, 1151), (300, 300), (257, 256), (127, 127)],
+)
+def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int) -> None:
+    heads, page_bytes = 4, 16384  # of a head: 128 pages on a huge page
+    options = LoadOptions("model", kv_bytes=asked * heads * page_bytes)
+    limits = Limits(2048, 4096, 32)
+    assert choose_num_pages(options, limits, heads * page_bytes, 0, parts=heads) == chosen
+    exact = LoadOptions("model", num_pages=asked)
+    assert choose_num_pages(exact, limits, heads * page_bytes, 0, parts=heads) == asked
