@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from quire.engine_core.admission import Admission
 from quire.engine_core.batch import Batch
-from quire.engine_core.executor import RowMask
+from quire.engine_core.executor import RowMask, RowToken
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.mask_writer import MaskWriter
@@ -78,22 +78,20 @@ class Constrained:
         """Of the tokens that a step draws, by row. Some are written while it runs, for about `step_seconds`."""
         return self._masks.begin(batch, step_seconds) if self._num_ruled else ()
 
-    def settle_guesses(self, batch: Batch, masks: Sequence[RowMask], token_ids: Sequence[int]) -> list[RowMask]:
-        """Appends what was drawn ahead of its mask and is allowed; the masks of those that must draw again."""
+    def choose(self, batch: Batch, guesses: Mapping[int, Sequence[int]]) -> tuple[list[RowToken], list[RowMask]]:
+        """By row: the first guess that is allowed, or the mask where none is."""
+        taken: list[RowToken] = []
         refused: list[RowMask] = []
-        for row, mask in masks:
-            token_id = token_ids[row]
-            if mask is not None or token_id < 0:
-                continue
-            request = batch.requests[row]
-            constraint = request.constraint
+        for row, token_ids in guesses.items():
+            constraint = batch.requests[row].constraint
             assert constraint is not None
-            if constraint.take(token_id):
-                self._sequences.append(request.slot, token_id)
+            token_id = constraint.take(token_ids)
+            if token_id is not None:
+                taken.append((row, token_id))
             else:
                 self._masks.write(constraint)
                 refused.append((row, constraint.mask))
-        return refused
+        return taken, refused
 
     def follow(self, request: Request, output: EngineCoreOutput) -> bool:
         """Goes on in the grammar by the token of `output`, and adds those that must follow; whether it ends so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -65,12 +65,18 @@ class Constraint:
             self.draws_from_all and not self.forced and not self._has_mask and self.mask_seconds <= _MOST_GUESS_SECONDS
         )
 
-    def take(self, token_id: int) -> bool:
-        """Whether a token that was drawn ahead of the mask may come. If so, `follow` is to be called next."""
-        if token_id >= self._num_tokens or token_id in self._ignored:  # which are allowed if all else is banned
-            return False
-        self._is_ahead = self._matcher.try_consume_tokens([token_id]) == 1
-        return self._is_ahead or (token_id in self._stop_token_ids and self._matcher.is_accepting())
+    def take(self, guesses: Iterable[int]) -> int | None:
+        """The first of these that may come, for which `follow` is to be called next; None if the mask must tell."""
+        matcher = self._matcher
+        for token_id in guesses:
+            if token_id in self._ignored:  # which may come if nothing else may
+                return None
+            if token_id < self._num_tokens and matcher.try_consume_tokens([token_id]):
+                self._is_ahead = True
+                return token_id
+            if token_id in self._stop_token_ids and matcher.is_accepting():
+                return token_id
+        return None
 
     def follow(self, token_id: int) -> None:
         """Goes on by a token that is allowed; `forced` are those that must come then. Of every token."""

@@ -8,7 +8,10 @@ from typing import Any, Protocol
 from quire.kernels.runner import Sequences, TokenMask
 
 RowMask = tuple[int, TokenMask | None]
-"""The mask of the token that a sequence of a step draws, by its index; None: it draws ahead of its mask, a guess."""
+"""The mask of the token that a sequence of a step draws, by its index; None: it makes guesses ahead of its mask."""
+
+RowToken = tuple[int, int]
+"""The token of a sequence of a step, by its index."""
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
@@ -18,7 +21,14 @@ class StepResult(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late."""
+        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late.
+
+        Also -1 where there are guesses, until they are settled.
+        """
+
+    @property
+    def guesses(self) -> Mapping[int, Sequence[int]]:
+        """For a sequence that draws ahead of its mask, tokens of which it takes the first that is allowed."""
 
     @property
     def logprobs(self) -> Sequence[LogprobsEntry | None] | None:
@@ -56,17 +66,19 @@ class Executor(Protocol):
     def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
-        `masks` may be written while it computes. A guess is not appended to its sequence, which is for those to do who
-        know that it is allowed.
+        `masks` may be written while it computes.
         """
 
-    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
-        """Replaces guesses of the last step in its `result` by tokens that these masks allow, and appends them."""
+    def settle(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
+        """Puts a token in the place of the guesses of each sequence in `result`, which is of the last step.
+
+        It is that of `taken`, one of the guesses, or drawn by its mask where none of them is allowed.
+        """
 
 
 class MasklessExecutor:
     """What those derive from to whom no request with a grammar comes."""
 
-    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
+    def settle(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
         """Is never called."""
-        raise AssertionError(f"{len(masks)} masks for {type(self).__name__}, which knows none")
+        raise AssertionError(f"{type(self).__name__} makes no guesses: {taken}, {masks}")

@@ -50,7 +50,7 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
-    `sequences`, `step`, `redraw` and `fork` are the native runner's (see native/sequences.h and native/runner.h).
+    `sequences`, `step`, `settle` and `fork` are the native runner's (see native/sequences.h and native/runner.h).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ModelRunner:
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
         self.step = native.step
-        self.redraw = native.redraw
+        self.settle = native.settle
         self.fork = native.fork
 
     @property

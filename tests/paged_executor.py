@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RowMask
+from quire.engine_core.executor import RowMask, RowToken
 from quire.engine_core.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
@@ -80,6 +80,7 @@ def logprobs_entry(token_id: int) -> Entry:
 @dataclass
 class Result:
     token_ids: list[int]
+    guesses: dict[int, list[int]] = field(default_factory=dict)
     logprobs: list[Entry | None] | None = None
     prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
-        self.guesses: dict[int, int] = {}  # of the last step, by index: the slot
+        self.guessing: dict[int, int] = {}  # in the last step, by index: the slot
         self.num_late_masks = 0  # that are not there in time from now on
         self._memory: dict[tuple[int, int], int] = {}
         self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
@@ -119,7 +120,7 @@ class PagedExecutor:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
-        self.guesses.clear()
+        self.guessing.clear()
         if self.fail_step is not None:
             error, self.fail_step = self.fail_step, None
             raise error
@@ -137,17 +138,24 @@ class PagedExecutor:
                 self.sequences.share(slot, start + count - is_late)
         return result
 
-    def redraw(self, result: Result, masks: Sequence[RowMask]) -> None:
+    def settle(self, result: Result, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
+        assert sorted(index for index, _ in (*taken, *masks)) == sorted(self.guessing)
+        for index, token in taken:
+            assert token in result.guesses[index]
+            self._settle(index, token, result)
         for index, mask in masks:
             assert mask is not None
-            result.token_ids[index] = self._allowed(result.token_ids[index], mask)
-            if result.logprobs is not None and result.logprobs[index] is not None:
-                result.logprobs[index] = logprobs_entry(result.token_ids[index])
-            self.sequences.append(self.guesses.pop(index), result.token_ids[index])
+            self._settle(index, self._allowed(result.guesses[index], mask), result)
 
-    def _allowed(self, token: int, mask: TokenMask) -> int:
-        allowed = [allowed for allowed in allowed_tokens(mask) if allowed < self.limits.vocab_size]
-        return token if token in allowed else allowed[token % len(allowed)]
+    def _settle(self, index: int, token: int, result: Result) -> None:
+        result.token_ids[index] = token
+        if result.logprobs is not None and result.logprobs[index] is not None:
+            result.logprobs[index] = logprobs_entry(token)
+        self.sequences.append(self.guessing.pop(index), token)
+
+    def _allowed(self, guesses: list[int], mask: TokenMask) -> int:
+        allowed = [token for token in allowed_tokens(mask) if token < self.limits.vocab_size]
+        return next((token for token in guesses if token in allowed), allowed[guesses[0] % len(allowed)])
 
     def _compute(
         self,
@@ -186,19 +194,22 @@ class PagedExecutor:
             result.token_ids.append(-1)
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
+        guesses = [token, next_token(tokens, ~request.seed, self.limits.vocab_size)]
         if mask is not None and self.num_late_masks:
             self.num_late_masks -= 1
             result.token_ids.append(-1)
             return
         if mask is not None:
-            token = self._allowed(token, mask)
+            token = self._allowed(guesses, mask)
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)
         if request.search is not None:
             entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
             token = entry[0][0]
         if is_guess:
             assert self.sequences.draws_from_all(slot)
-            self.guesses[index] = slot
+            self.guessing[index] = slot
+            result.guesses[index] = guesses
+            token = -1
         else:
             self.sequences.append(slot, token)
         self._tell(index, token, entry, result)

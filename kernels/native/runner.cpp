@@ -92,20 +92,37 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   return result;
 }
 
-void Runner::redraw(StepResult& result, std::span<const RowMask> masks) {
+void Runner::settle(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks) {
+  for (const RowToken& each : taken) {
+    LogitRow& row = guessed_row(each.index);
+    const auto& guesses = result.guesses[each.index];
+    if (std::ranges::find(guesses, each.token) == guesses.end())
+      throw std::invalid_argument("token " + std::to_string(each.token) + " is none of the guesses of sequence " +
+                                  std::to_string(each.index));
+    row.guess = false;
+    Drawn drawn{.result = {.token = each.token, .logprobs = {}}, .guesses = {}, .error = {}};
+    if (const std::int32_t top_n = sequences_.at(row.slot).sampling.config().logprobs; top_n >= 0)
+      drawn.result.logprobs = logprobs_of(row.logits, each.token, top_n, scratch_[0]);
+    take(row, std::move(drawn), result);
+  }
   std::vector<LogitRow> rows;
   for (const RowMask& each : masks) {
-    const auto row = std::ranges::find_if(
-        rows_, [&](const LogitRow& candidate) { return candidate.guess && candidate.index == each.index; });
-    if (row == rows_.end() || each.mask == nullptr)
-      throw std::invalid_argument("sequence " + std::to_string(each.index) +
-                                  " of the step has no guess that a mask could replace");
-    row->guess = false;
-    row->mask = each.mask;
-    rows.push_back(*row);
+    LogitRow& row = guessed_row(each.index);
+    if (each.mask == nullptr) throw std::invalid_argument("guesses can be settled by a mask, or by a token");
+    row.guess = false;
+    row.mask = each.mask;
+    rows.push_back(row);
   }
+  if (rows.empty()) return;
   std::vector<Drawn> drawn = read_logits(rows);
   for (std::size_t i = 0; i < rows.size(); i++) take(rows[i], std::move(drawn[i]), result);
+}
+
+Runner::LogitRow& Runner::guessed_row(std::int32_t index) {
+  const auto row = std::ranges::find_if(rows_, [&](const LogitRow& each) { return each.guess && each.index == index; });
+  if (row == rows_.end())
+    throw std::invalid_argument("sequence " + std::to_string(index) + " of the step has no guesses to settle");
+  return *row;
 }
 
 void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
@@ -113,10 +130,12 @@ void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
   if (!drawn.error.empty()) {
     result.token_ids[row.index] = -1;
     result.errors[row.index] = std::move(drawn.error);
+  } else if (row.guess) {
+    result.guesses[row.index] = std::move(drawn.guesses);
   } else if (row.sample) {
     result.token_ids[row.index] = drawn.result.token;
     result.logprobs[row.index] = std::move(drawn.result.logprobs);
-    if (!row.guess) sequence.append(drawn.result.token);
+    sequence.append(drawn.result.token);
   } else {
     result.prompt_logprobs[row.index].push_back({drawn.result.token, std::move(*drawn.result.logprobs)});
     sequence.prompt_logprobs_done = row.position + 1;
@@ -312,11 +331,12 @@ Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
   try {
     if (!row.sample) {
       const std::int32_t token = sequence.tokens[row.position];
-      return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
+      return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}, {}};
     }
-    return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}};
+    if (row.guess) return {{}, guesses(row.logits, sequence.sampling, row.position, scratch), {}};
+    return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}, {}};
   } catch (const std::runtime_error& error) {
-    return {{}, error.what()};
+    return {{}, {}, error.what()};
   }
 }
 

@@ -76,7 +76,8 @@ struct Position {
 
 /// What a step gave, by index in the batch.
 struct StepResult {
-  std::vector<std::int32_t> token_ids;  ///< -1 where the sequence is not computed to its end yet
+  std::vector<std::int32_t> token_ids;  ///< -1 where the sequence is not computed to its end yet, or has guesses
+  std::map<std::int32_t, std::vector<std::int32_t>> guesses;  ///< the first that is allowed is the sequence's token
   std::vector<std::optional<TokenLogprobs>> logprobs;
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
@@ -86,7 +87,13 @@ struct StepResult {
 /// The mask of the token that the sequence at `index` of a step draws.
 struct RowMask {
   std::int32_t index;
-  TokenMask* mask;  ///< nullptr: it is not known, and what is drawn is a guess (Runner::step)
+  TokenMask* mask;  ///< nullptr: it is not known, and guesses are made (Runner::step)
+};
+
+/// The token of the sequence at `index` of a step.
+struct RowToken {
+  std::int32_t index;
+  std::int32_t token;
 };
 
 /// Runs a model: owns its memory, threads, sequences and plan.
@@ -116,14 +123,15 @@ class Runner {
   ///
   /// `masks` are waited for when the model has run. One that is late is waited for a little while, where others have
   /// drawn: its sequence draws nothing then, and its last token is to be computed again. Without its mask a sequence
-  /// that draws from all (SamplingState) makes a guess, which is not appended: whoever knows what is allowed appends
-  /// it, or else calls `redraw` before the next step. Throws std::invalid_argument for others that have none.
+  /// that draws from all (SamplingState) makes guesses: whoever knows what is allowed calls `settle` before the next
+  /// step. Throws std::invalid_argument for others that have none.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts, std::span<const RowMask> masks = {});
 
-  /// Replaces guesses of the last step, which gave `result`, by tokens that these masks allow, and appends them. Throws
-  /// std::invalid_argument where there was no guess, or it has been replaced.
-  void redraw(StepResult& result, std::span<const RowMask> masks);
+  /// Ends the guesses of the last step, which gave `result`, and appends what they have come to: `taken` were allowed;
+  /// for other sequences tokens are drawn that `masks` allow. Throws std::invalid_argument where there were no guesses,
+  /// or they are at an end, and for a token that was none of them.
+  void settle(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks);
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -138,7 +146,7 @@ class Runner {
     bool sample;            ///< draw it, or else report the prompt token that stands there
     TokenMask* mask = nullptr;
     bool late = false;   ///< the mask was not there in time
-    bool guess = false;  ///< what it draws is not known to be allowed
+    bool guess = false;  ///< what is allowed is not known
     std::span<float> logits = {};
   };
   struct StateRow {
@@ -147,6 +155,7 @@ class Runner {
   };
   struct Drawn {
     SampleResult result;
+    std::vector<std::int32_t> guesses;
     std::string error;
   };
 
@@ -162,6 +171,7 @@ class Runner {
   void keep_guessed_logits(std::span<LogitRow> rows);
   std::vector<Drawn> read_logits(std::span<const LogitRow> rows);
   Drawn read_row(const LogitRow& row, SamplerScratch& scratch);
+  LogitRow& guessed_row(std::int32_t index);
   void take(const LogitRow& row, Drawn drawn, StepResult& result);
 
   RunnerConfig config_;

@@ -13,6 +13,21 @@
 namespace quire {
 namespace {
 
+constexpr std::uint64_t kGuesses = 4;  ///< random numbers of a position that are drawn by without a mask
+
+double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number) {
+  return uniform(state.config().seed, static_cast<std::uint64_t>(position), number);
+}
+
+float inverse_temperature(const SamplingConfig& config) {
+  return std::max(1.0f / config.temperature, std::numeric_limits<float>::min());
+}
+
+/// Where in the running sum of mass the token lies that is drawn.
+std::uint64_t target(double random, std::uint64_t total) {
+  return std::min(static_cast<std::uint64_t>(random * static_cast<double>(total)), total - 1);
+}
+
 std::uint64_t share(std::uint64_t total, float top_p) {
   const double needed = std::ceil(static_cast<double>(total) * static_cast<double>(top_p));
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(needed), 1, total);
@@ -24,7 +39,7 @@ class Draw {
   Draw(VocabScan& scan, const SamplingConfig& config, double random, SamplerScratch& scratch)
       : scan_(scan),
         config_(config),
-        inverse_temperature_(std::max(1.0f / config.temperature, std::numeric_limits<float>::min())),
+        inverse_temperature_(inverse_temperature(config)),
         random_(random),
         scratch_(scratch) {}
 
@@ -34,14 +49,12 @@ class Draw {
   }
 
  private:
-  std::uint64_t target(std::uint64_t total) const {
-    return std::min(static_cast<std::uint64_t>(random_ * static_cast<double>(total)), total - 1);
+  std::int32_t from_all() {
+    return scan_.token_at(target(random_, scan_.weigh(inverse_temperature_)), inverse_temperature_);
   }
 
-  std::int32_t from_all() { return scan_.token_at(target(scan_.weigh(inverse_temperature_)), inverse_temperature_); }
-
   std::int32_t from(std::span<const Candidate> candidates) const {
-    std::uint64_t left = target(total_mass(candidates));
+    std::uint64_t left = target(random_, total_mass(candidates));
     auto candidate = candidates.begin();
     for (; left >= candidate->mass; ++candidate) left -= candidate->mass;
     return token_of(candidate->key);
@@ -99,17 +112,21 @@ void check_not_all_banned(const VocabScan& scan, std::size_t vocab_size) {
 
 bool reports(const SamplingState& state) { return state.config().logprobs >= 0; }
 
+SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
+                    SamplerScratch& scratch) {
+  SampleResult result{.token = token, .logprobs = {}};
+  if (reports(state)) result.logprobs = logprobs_of(raw, token, state.config().logprobs, scratch);
+  return result;
+}
+
 /// Draws from processed logits by random number `number`; log probabilities are of those that the model gave, `raw`.
 SampleResult draw(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
                   std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
   VocabScan scan(logits, scratch);
   check_not_all_banned(scan, logits.size());
   const SamplingConfig& config = state.config();
-  const double random = uniform(config.seed, static_cast<std::uint64_t>(position), number);
-  SampleResult result;
-  result.token = state.greedy() ? scan.argmax() : Draw(scan, config, random, scratch).token();
-  if (reports(state)) result.logprobs = logprobs_of(raw, result.token, config.logprobs, scratch);
-  return result;
+  const double random = random_number(state, position, number);
+  return report(state.greedy() ? scan.argmax() : Draw(scan, config, random, scratch).token(), raw, state, scratch);
 }
 
 }  // namespace
@@ -122,11 +139,11 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
   }
   const FlushDenormals flush;
   if (mask != nullptr && state.draws_from_all()) {
-    SampleResult first = draw(logits, logits, state, position, 0, scratch);
-    if (mask->allows(first.token)) return first;
+    for (const std::int32_t token : guesses(logits, state, position, scratch))
+      if (mask->allows(token)) return report(token, logits, state, scratch);
     if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
     mask->apply(logits);
-    return draw(logits, scratch.raw, state, position, 1, scratch);
+    return draw(logits, scratch.raw, state, position, kGuesses, scratch);
   }
   const bool edits = state.edits_logits(), changes = mask != nullptr || edits;
   const bool yields = mask != nullptr && edits;
@@ -141,6 +158,22 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
     }
   }
   return draw(logits, changes ? std::span<const float>(scratch.raw) : logits, state, position, 0, scratch);
+}
+
+std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
+                                  SamplerScratch& scratch) {
+  const FlushDenormals flush;
+  VocabScan scan(logits, scratch);
+  check_not_all_banned(scan, logits.size());
+  if (state.greedy()) return {scan.argmax()};
+  const float scale = inverse_temperature(state.config());
+  const std::uint64_t total = scan.weigh(scale);
+  std::vector<std::int32_t> tokens;
+  for (std::uint64_t number = 0; number < kGuesses; number++) {
+    const std::int32_t token = scan.token_at(target(random_number(state, position, number), total), scale);
+    if (std::ranges::find(tokens, token) == tokens.end()) tokens.push_back(token);
+  }
+  return tokens;
 }
 
 TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std::int32_t top_n,

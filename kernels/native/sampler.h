@@ -34,12 +34,17 @@ struct SampleResult {
 ///
 /// `mask`, which must be ready, is that of a grammar, or nullptr. Where everything that it allows is banned by what
 /// comes after it, it alone counts: what a grammar demands is drawn, whatever else was asked for. Where
-/// `state.draws_from_all()`, the first draw is without the mask, and if that does not allow it there is a second, with
-/// it and a random number of its own: the distribution is the same, and the mask need not be known if the first holds.
+/// `state.draws_from_all()`, the token is the first of its `guesses` that the mask allows, and only if it allows none
+/// of them drawn with the mask: the distribution is the same, and the mask need not be known if a guess holds.
 ///
 /// Throws std::runtime_error if a logit is NaN or infinite or if every token is banned.
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
                     std::int64_t position, SamplerScratch& scratch, const TokenMask* mask = nullptr);
+
+/// What a sequence that draws from all draws without a mask, in this order, by a few random numbers; each token once.
+/// Throws as `sample` does.
+std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
+                                  SamplerScratch& scratch);
 
 /// Log probability and rank of `token`, and the `top_n` likeliest tokens. Throws std::invalid_argument if `token` or
 /// `top_n` is out of the vocabulary's range, std::runtime_error if a logit is NaN or infinite.

@@ -149,20 +149,25 @@ def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: 
         return [opened(engine, prompt, seed=seed, logprobs=2, temperature=temperature) for seed in range(count)]
 
     ahead, behind = open_all(), open_all()
-    guesses = engine.step(ahead, [0] * count, [5] * count, [(row, None) for row in range(count)])
+    guessed = engine.step(ahead, [0] * count, [5] * count, [(row, None) for row in range(count)])
+    assert guessed.token_ids == [-1] * count
     assert all(sequences.tokens(slot) == prompt for slot in ahead)
-    free = sorted(guesses.token_ids)
-    allowed = [token for token in range(400, 2048) if token not in free[: count // 2 + 1]]
-    refused = [row for row, token in enumerate(guesses.token_ids) if token not in allowed]
+    guesses = guessed.guesses
+    assert all(len(set(tokens)) == len(tokens) <= (4 if temperature else 1) for tokens in guesses.values())
+    banned = {token for row in range(count // 2 + 1) for token in guesses[row][: 4 - row % 4]}
+    allowed = [token for token in range(400, 2048) if token not in banned]
+    taken = {row: next((token for token in guesses[row] if token in allowed), None) for row in range(count)}
+    refused = [row for row, token in taken.items() if token is None]
     assert refused
-    engine.redraw(guesses, [(row, mask_of(allowed, 2048)) for row in refused])
-    for row, token in enumerate(guesses.token_ids):
-        if row not in refused:
-            sequences.append(ahead[row], token)
     mask = mask_of(allowed, 2048)
+    engine.settle(
+        guessed,
+        [(row, token) for row, token in taken.items() if token is not None],
+        [(row, mask) for row in refused],
+    )
     known = engine.step(behind, [0] * count, [5] * count, [(row, mask) for row in range(count)])
-    assert guesses.token_ids == known.token_ids
-    assert guesses.logprobs == known.logprobs
+    assert guessed.token_ids == known.token_ids
+    assert guessed.logprobs == known.logprobs
     assert [sequences.tokens(slot) for slot in ahead] == [[*prompt, token] for token in known.token_ids]
     if count < 100:
         rows = [5] * count, [1] * count
@@ -171,14 +176,19 @@ def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: 
         sequences.close(slot)
 
 
-def test_only_a_guess_of_the_last_step_is_drawn_again(engine: ModelRunner) -> None:
+def test_only_guesses_of_the_last_step_are_settled(engine: ModelRunner) -> None:
     slot, mask = opened(engine, [0, 5, 300]), mask_of([700], 2048)
     result = engine.step([slot], [0], [3], [(0, None)])
-    engine.redraw(result, [(0, mask)])
+    with pytest.raises(ValueError, match="token 2047 is none of the guesses of sequence 0"):
+        engine.settle(result, [(0, 2047)], [])
+    with pytest.raises(ValueError, match="by a mask, or by a token"):
+        engine.settle(result, [], [(0, None)])
+    engine.settle(result, [], [(0, mask)])
     assert result.token_ids == [700]
-    for masks in ([(0, mask)], [(1, mask)]):
-        with pytest.raises(ValueError, match=r"sequence \d of the step has no guess"):
-            engine.redraw(result, masks)
+    for index in (0, 1):
+        for taken, masks in ([(index, 700)], []), ([], [(index, mask)]):
+            with pytest.raises(ValueError, match=f"sequence {index} of the step has no guesses"):
+                engine.settle(result, taken, masks)
     assert engine.sequences.tokens(slot) == [0, 5, 300, 700]
 
 
