@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN_SECONDS = 1e-3  # that a first mask may take
 _MOST_GUESS_SECONDS = 1e-4  # that a mask may take which is written while nothing else goes on
+_MOST_DOUBLINGS = 4  # of a pause
 _FORGET = 0.7  # of what a mask took, at each that takes less
 _MOST_WORDS = 500  # characters of what llguidance says
 
@@ -44,6 +45,8 @@ class Constraint:
         self._stop_token_ids = sorted(stop_token_ids)
         self._ignored = [token for token in tokenizer.eos_tokens if token not in stop_token_ids]
         self.forced: deque[int] = deque()  # must come next; the matcher has them already
+        self._num_refused = 0  # tokens in a row of whose guesses none could be taken
+        self._pause = 0  # tokens for which no guesses are made
         self._is_stopped = False
         self._has_mask = False
         self._is_ahead = False  # the matcher has the next token already
@@ -60,9 +63,14 @@ class Constraint:
 
     @property
     def may_guess(self) -> bool:
-        """Whether the next token is to be drawn ahead of its mask, which would take little if it is needed then."""
+        """Whether the next token is to be drawn ahead of its mask, which would take little if it is needed then.
+
+        The token is the same in either case.
+        """
         return bool(
-            self.draws_from_all and not self.forced and not self._has_mask and self.mask_seconds <= _MOST_GUESS_SECONDS
+            self.draws_from_all
+            and not (self.forced or self._has_mask or self._pause)
+            and self.mask_seconds <= _MOST_GUESS_SECONDS
         )
 
     def take(self, guesses: Iterable[int]) -> int | None:
@@ -70,17 +78,21 @@ class Constraint:
         matcher = self._matcher
         for token_id in guesses:
             if token_id in self._ignored:  # which may come if nothing else may
-                return None
+                break
             if token_id < self._num_tokens and matcher.try_consume_tokens([token_id]):
                 self._is_ahead = True
+                self._num_refused = 0
                 return token_id
             if token_id in self._stop_token_ids and matcher.is_accepting():
                 return token_id
+        self._pause = 1 << min(self._num_refused, _MOST_DOUBLINGS)  # this token is one of them
+        self._num_refused += 1
         return None
 
     def follow(self, token_id: int) -> None:
         """Goes on by a token that is allowed; `forced` are those that must come then. Of every token."""
         self._has_mask = False
+        self._pause -= self._pause > 0
         matcher, forced = self._matcher, self.forced
         if forced:
             forced.popleft()
@@ -92,6 +104,7 @@ class Constraint:
             forced.extend(takewhile(self._vocab_size.__gt__, token_ids))  # a tokenizer may have more than the model
             if forced and not matcher.consume_tokens(list(forced)):
                 self.error = self._explain()
+            self._num_refused = self._pause = 0  # other text begins
             self._is_stopped = matcher.is_stopped()
         self._is_ahead = False
 

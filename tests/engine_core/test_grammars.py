@@ -398,3 +398,24 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     bench.finish()
     assert "tokenizer.json" in (bench.engine.end("a").error or "")
     assert bench.engine.end("a").error_kind is ErrorKind.INVALID
+
+
+def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTokenizer) -> None:
+    native = tokenizer.get()
+    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex="[a-z]{300}"))
+    ruled = Constraint(matcher, native, native.vocab_size, [EOS])
+    ruled.draws_from_all, ruled.mask_seconds = True, 0.0
+    [letter], [digit] = native.tokenize_str("x"), native.tokenize_str("7")
+    guesses = []
+    for place in range(80):
+        if ruled.may_guess:
+            guesses.append(place)
+            assert ruled.take([digit]) is None
+        ruled.follow(letter)
+    assert guesses == [0, 1, 3, 7, 15, 31, 47, 63, 79]
+    while not ruled.may_guess:
+        ruled.follow(letter)
+    for _ in range(9):
+        assert ruled.may_guess
+        assert ruled.take([digit, letter]) == letter
+        ruled.follow(letter)
