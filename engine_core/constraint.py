@@ -45,7 +45,7 @@ class Constraint:
         self._stop_token_ids = sorted(stop_token_ids)
         self._ignored = [token for token in tokenizer.eos_tokens if token not in stop_token_ids]
         self.forced: deque[int] = deque()  # must come next; the matcher has them already
-        self._num_refused = 0  # tokens in a row of whose guesses none could be taken
+        self._num_refused = 0  # rounds of guesses, one after the other, of which none could be taken
         self._pause = 0  # tokens for which no guesses are made
         self._is_stopped = False
         self._has_mask = False

@@ -66,7 +66,8 @@ class Executor(Protocol):
     def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
-        `masks` may be written while it computes.
+        `masks` may be written while it computes. Sequences that make guesses have no token until `settle`, which must
+        come before the next step.
         """
 
     def settle(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:

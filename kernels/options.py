@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quire.kernels import host
@@ -106,14 +107,14 @@ def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, othe
             f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free; "
             "free some, or choose a smaller model or --max-num-batched-tokens"
         )
+    longest = -(-limits.max_model_len // limits.page_size)
     if options.num_pages is not None:
         pages = options.num_pages
     elif options.kv_bytes is not None:
-        pages = _whole_stripes(options.kv_bytes // page_bytes, page_bytes // parts)
+        pages = _whole_stripes(options.kv_bytes // page_bytes, longest, page_bytes // parts)
     else:
-        longest = -(-limits.max_model_len // limits.page_size)
-        pages = _whole_stripes(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, page_bytes // parts)
-        pages = min(pages, longest * options.max_num_seqs)
+        pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
+        pages = _whole_stripes(pages, longest, page_bytes // parts)
     if pages < 1:
         given = left if options.kv_bytes is None else options.kv_bytes
         raise ModelError(
@@ -128,13 +129,13 @@ def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, othe
     return pages
 
 
-def _whole_stripes(pages: int, part_bytes: int) -> int:
+def _whole_stripes(pages: int, least: int, part_bytes: int) -> int:
     """So many pages that each head of a layer ends where a huge page does, where that loses at most a sixteenth.
 
-    Else what is touched of every head at once lies on two huge pages each, and both become resident.
+    Else what is touched of every head at once lies on two huge pages each, and both become resident. `least` are kept.
     """
-    lost = pages % max(1, HUGE_PAGE // part_bytes)
-    return pages - lost if lost * 16 <= pages else pages
+    lost = pages % (HUGE_PAGE // math.gcd(HUGE_PAGE, part_bytes))
+    return pages - lost if lost * 16 <= pages and pages - lost >= least else pages
 
 
 def choose_threads(options: LoadOptions) -> int:

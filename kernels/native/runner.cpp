@@ -93,19 +93,20 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
 }
 
 void Runner::settle(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks) {
+  std::vector<LogitRow> rows;
   for (const RowToken& each : taken) {
     LogitRow& row = guessed_row(each.index);
-    const auto& guesses = result.guesses[each.index];
-    if (std::ranges::find(guesses, each.token) == guesses.end())
+    const auto found = result.guesses.find(each.index);
+    if (found == result.guesses.end() || std::ranges::find(found->second, each.token) == found->second.end())
       throw std::invalid_argument("token " + std::to_string(each.token) + " is none of the guesses of sequence " +
                                   std::to_string(each.index));
     row.guess = false;
-    Drawn drawn{.result = {.token = each.token, .logprobs = {}}, .guesses = {}, .error = {}};
-    if (const std::int32_t top_n = sequences_.at(row.slot).sampling.config().logprobs; top_n >= 0)
-      drawn.result.logprobs = logprobs_of(row.logits, each.token, top_n, scratch_[0]);
-    take(row, std::move(drawn), result);
+    row.taken = each.token;
+    if (sequences_.at(row.slot).sampling.config().logprobs >= 0)
+      rows.push_back(row);
+    else
+      take(row, {.result = {.token = each.token, .logprobs = {}}, .guesses = {}, .error = {}}, result);
   }
-  std::vector<LogitRow> rows;
   for (const RowMask& each : masks) {
     LogitRow& row = guessed_row(each.index);
     if (each.mask == nullptr) throw std::invalid_argument("guesses can be settled by a mask, or by a token");
@@ -334,6 +335,7 @@ Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
       return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}, {}};
     }
     if (row.guess) return {{}, guesses(row.logits, sequence.sampling, row.position, scratch), {}};
+    if (row.taken >= 0) return {report(row.taken, row.logits, sequence.sampling, scratch), {}, {}};
     return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}, {}};
   } catch (const std::runtime_error& error) {
     return {{}, {}, error.what()};

@@ -112,13 +112,6 @@ void check_not_all_banned(const VocabScan& scan, std::size_t vocab_size) {
 
 bool reports(const SamplingState& state) { return state.config().logprobs >= 0; }
 
-SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
-                    SamplerScratch& scratch) {
-  SampleResult result{.token = token, .logprobs = {}};
-  if (reports(state)) result.logprobs = logprobs_of(raw, token, state.config().logprobs, scratch);
-  return result;
-}
-
 /// Draws from processed logits by random number `number`; log probabilities are of those that the model gave, `raw`.
 SampleResult draw(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
                   std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
@@ -130,6 +123,13 @@ SampleResult draw(std::span<const float> logits, std::span<const float> raw, con
 }
 
 }  // namespace
+
+SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
+                    SamplerScratch& scratch) {
+  SampleResult result{.token = token, .logprobs = {}};
+  if (reports(state)) result.logprobs = logprobs_of(raw, token, state.config().logprobs, scratch);
+  return result;
+}
 
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
                     std::int64_t position, SamplerScratch& scratch, const TokenMask* mask) {

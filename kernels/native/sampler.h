@@ -25,7 +25,7 @@ struct SampleResult {
 };
 
 /// Draws the next token of a sequence. `logits` is the model's row and is overwritten; `tokens` are all of the sequence
-/// so far; `position` is the index that the new token will have, which picks its random number.
+/// so far; `position` is the index that the new token will have, which picks its random numbers.
 ///
 /// The order of things is vLLM's: the mask, allowed tokens, bad words, min_tokens, bias, penalties, then (unless
 /// greedy) temperature, min_p, top_k, top_p, each on what the ones before have left. The token is drawn by running
@@ -45,6 +45,10 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
 /// Throws as `sample` does.
 std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
                                   SamplerScratch& scratch);
+
+/// The result of drawing `token`, where `raw` is what the model gave.
+SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
+                    SamplerScratch& scratch);
 
 /// Log probability and rank of `token`, and the `top_n` likeliest tokens. Throws std::invalid_argument if `token` or
 /// `top_n` is out of the vocabulary's range, std::runtime_error if a logit is NaN or infinite.

@@ -315,16 +315,17 @@ def test_a_preempted_request_goes_on_where_it_was(tokenizer: GrammarTokenizer, n
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize("structured", [DATE, StructuredOutputs(regex="([a-z]{1,9} ){9}"), StructuredOutputs(json={})])
 def test_what_is_drawn_ahead_of_its_mask_is_what_the_mask_would_allow(
-    tokenizer: GrammarTokenizer, structured: StructuredOutputs, monkeypatch: pytest.MonkeyPatch
+    tokenizer: GrammarTokenizer, structured: StructuredOutputs, ignore_eos: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for most_seconds in (0.0, 60.0):
         monkeypatch.setattr(constraint, "_MOST_GUESS_SECONDS", most_seconds)
         bench = Bench(tokenizer, is_open=True)
         for seed in range(6):
-            bench.add(str(seed), structured, seed=seed)
+            bench.add(str(seed), structured, seed=seed, ignore_eos=ignore_eos)
         bench.finish()
         found.append([bench.engine.tokens(str(seed)) for seed in range(6)])
     assert found[0] == found[1]
@@ -333,19 +334,24 @@ def test_what_is_drawn_ahead_of_its_mask_is_what_the_mask_would_allow(
 @pytest.mark.parametrize(
     "regex", [r"\d{4}-\d\d", "([a-z]{1,9} ){3,9}", r'\{"[^"\\]{2,60}": (true|[0-9]+)\}', "(ab|abc|é€)+"]
 )
-def test_a_token_is_taken_as_the_mask_has_it(tokenizer: GrammarTokenizer, regex: str) -> None:
-    """Of all tokens; a refused one leaves everything as it was."""
+@pytest.mark.parametrize("stop_token_ids", [[EOS], []])
+def test_a_token_is_taken_as_the_mask_has_it(
+    tokenizer: GrammarTokenizer, regex: str, stop_token_ids: list[int]
+) -> None:
+    """Of all tokens; a refused one leaves everything as it was. Of an eos that does not stop only the mask can tell."""
     native, random = tokenizer.get(), Random(regex)
     matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex=regex))
     num_taken = 0
     for _ in range(12):
-        ruled = Constraint(matcher.deep_copy(), native, native.vocab_size, [EOS])
+        ruled = Constraint(matcher.deep_copy(), native, native.vocab_size, stop_token_ids)
         ruled.begin_mask()
         ruled.write_mask()
         allowed = set(allowed_tokens(ruled.mask))
-        assert ruled.take(token for token in range(native.vocab_size + 9) if token not in allowed) is None
+        banned = [token for token in range(native.vocab_size + 9) if token not in allowed]
+        assert all(ruled.take([token]) is None for token in banned)
         for token in random.sample(sorted(allowed), min(9, len(allowed))):
-            assert Constraint(matcher.deep_copy(), native, native.vocab_size, [EOS]).take([token]) == token
+            other = Constraint(matcher.deep_copy(), native, native.vocab_size, stop_token_ids)
+            assert other.take([*banned[:2], token]) == (None if token == EOS and not stop_token_ids else token)
             num_taken += 1
         if not (going_on := sorted(allowed - {EOS})):
             break
@@ -419,3 +425,19 @@ def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTo
         assert ruled.may_guess
         assert ruled.take([digit, letter]) == letter
         ruled.follow(letter)
+
+
+def test_guesses_are_made_again_after_what_must_follow(tokenizer: GrammarTokenizer) -> None:
+    native = tokenizer.get()
+    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex="[0-9]{16}, friend: [a-z]{9}"))
+    ruled = Constraint(matcher, native, native.vocab_size, [EOS])
+    ruled.draws_from_all, ruled.mask_seconds = True, 0.0
+    [letter], [digit] = native.tokenize_str("x"), native.tokenize_str("7")
+    for _ in range(16):
+        if ruled.may_guess:
+            assert ruled.take([letter]) is None
+        ruled.follow(digit)
+    assert 0 < len(ruled.forced) < 12
+    while ruled.forced:
+        ruled.follow(ruled.forced[0])
+    assert ruled.may_guess

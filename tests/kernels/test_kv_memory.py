@@ -68,7 +68,23 @@ def test_a_stripe_is_touched_ahead_of_use(demo_model: Path) -> None:
 def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int) -> None:
     heads, page_bytes = 4, 16384  # of a head: 128 pages on a huge page
     options = LoadOptions("model", kv_bytes=asked * heads * page_bytes)
-    limits = Limits(2048, 4096, 32)
+    limits = Limits(2048, 2048, 32)
     assert choose_num_pages(options, limits, heads * page_bytes, 0, parts=heads) == chosen
     exact = LoadOptions("model", num_pages=asked)
     assert choose_num_pages(exact, limits, heads * page_bytes, 0, parts=heads) == asked
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "page_bytes", "num_pages"),
+    [(4096, 16384, 128), (4128, 16384, 129), (4096, 8448, 2269), (4096, 12288, 1536), (4096, 12288, 1540)],
+)
+def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, num_pages: int) -> None:
+    """Where one context must fit, and where few numbers of pages would do."""
+    options, heads = LoadOptions("model", kv_bytes=num_pages * 4 * page_bytes), 4
+    chosen = choose_num_pages(options, Limits(2048, max_model_len, 32), heads * page_bytes, 0, parts=heads)
+    assert chosen == {1540: 1536}.get(num_pages, num_pages)
+
+
+def test_by_default_nearly_all_sequences_fit_at_their_longest() -> None:
+    options = LoadOptions("model", max_num_seqs=41)
+    assert choose_num_pages(options, Limits(2048, 4000, 32), 4 * 16384, 0, parts=4) == 41 * 125 - 5
