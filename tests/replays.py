@@ -31,7 +31,7 @@ class Kept:
         """The target has told how it is."""
         self.samples.append(sample)
 
-    def end(self, seconds: float, interrupted: str | None = None) -> None:
+    def end(self, seconds: float, interrupted: str | None = None, *, stolen: float | None = None) -> None:
         """The run is over."""
         self.seconds, self.interrupted = seconds, interrupted
 

@@ -31,7 +31,7 @@ class _Batch:
     def sample(self, sample: Sample) -> None:
         """How the target is meanwhile is not asked for."""
 
-    def end(self, seconds: float, interrupted: str | None = None) -> None:
+    def end(self, seconds: float, interrupted: str | None = None, *, stolen: float | None = None) -> None:
         """The last request tells the time: more than that is spent on ending a run."""
 
     def check(self) -> None:

@@ -46,9 +46,11 @@ def calibrate(
 
     from quire.frontend.calibration.calibrate import calibrate as measure
     from quire.frontend.replay.engine_target import EngineTarget
+    from quire.frontend.replay.stolen import StolenTime, explain
 
     model, options = engine_options(engine, attach)
     target = EngineTarget.from_options(model, **options)
+    stolen = StolenTime()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             found = runner.run(measure(target, seconds or _SECONDS, say))
@@ -56,6 +58,8 @@ def calibrate(
             runner.run(target.close())
     write_whole(output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     write(f"{output}: {describe(found)}\n")
+    if words := explain(stolen.share):
+        say(f"{words}; calibrate again when it is quieter")
 
 
 def describe(calibration: Calibration) -> str:

@@ -17,6 +17,7 @@ from quire.frontend.replay.extent import Extent
 from quire.frontend.replay.load import Load
 from quire.frontend.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.replay.sessions import Sessions
+from quire.frontend.replay.stolen import StolenTime
 from quire.frontend.replay.target import Send, Target, Tokens, prepare, send_within
 from quire.frontend.replay.warm_up import warm_up
 from quire.frontend.workload.request import WorkloadRequest
@@ -35,8 +36,8 @@ class Collector(Protocol):
     def sample(self, sample: Sample) -> None:
         """The target has told how it is."""
 
-    def end(self, seconds: float, interrupted: str | None = None) -> None:
-        """The run is over."""
+    def end(self, seconds: float, interrupted: str | None = None, *, stolen: float | None = None) -> None:
+        """The run is over. `stolen`: of this host's CPU time."""
 
 
 class Replay:
@@ -74,6 +75,7 @@ class Replay:
         self._verdict = Outcome.UNFINISHED  # on what is under way when the run ends before its time
         self._reason = ""
         self._seconds = 0.0  # of the measuring: what comes after it takes its time too
+        self._stolen: float | None = None
         self._error: BaseException | None = None
 
     async def run(self, requests: Iterable[WorkloadRequest]) -> str | None:
@@ -97,7 +99,7 @@ class Replay:
         if not working.cancelled() and (error := working.exception()) is not None:
             self._error = _first(error)
             self._reason = f"{type(self._error).__name__}: {self._error}"
-        self._collector.end(self._seconds, self._reason or None)
+        self._collector.end(self._seconds, self._reason or None, stolen=self._stolen)
         if self._error is not None:
             raise self._error
         return self._reason or None
@@ -132,6 +134,7 @@ class Replay:
 
     async def _measure(self, ahead: Ahead) -> None:
         self.clock.begin, self.has_begun = time.monotonic(), True
+        stolen = StolenTime()
         sampling = asyncio.create_task(self._sample())
         try:
             if self._load.concurrency is None:
@@ -140,6 +143,7 @@ class Replay:
                 await self._closed_loop(ahead, self._load.concurrency)
         finally:
             self._seconds = self.clock.now()
+            self._stolen = stolen.share
             sampling.cancel()
 
     async def _open_loop(self, ahead: Ahead) -> None:

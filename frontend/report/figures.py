@@ -91,7 +91,14 @@ LAG = (
     Figure("p90", "replay_sched_lag_p90", "seconds"),
     Figure("p99", "replay_sched_lag_p99", "seconds"),
 )
-GROUPS = {"Requests": REQUESTS, "Throughput": THROUGHPUT, "Tokens": TOKENS, "Lag behind the schedule": LAG}
+HOST = (Figure("stolen from it by others", "replay_stolen_share", "share"),)
+GROUPS = {
+    "Requests": REQUESTS,
+    "Throughput": THROUGHPUT,
+    "Tokens": TOKENS,
+    "Lag behind the schedule": LAG,
+    "CPU time of the client's host": HOST,
+}
 
 
 def latencies(reports: list[dict[str, Any]]) -> list[Latency]:

@@ -46,6 +46,7 @@ class Run:
         self.details = Details() if detailed else None
         self.seconds: float | None = None
         self.interrupted: str | None = None
+        self.stolen: float | None = None
 
         self.warm_up = 0
         self.warm_up_failed = 0  # of these, however they did not complete
@@ -102,10 +103,14 @@ class Run:
         self._sample_count += 1
         self._last_sample = sample
 
-    def end(self, seconds: float, interrupted: str | None = None) -> None:
-        """End the run `seconds` after it began; `interrupted` says what ended it before its time."""
+    def end(self, seconds: float, interrupted: str | None = None, *, stolen: float | None = None) -> None:
+        """End the run `seconds` after it began; `interrupted` says what ended it before its time.
+
+        `stolen` is the part of the CPU time of the host of the run that others on its hypervisor had.
+        """
         self.seconds = seconds
         self.interrupted = interrupted
+        self.stolen = stolen
 
     @property
     def requests(self) -> int:

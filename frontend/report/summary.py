@@ -103,6 +103,7 @@ def _counts(run: Run) -> dict[str, Any]:
         "cached_tokens": run.cached_tokens if tells else None,
         "prefix_hit_rate": run.cached_tokens / run.prompt_tokens if tells and run.prompt_tokens else None,
         **_lag(run),
+        "replay_stolen_share": run.stolen,
     }
 
 

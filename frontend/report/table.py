@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.frontend.replay.stolen import explain
 from quire.frontend.report import numbers
 from quire.frontend.report.figures import STATISTICS, comparable, goodput_terms, latencies, verdict
 from quire.frontend.report.names import distinct
@@ -89,6 +90,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "goodput": _goodput(report),
         "tokens": _tokens(report),
         "lag": _lag(report),
+        "stolen": explain(report.get("replay_stolen_share")),
     }.items():
         if text:
             table.add_row(Text(name, style="dim"), Text(text))

@@ -79,7 +79,7 @@ def test_quire_and_a_peer_take_turns(tmp_path: Path) -> None:
 
 
 def test_async(tmp_path: Path) -> None:
-    work = ["--async", "--prefill", "16", "--decode", "1x16", "--gen", "64", "--reps", "1", "--threads", "1"]
+    work = ["--async", "--prefill", "16", "--decode", "1x16", "--gen", "400", "--reps", "1", "--threads", "1"]
     done = bench(*work, "--json", tmp_path / "samples.json")
     assert done.returncode == 0, done.stderr
     assert [entry["median"] > 0 for entry in results(tmp_path / "samples.json")] == [True, True]
