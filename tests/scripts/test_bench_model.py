@@ -62,7 +62,6 @@ def test_quire_alone(tmp_path: Path, demo_model: Path) -> None:
         assert entry["median"] > 0
     prefill, decode = found[:2]
     assert prefill["median"] == pytest.approx(32 / prefill["seconds"][0])
-    assert decode["median"] > 8 / decode["seconds"][0], "the rate of a decode leaves the prefill out"
     assert decode["step_bytes"] > 1_000_000
     assert decode["limit"] == pytest.approx(decode["bandwidth"][0] / decode["step_bytes"])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 ANSWER = ".message.assistant"
-LEFT = "view/events net::ERR_ABORTED"  # what becomes of a stream when its page is closed
+LEFT = r"(view/events|icon\.svg) net::ERR_ABORTED"  # what becomes of it when its page is left
 TALE = "Tell me a tale about a fox and a crow"
 
 
