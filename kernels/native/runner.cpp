@@ -94,34 +94,43 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
 
 void Runner::settle(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks) {
   std::vector<LogitRow> rows;
-  for (const RowToken& each : taken) {
-    LogitRow& row = guessed_row(each.index);
-    const auto found = result.guesses.find(each.index);
-    if (found == result.guesses.end() || std::ranges::find(found->second, each.token) == found->second.end())
-      throw std::invalid_argument("token " + std::to_string(each.token) + " is none of the guesses of sequence " +
-                                  std::to_string(each.index));
-    row.guess = false;
-    row.taken = each.token;
+  const auto take_guess = [&](LogitRow& row, std::int32_t token) {
+    row.taken = token;
     if (sequences_.at(row.slot).sampling.config().logprobs >= 0)
       rows.push_back(row);
     else
-      take(row, {.result = {.token = each.token, .logprobs = {}}, .guesses = {}, .error = {}}, result);
+      take(row, {.result = {.token = token, .logprobs = {}}, .guesses = {}, .error = {}}, result);
+  };
+  for (const RowToken& each : taken) {
+    LogitRow& row = guessed_row(each.index, result);
+    if (const auto& guesses = result.guesses.at(each.index); std::ranges::find(guesses, each.token) == guesses.end())
+      throw std::invalid_argument("token " + std::to_string(each.token) + " is none of the guesses of sequence " +
+                                  std::to_string(each.index));
+    row.guess = false;
+    take_guess(row, each.token);
   }
   for (const RowMask& each : masks) {
-    LogitRow& row = guessed_row(each.index);
+    LogitRow& row = guessed_row(each.index, result);
     if (each.mask == nullptr) throw std::invalid_argument("guesses can be settled by a mask, or by a token");
     row.guess = false;
-    row.mask = each.mask;
-    rows.push_back(row);
+    const auto& guesses = result.guesses.at(each.index);
+    const auto allowed = std::ranges::find_if(guesses, [&](std::int32_t token) { return each.mask->allows(token); });
+    if (allowed != guesses.end()) {
+      take_guess(row, *allowed);
+    } else {
+      row.mask = each.mask;
+      row.refused = true;
+      rows.push_back(row);
+    }
   }
   if (rows.empty()) return;
   std::vector<Drawn> drawn = read_logits(rows);
   for (std::size_t i = 0; i < rows.size(); i++) take(rows[i], std::move(drawn[i]), result);
 }
 
-Runner::LogitRow& Runner::guessed_row(std::int32_t index) {
+Runner::LogitRow& Runner::guessed_row(std::int32_t index, const StepResult& result) {
   const auto row = std::ranges::find_if(rows_, [&](const LogitRow& each) { return each.guess && each.index == index; });
-  if (row == rows_.end())
+  if (row == rows_.end() || !result.guesses.contains(index))
     throw std::invalid_argument("sequence " + std::to_string(index) + " of the step has no guesses to settle");
   return *row;
 }
@@ -336,6 +345,7 @@ Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
     }
     if (row.guess) return {{}, guesses(row.logits, sequence.sampling, row.position, scratch), {}};
     if (row.taken >= 0) return {report(row.taken, row.logits, sequence.sampling, scratch), {}, {}};
+    if (row.refused) return {sample_allowed(row.logits, sequence.sampling, row.position, scratch, *row.mask), {}, {}};
     return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}, {}};
   } catch (const std::runtime_error& error) {
     return {{}, {}, error.what()};

@@ -147,6 +147,7 @@ class Runner {
     TokenMask* mask = nullptr;
     bool late = false;        ///< the mask was not there in time
     bool guess = false;       ///< what is allowed is not known
+    bool refused = false;     ///< its guesses were not
     std::int32_t taken = -1;  ///< the guess that was allowed
     std::span<float> logits = {};
   };
@@ -172,7 +173,7 @@ class Runner {
   void keep_guessed_logits(std::span<LogitRow> rows);
   std::vector<Drawn> read_logits(std::span<const LogitRow> rows);
   Drawn read_row(const LogitRow& row, SamplerScratch& scratch);
-  LogitRow& guessed_row(std::int32_t index);
+  LogitRow& guessed_row(std::int32_t index, const StepResult& result);
   void take(const LogitRow& row, Drawn drawn, StepResult& result);
 
   RunnerConfig config_;

@@ -14,6 +14,7 @@ namespace quire {
 namespace {
 
 constexpr std::uint64_t kGuesses = 4;  ///< random numbers of a position that are drawn by without a mask
+constexpr std::size_t kFew = 8;        ///< one part of so many of the vocabulary is looked at token by token
 
 double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number) {
   return uniform(state.config().seed, static_cast<std::uint64_t>(position), number);
@@ -26,6 +27,13 @@ float inverse_temperature(const SamplingConfig& config) {
 /// Where in the running sum of mass the token lies that is drawn.
 std::uint64_t target(double random, std::uint64_t total) {
   return std::min(static_cast<std::uint64_t>(random * static_cast<double>(total)), total - 1);
+}
+
+std::int32_t pick(std::span<const Candidate> candidates, double random) {
+  std::uint64_t left = target(random, total_mass(candidates));
+  auto candidate = candidates.begin();
+  for (; left >= candidate->mass; ++candidate) left -= candidate->mass;
+  return token_of(candidate->key);
 }
 
 std::uint64_t share(std::uint64_t total, float top_p) {
@@ -45,19 +53,12 @@ class Draw {
 
   std::int32_t token() {
     if (config_.min_p <= 0 && config_.top_k <= 0 && config_.top_p >= 1) return from_all();
-    return from(candidates());
+    return pick(candidates(), random_);
   }
 
  private:
   std::int32_t from_all() {
     return scan_.token_at(target(random_, scan_.weigh(inverse_temperature_)), inverse_temperature_);
-  }
-
-  std::int32_t from(std::span<const Candidate> candidates) const {
-    std::uint64_t left = target(random_, total_mass(candidates));
-    auto candidate = candidates.begin();
-    for (; left >= candidate->mass; ++candidate) left -= candidate->mass;
-    return token_of(candidate->key);
   }
 
   /// What min_p, top_k and top_p leave, by id and weighed.
@@ -103,8 +104,8 @@ class Draw {
   SamplerScratch& scratch_;
 };
 
-void check_not_all_banned(const VocabScan& scan, std::size_t vocab_size) {
-  if (scan.max_key() > kLeastKey) return;
+void check_not_all_banned(bool any, std::size_t vocab_size) {
+  if (any) return;
   throw std::runtime_error("none of the " + std::to_string(vocab_size) +
                            " tokens may be drawn: allowed_token_ids, bad_words and min_tokens (which bans the stop "
                            "tokens) together ban them all; allow at least one more");
@@ -116,7 +117,7 @@ bool reports(const SamplingState& state) { return state.config().logprobs >= 0; 
 SampleResult draw(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
                   std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
   VocabScan scan(logits, scratch);
-  check_not_all_banned(scan, logits.size());
+  check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
   const SamplingConfig& config = state.config();
   const double random = random_number(state, position, number);
   return report(state.greedy() ? scan.argmax() : Draw(scan, config, random, scratch).token(), raw, state, scratch);
@@ -141,9 +142,7 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
   if (mask != nullptr && state.draws_from_all()) {
     for (const std::int32_t token : guesses(logits, state, position, scratch))
       if (mask->allows(token)) return report(token, logits, state, scratch);
-    if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
-    mask->apply(logits);
-    return draw(logits, scratch.raw, state, position, kGuesses, scratch);
+    return sample_allowed(logits, state, position, scratch, *mask);
   }
   const bool edits = state.edits_logits(), changes = mask != nullptr || edits;
   const bool yields = mask != nullptr && edits;
@@ -160,11 +159,34 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
   return draw(logits, changes ? std::span<const float>(scratch.raw) : logits, state, position, 0, scratch);
 }
 
+SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
+                            SamplerScratch& scratch, const TokenMask& mask) {
+  const FlushDenormals flush;
+  if (mask.num_allowed() > logits.size() / kFew) {
+    if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
+    mask.apply(logits);
+    return draw(logits, scratch.raw, state, position, kGuesses, scratch);
+  }
+  std::vector<Candidate>& allowed = scratch.candidates;
+  allowed.clear();
+  mask.for_each_allowed([&](std::int32_t token) {
+    if (token >= std::ssize(logits)) return;
+    const std::int32_t key = order_key(logits[token]);
+    if (key > kLeastKey) allowed.push_back({token_key(key, token), 0});
+  });
+  check_not_all_banned(!allowed.empty(), logits.size());
+  const std::uint64_t likeliest_key = std::ranges::min_element(allowed, likelier)->key;
+  if (state.greedy()) return report(token_of(likeliest_key), logits, state, scratch);
+  weigh(allowed, logit_of(likeliest_key), inverse_temperature(state.config()));
+  const std::int32_t token = pick(allowed, random_number(state, position, kGuesses));
+  return report(token, logits, state, scratch);
+}
+
 std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
                                   SamplerScratch& scratch) {
   const FlushDenormals flush;
   VocabScan scan(logits, scratch);
-  check_not_all_banned(scan, logits.size());
+  check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
   if (state.greedy()) return {scan.argmax()};
   const float scale = inverse_temperature(state.config());
   const std::uint64_t total = scan.weigh(scale);
@@ -185,7 +207,7 @@ TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std
   }
   const FlushDenormals flush;
   VocabScan scan(logits, scratch);
-  check_not_all_banned(scan, logits.size());
+  check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
   const double log_sum = natural_log(static_cast<double>(scan.weigh(1.0f)) / kMassOfOne);
   const auto logprob = [&](float logit) {
     return static_cast<float>(static_cast<double>(logit - scan.max()) - log_sum);

@@ -46,6 +46,10 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
 std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
                                   SamplerScratch& scratch);
 
+/// Draws from what the mask allows, where it allows no guess. `logits` may be overwritten. Throws as `sample` does.
+SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
+                            SamplerScratch& scratch, const TokenMask& mask);
+
 /// The result of drawing `token`, where `raw` is what the model gave.
 SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
                     SamplerScratch& scratch);

@@ -47,6 +47,12 @@ bool TokenMask::allows_any() const {
   return std::ranges::any_of(words_, [](std::uint32_t word) { return word != 0; });
 }
 
+std::size_t TokenMask::num_allowed() const {
+  std::size_t count = 0;
+  for (const std::uint32_t word : words_) count += static_cast<std::size_t>(std::popcount(word));
+  return count;
+}
+
 void TokenMask::apply(std::span<float> logits) const {
   for (std::size_t begin = 0; begin < logits.size(); begin += kBits) {
     const std::uint32_t word = begin / kBits < words_.size() ? words_[begin / kBits] : 0;

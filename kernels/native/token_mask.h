@@ -1,6 +1,8 @@
 #pragma once
 
+#include <bit>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,6 +34,15 @@ class TokenMask {
   void ban_all();
   bool allows(std::int32_t token) const;
   bool allows_any() const;
+  std::size_t num_allowed() const;
+
+  /// Calls use(token) for each token that it allows, in order.
+  template <class Use>
+  void for_each_allowed(Use use) const {
+    for (std::size_t word = 0; word < words_.size(); ++word)
+      for (std::uint32_t bits = words_[word]; bits != 0; bits &= bits - 1)
+        use(static_cast<std::int32_t>(32 * word + static_cast<std::size_t>(std::countr_zero(bits))));
+  }
 
   /// Bans by -inf the tokens that it does not allow, and those beyond its bits.
   void apply(std::span<float> logits) const;

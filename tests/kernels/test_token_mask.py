@@ -59,6 +59,18 @@ def test_guesses_leave_the_distribution_as_it_is(allowed: list[int], most: float
     assert ((counts - expected)[allowed] ** 2 / expected[allowed]).sum() < most
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_few_tokens_are_drawn_like_many(temperature: float) -> None:
+    """One part in eight of the vocabulary is looked at token by token, and what is more as a whole."""
+    random = np.random.default_rng(5)
+    for position in range(400):
+        logits = np.append(random.normal(size=63), -1000.0)
+        mask = mask_of(random.choice(63, size=8, replace=False).tolist(), 64)
+        config = {"seed": 9, "temperature": temperature, "logprobs": 2}
+        few, many = draw(logits, mask, position, **config), draw(logits[:63], mask, position, **config)
+        assert few == many
+
+
 def test_tokens_beyond_the_mask_are_banned() -> None:
     logits = np.arange(100.0)
     assert draw(logits, mask_of([3, 5], 40), temperature=0.0)["token"] == 5
