@@ -77,7 +77,8 @@ def test_a_recording_that_is_cancelled_ends_what_it_began(llm: LLM) -> None:
             begun = asyncio.Event()
 
             async def work() -> None:
-                async for _ in watcher.generate(PROMPTS[0], PARAMS):
+                params = SamplingParams(max_tokens=1900, ignore_eos=True)
+                async for _ in watcher.generate(PROMPTS[0], params):
                     begun.set()
 
             with ChromeTrace(file) as chrome:
