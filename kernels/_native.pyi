@@ -6,6 +6,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+HUGE_PAGE: int
 BLOCK_TOKENS: int
 MOST_PARTS: int
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from quire.kernels import host
-from quire.kernels._native import default_threads
+from quire.kernels._native import HUGE_PAGE, default_threads
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Numbers
@@ -18,7 +18,6 @@ from quire.kernels.rope import MAX_POSITIONS
 PAGE_SIZES = (32, 64, 128)
 DTYPES = ("auto", "bfloat16", "float32")
 KV_DTYPES = ("auto", "int8")
-HUGE_PAGE = 2 << 20  # bytes, of the kernel's transparent ones on x86-64
 DEFAULT_KV_BYTES = 4 << 30
 
 _MOST = {
@@ -96,7 +95,7 @@ def choose_limits(options: LoadOptions, config: ModelConfig) -> Limits:
     return Limits(options.max_num_batched_tokens, length, options.page_size)
 
 
-def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, other_bytes: int, *, parts: int = 1) -> int:
+def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, other_bytes: int, *, parts: int) -> int:
     """Pages of the pool, beside weights and buffers of `other_bytes`; a page's bytes lie in `parts` places.
 
     By default what all sequences together could fill, up to 4 GiB or half of what memory is left.
@@ -107,13 +106,14 @@ def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, othe
             f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free; "
             "free some, or choose a smaller model or --max-num-batched-tokens"
         )
-    longest = -(-limits.max_model_len // limits.page_size)
     if options.num_pages is not None:
         pages = options.num_pages
-    elif options.kv_bytes is not None:
-        pages = _whole_stripes(options.kv_bytes // page_bytes, longest, page_bytes // parts)
     else:
-        pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
+        longest = -(-limits.max_model_len // limits.page_size)
+        most = min(DEFAULT_KV_BYTES, left // 2) if options.kv_bytes is None else options.kv_bytes
+        pages = most // page_bytes
+        if options.kv_bytes is None:
+            pages = min(pages, longest * options.max_num_seqs)
         pages = _whole_stripes(pages, longest, page_bytes // parts)
     if pages < 1:
         given = left if options.kv_bytes is None else options.kv_bytes

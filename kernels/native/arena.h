@@ -6,6 +6,8 @@
 
 namespace quire {
 
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;  ///< bytes, of the system's transparent ones on x86-64
+
 /// Memory that lives as long as its owner: zeroed, aligned to cache lines, given back all at once. Large pieces are
 /// mapped alone, on huge pages where granted, and cost nothing until they are touched.
 class Arena {

@@ -215,6 +215,7 @@ void bind_mask(nb::module_& m) {
 
 void bind_runner(nb::module_& m) {
   bind_mask(m);
+  m.attr("HUGE_PAGE") = kHugePage;
   m.attr("BLOCK_TOKENS") = kBlockTokens;
   m.attr("MOST_PARTS") = kMostParts;
   nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")

@@ -11,8 +11,6 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
-
 const KvMemory::Shape& checked(const KvMemory::Shape& shape) {
   if (shape.num_pages < 1 || shape.page_size < kTileTokens)
     throw std::invalid_argument("num_pages=" + std::to_string(shape.num_pages) +
@@ -23,7 +21,7 @@ const KvMemory::Shape& checked(const KvMemory::Shape& shape) {
 
 std::int32_t stripe_of(const KvMemory::Shape& shape) {
   const std::int64_t page_bytes = shape.page_size / kTileTokens * shape.tile_bytes;
-  return static_cast<std::int32_t>(std::max<std::int64_t>(1, kHugePage / page_bytes));
+  return static_cast<std::int32_t>(std::max<std::int64_t>(1, std::int64_t{kHugePage} / page_bytes));
 }
 
 }  // namespace

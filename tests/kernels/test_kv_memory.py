@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from quire.kernels._native import HUGE_PAGE
 from quire.kernels.operands import Limits
 from quire.kernels.options import LoadOptions, choose_num_pages
 from quire.kernels.runner import assemble, describe
-
-HUGE_PAGE = 2 << 20
 
 
 def resident_bytes(address: int) -> int:
