@@ -95,6 +95,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
 void Runner::settle(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks) {
   std::vector<LogitRow> rows;
   const auto take_guess = [&](LogitRow& row, std::int32_t token) {
+    row.guess = false;
     row.taken = token;
     if (sequences_.at(row.slot).sampling.config().logprobs >= 0)
       rows.push_back(row);
@@ -106,20 +107,18 @@ void Runner::settle(StepResult& result, std::span<const RowToken> taken, std::sp
     if (const auto& guesses = result.guesses.at(each.index); std::ranges::find(guesses, each.token) == guesses.end())
       throw std::invalid_argument("token " + std::to_string(each.token) + " is none of the guesses of sequence " +
                                   std::to_string(each.index));
-    row.guess = false;
     take_guess(row, each.token);
   }
   for (const RowMask& each : masks) {
     LogitRow& row = guessed_row(each.index, result);
     if (each.mask == nullptr) throw std::invalid_argument("guesses can be settled by a mask, or by a token");
-    row.guess = false;
     const auto& guesses = result.guesses.at(each.index);
     const auto allowed = std::ranges::find_if(guesses, [&](std::int32_t token) { return each.mask->allows(token); });
     if (allowed != guesses.end()) {
       take_guess(row, *allowed);
     } else {
-      row.mask = each.mask;
-      row.refused = true;
+      row.guess = false;
+      row.refused = each.mask;
       rows.push_back(row);
     }
   }
@@ -345,7 +344,8 @@ Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
     }
     if (row.guess) return {{}, guesses(row.logits, sequence.sampling, row.position, scratch), {}};
     if (row.taken >= 0) return {report(row.taken, row.logits, sequence.sampling, scratch), {}, {}};
-    if (row.refused) return {sample_allowed(row.logits, sequence.sampling, row.position, scratch, *row.mask), {}, {}};
+    if (row.refused != nullptr)
+      return {sample_allowed(row.logits, sequence.sampling, row.position, scratch, *row.refused), {}, {}};
     return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}, {}};
   } catch (const std::runtime_error& error) {
     return {{}, {}, error.what()};

@@ -145,10 +145,10 @@ class Runner {
     std::int64_t position;  ///< of the token that the logits predict
     bool sample;            ///< draw it, or else report the prompt token that stands there
     TokenMask* mask = nullptr;
-    bool late = false;        ///< the mask was not there in time
-    bool guess = false;       ///< what is allowed is not known
-    bool refused = false;     ///< its guesses were not
-    std::int32_t taken = -1;  ///< the guess that was allowed
+    bool late = false;                   ///< the mask was not there in time
+    bool guess = false;                  ///< what is allowed is not known
+    std::int32_t taken = -1;             ///< the guess that was allowed
+    const TokenMask* refused = nullptr;  ///< the mask that allows none of the guesses
     std::span<float> logits = {};
   };
   struct StateRow {

@@ -46,7 +46,8 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
 std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
                                   SamplerScratch& scratch);
 
-/// Draws from what the mask allows, where it allows no guess. `logits` may be overwritten. Throws as `sample` does.
+/// Draws from what the mask allows, where it allows none of the `guesses` that have been made of these logits, which
+/// may be overwritten. Throws std::runtime_error if the mask allows nothing.
 SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
                             SamplerScratch& scratch, const TokenMask& mask);
 
