@@ -39,7 +39,7 @@ def quire(*arguments: str) -> None:
 
 
 def measure_quietly(arguments: argparse.Namespace, *command: str) -> None:
-    """Runs a command of quire until no more than `--stolen` of the CPU time was stolen meanwhile, or often enough."""
+    """Runs a command of quire until no more than `--stolen` of the CPU time was stolen meanwhile; ends if it never is."""
     for _ in range(arguments.attempts):
         stolen = StolenTime()
         quire(*command)
@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=5, help="at a quiet measurement (default 5)")
     parser.add_argument("--keep", type=Path, help="folder for calibrations and reports")
     arguments = parser.parse_args()
+    if arguments.attempts < 1:
+        parser.error(f"--attempts {arguments.attempts} measures nothing; give 1 or more")
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
