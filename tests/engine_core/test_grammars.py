@@ -406,12 +406,18 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     assert bench.engine.end("a").error_kind is ErrorKind.INVALID
 
 
-def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTokenizer) -> None:
+def guessing(tokenizer: GrammarTokenizer, regex: str) -> tuple[Constraint, int, int]:
+    """One whose masks take no time, a letter and a digit."""
     native = tokenizer.get()
-    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex="[a-z]{300}"))
+    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex=regex))
     ruled = Constraint(matcher, native, native.vocab_size, [EOS])
     ruled.draws_from_all, ruled.mask_seconds = True, 0.0
     [letter], [digit] = native.tokenize_str("x"), native.tokenize_str("7")
+    return ruled, letter, digit
+
+
+def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTokenizer) -> None:
+    ruled, letter, digit = guessing(tokenizer, "[a-z]{300}")
     guesses = []
     for place in range(80):
         if ruled.may_guess:
@@ -428,11 +434,7 @@ def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTo
 
 
 def test_guesses_are_made_again_after_what_must_follow(tokenizer: GrammarTokenizer) -> None:
-    native = tokenizer.get()
-    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex="[0-9]{16}, friend: [a-z]{9}"))
-    ruled = Constraint(matcher, native, native.vocab_size, [EOS])
-    ruled.draws_from_all, ruled.mask_seconds = True, 0.0
-    [letter], [digit] = native.tokenize_str("x"), native.tokenize_str("7")
+    ruled, letter, digit = guessing(tokenizer, "[0-9]{16}, friend: [a-z]{9}")
     for _ in range(16):
         if ruled.may_guess:
             assert ruled.take([letter]) is None
