@@ -39,7 +39,7 @@ def quire(*arguments: str) -> None:
 
 
 def measure_quietly(arguments: argparse.Namespace, *command: str) -> None:
-    """Runs a command of quire until no more than `--stolen` of the CPU time was stolen meanwhile; ends if it never is."""
+    """Runs a command of quire until at most `--stolen` of the CPU time was stolen meanwhile; ends if it never is."""
     for _ in range(arguments.attempts):
         stolen = StolenTime()
         quire(*command)
