@@ -13,7 +13,7 @@ class ClientTimes:
     """Collects them from requests that an engine with nothing else to do has served."""
 
     def __init__(self) -> None:
-        self._to_engine: list[float] = []
+        self._queued_alone: list[float] = []
         self._to_client: list[float] = []
         self._to_next: list[float] = []
         self._to_wake: list[float] = []
@@ -22,7 +22,7 @@ class ClientTimes:
     def add(self, record: RequestRecord) -> None:
         """One that was alone: another would have it wait for the end of its step, and for the client."""
         assert record.first_token is not None
-        self._to_engine.append(record.phases[0].begin - record.sent)
+        self._queued_alone.append(record.phases[0].begin - record.sent)
         self._to_client.append(record.first_token - _prefilled(record))
 
     def add_burst(self, records: list[RequestRecord]) -> None:
@@ -42,11 +42,12 @@ class ClientTimes:
     @property
     def medians(self) -> ClientTime:
         """Raises ValueError if not one request has ended."""
-        if not self._to_engine:
+        if not self._queued_alone:
             raise ValueError("no request has ended in the time that was given; calibrate for longer")
-        to_wake = statistics.median(self._to_wake or [self._least_to_wake])
+        queued_alone = statistics.median(self._queued_alone)  # its engine has woken by then
+        to_wake = min(queued_alone, statistics.median(self._to_wake or [self._least_to_wake]))
         return ClientTime(
-            to_engine=max(0.0, statistics.median(self._to_engine) - to_wake),  # a lone request is queued once it woke
+            to_engine=queued_alone - to_wake,
             to_client=statistics.median(self._to_client),
             to_next=statistics.median(self._to_next or [0.0]),
             to_wake=to_wake,

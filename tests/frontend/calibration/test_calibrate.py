@@ -27,7 +27,7 @@ def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
     assert found.steps > 20
     for work in (StepWork(100, 0, 0, 10000), StepWork(0, 4, 400, 0)):
         assert 0 < found.step.seconds(work) < 1
-    assert 0 < found.client.to_engine < 1
+    assert 0 <= found.client.to_engine < 1  # nothing where the engine took longer to wake for a burst than for one
     assert 0 < found.client.to_client < 1
     assert 0 < found.client.to_next < 0.1
     assert 0 < found.client.to_wake < 1

@@ -40,6 +40,14 @@ def test_an_engine_for_which_all_come_in_time_wakes_no_sooner_than_the_last_is_s
     assert times.medians.to_wake == pytest.approx(0.1)
 
 
+def test_an_engine_wakes_by_the_time_that_a_lone_request_is_queued() -> None:
+    times = ClientTimes()
+    times.add(served(1.0, 1.1, 1.2, 2.0, 2.25))
+    times.add_burst([served(5.0, 5.5, 5.6, 6.0, 6.1), served(5.4, 5.5, 5.6, 6.0, 6.1)])  # this time it took longer
+    assert times.medians.to_wake == pytest.approx(0.1)
+    assert times.medians.to_engine == 0
+
+
 def test_without_a_request_there_is_nothing_to_tell() -> None:
     with pytest.raises(ValueError, match="no request has ended"):
         _ = ClientTimes().medians
