@@ -33,7 +33,11 @@ def main() -> None:
         "--mixes", type=parse_mix, nargs="+", default=[(0, 1), (7, 1), (4, 4), (24, 8)], metavar="FREE+RULED"
     )
     parser.add_argument("--tokens", type=int, default=200, help="of each request (default 200)")
-    parser.add_argument("--turns", type=int, default=15, help="(default 15)")
+    parser.add_argument("--turns", type=int, default=15, help="that count, of each mix (default 15)")
+    parser.add_argument(
+        "--stolen", type=float, default=0.005, help="CPU time that others may have in one that counts (default 0.005)"
+    )
+    parser.add_argument("--attempts", type=int, default=4, help="at each turn (default 4)")
     arguments = parser.parse_args()
     llm = LLM(arguments.model, preload_grammars=True, max_model_len=arguments.tokens + 16)
     mixes = [
@@ -41,12 +45,15 @@ def main() -> None:
         for grammar in arguments.grammars
         for free, ruled in arguments.mixes
     ]
-    for _ in range(arguments.turns):
+    try:
+        for _ in range(arguments.turns * arguments.attempts):
+            for mix in mixes:
+                if mix.num_turns < arguments.turns:
+                    mix.turn(arguments.stolen)
+    finally:
         for mix in mixes:
-            mix.turn()
-    for mix in mixes:
-        print(mix.report())
-    llm.close()
+            print(mix.report())
+        llm.close()
 
 
 if __name__ == "__main__":

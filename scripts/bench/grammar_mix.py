@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from quire.frontend import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire.frontend.replay.stolen import StolenTime
 
 _RECORD = {
     "type": "object",
@@ -46,14 +47,19 @@ class Mix:
         self._llm, self._grammar, self._free, self._ruled = llm, GRAMMARS[grammar], free, ruled
         self._tokens = tokens
         self._seconds: dict[str, list[tuple[float, float]]] = {"free": [], "ruled": []}  # without and with the grammar
-        self._turns = 0
+        self.num_turns = 0
+        self._num_stolen = 0
         self.name = f"{free:2} free and {ruled:2} ruled by {grammar}"
 
-    def turn(self) -> None:
-        """Runs the batch both ways."""
-        self._turns += 1
-        order = (None, self._grammar) if self._turns % 2 else (self._grammar, None)
+    def turn(self, most_stolen: float) -> None:
+        """Runs the batch both ways. It does not count if others had a larger share of the CPU time meanwhile."""
+        order = (None, self._grammar) if self.num_turns % 2 else (self._grammar, None)
+        stolen = StolenTime()
         found = {grammar is not None: self._run(grammar) for grammar in order}
+        if (stolen.share or 0.0) > most_stolen:
+            self._num_stolen += 1
+            return
+        self.num_turns += 1
         for name, pairs in self._seconds.items():
             if found[True][name]:
                 pairs.append((seconds_a_token(found[False][name]), seconds_a_token(found[True][name])))
@@ -61,7 +67,8 @@ class Mix:
     def report(self) -> str:
         """What the grammar costs: the median of the ratios of the turns, and the ratio of the best."""
         told = [self._costs(name, pairs) for name, pairs in self._seconds.items() if pairs]
-        return f"{self.name:34} {', '.join(told)}"
+        turns = f"{self.num_turns} turns, {self._num_stolen} stolen from"
+        return f"{self.name:34} {', '.join(told) or 'nothing to tell'}; {turns}"
 
     @staticmethod
     def _costs(name: str, pairs: list[tuple[float, float]]) -> str:
