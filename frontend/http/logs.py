@@ -83,7 +83,8 @@ def access_log(
 
     `scope` is ASGI's, `duration` in seconds, `bytes_sent` are those of the body.
     """
-    level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+    own_path = scope["path"].removeprefix(scope.get("root_path", ""))
+    level = logging.DEBUG if own_path in _QUIET else logging.INFO
     if not _ACCESS.isEnabledFor(level):
         return
     path = quote(scope["path"], safe="/:@!$&'()*+,;=~-._")[:_MOST_CHARS]

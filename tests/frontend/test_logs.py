@@ -75,8 +75,9 @@ def test_what_a_client_has_chosen_stays_on_its_line(log_format: LogFormat) -> No
 
 
 def test_probes_are_logged_for_debugging_only() -> None:
-    for level, count in (("info", 0), ("debug", 2)):
+    for level, count in (("info", 0), ("debug", 3)):
         stream = configured("text", level)
+        access_log(scope("/quire/health") | {"root_path": "/quire"}, 200, 0.001, 2, "a")
         access_log(scope("/health"), 200, 0.001, 2, "a")
         access_log(scope("/metrics"), 200, 0.001, 2, None)
         assert stream.getvalue().count("\n") == count
