@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.chat.tools import check_tools
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.bodies import Body, decode, read_body
 from quire.frontend.http.chat_schemas import MESSAGE, TOOL
@@ -138,12 +139,13 @@ class Endpoints:
             tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
         else:
             service.check_template(body.chat_template)
+            use = check_tools(body.tools)
             prompt = await service.llm.chat_prompt(
                 body.messages or [],
                 chat_template=body.chat_template,
                 add_generation_prompt=body.add_generation_prompt is not False,
                 continue_final_message=bool(body.continue_final_message),
-                tools=body.tools,
+                tools=None if use is None else use.for_template(),
                 chat_template_kwargs=body.chat_template_kwargs,
                 add_special_tokens=bool(body.add_special_tokens),
             )

@@ -149,6 +149,7 @@ OTHERS: list[tuple[str, dict[str, Any], str | None]] = [
     ("/tokenize", {"prompt": 5}, "prompt"),
     ("/tokenize", {"prompt": "x", "messages": [USER]}, None),
     ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"messages": [USER], "tools": [{**TOOL, "function": {"name": ""}}]}, "tools[0].function.name"),
     ("/detokenize", {}, "tokens"),
     ("/detokenize", {"tokens": "x"}, "tokens"),
     ("/detokenize", {"tokens": [True]}, "tokens[0]"),

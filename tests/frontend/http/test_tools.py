@@ -149,6 +149,13 @@ def test_a_call_is_answered_by_its_result(qwen: OpenAI) -> None:
     assert said.usage.prompt_tokens == shown.usage.prompt_tokens  # with "none" as well, the tools are in the prompt
 
 
+def test_tokens_of_tools_are_counted_as_a_chat_has_them(thinker: Server, qwen: OpenAI) -> None:
+    answer = qwen.chat.completions.create(messages=ASK, **{**ASKED, "max_tokens": 1}, tools=tools(), **PLAIN)
+    assert answer.usage is not None
+    counted = thinker.request("/tokenize", {"messages": ASK, "tools": tools(), **PLAIN["extra_body"]}).json()
+    assert counted["count"] == answer.usage.prompt_tokens
+
+
 def test_a_model_calls_by_its_own_choice(qwen: OpenAI) -> None:
     """It is made to write a call by a regular expression, which knows nothing of tools."""
     body: Any = {**ASKED, "messages": ASK, "tools": tools()}
