@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from quire.frontend.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.chat.tools import check_tools
-from quire.frontend.http.bodies import NOT_EMPTY, decode, read_body
+from quire.frontend.http.bodies import NOT_EMPTY, Refusals, decode, read_body
 from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
 from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.fields import GenerationFields, StreamOptions, check_top_logprobs, sampling_params
+from quire.frontend.http.fields import REFUSED, GenerationFields, StreamOptions, check_top_logprobs, sampling_params
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
@@ -30,6 +30,11 @@ from quire.frontend.observer import TraceContext
 
 class ChatBody(GenerationFields, kw_only=True):
     """OpenAI's fields, and vLLM's."""
+
+    refused: ClassVar[Refusals] = {
+        **REFUSED,
+        "echo": ((False,), "an answer is only what the assistant says; continue_final_message continues a message"),
+    }
 
     messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], NOT_EMPTY]
     max_tokens: int | None = None

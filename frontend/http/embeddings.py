@@ -29,6 +29,7 @@ class EmbeddingBody(Body, kw_only=True):
         "messages": ((), "use input; POST /tokenize writes a conversation as token ids"),
         "request_id": ((), "this answer has no id; the header X-Request-Id names a request"),
         "task": (("embed",), "embeddings are all that is pooled"),
+        "truncation_side": (("left",), "truncate_prompt_tokens keeps the last tokens"),
     }
 
     input: str | Annotated[list[str | int | list[int]], NOT_EMPTY]

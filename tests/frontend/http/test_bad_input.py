@@ -138,6 +138,10 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ({"chat_template_content_format": "openai"}, "chat_template_content_format"),
     ({"detokenize": False}, "detokenize"),
+    ({"echo": True}, "echo"),
+    ({"media_io_kwargs": {"video": {}}}, "media_io_kwargs"),
+    ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
+    ({"truncation_side": "right"}, "truncation_side"),
     ({"request_id": "a\n"}, "request_id"),
     ({"request_id": "x" * 129}, "request_id"),
     ({"functions": []}, "functions"),
@@ -358,6 +362,11 @@ def test_null_is_as_good_as_left_out(server: Server) -> None:
         assert told["tokens"] == server.request("/tokenize", given).json()["tokens"]
     reply = server.request("/v1/messages", {"messages": [USER], "max_tokens": 1, "mystery": None})
     assert reply.status == 200, reply.body
+
+
+def test_what_is_not_supported_may_be_given_where_it_asks_for_nothing(server: Server) -> None:
+    nothing = {"echo": False, "media_io_kwargs": {}, "prompt_cache_options": {}, "truncation_side": "left"}
+    assert server.request(CHAT, {"messages": [USER], "max_tokens": 1, **nothing}).status == 200
 
 
 def test_the_answer_has_the_id_of_the_clients_choice(server: Server) -> None:
