@@ -37,7 +37,7 @@ REFUSED: Refusals = {
     "modalities": ((["text"],), "only text is supported"),
     "moderation": ((), NOT_HERE),
     "prediction": ((), NOT_HERE),
-    "prompt_cache_options": (({},), "prefixes stay cached until their KV pages are needed"),
+    "prompt_cache_options": (({}, {"mode": "implicit"}), "prefixes stay cached until their KV pages are needed"),
     "prompt_cache_retention": (("in_memory", "in-memory"), "prefixes stay cached until their KV pages are needed"),
     "repetition_detection": ((), NOT_HERE),
     "response_role": (("assistant",), "answers are the assistant's"),
