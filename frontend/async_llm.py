@@ -64,6 +64,8 @@ class AsyncLLM(AnswerReader):
         request_id: str | None = None,
         *,
         output_kind: OutputKind = "cumulative",
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
@@ -77,13 +79,19 @@ class AsyncLLM(AnswerReader):
         request is aborted. While iterating, raises `RequestError` (a `ValueError`) for bad input or when the engine
         fails the request, and `EngineDeadError` when the engine dies.
 
+        `truncate_prompt_tokens`: only so many tokens of the prompt count, the last ones; -1 for what the context can
+        hold. `add_special_tokens`: whether a text gets those that the tokenizer puts around it.
+
         `priority`: the lower, the sooner, under the policy of that name. `cache_salt`: KV pages are shared only with
         requests of the same salt. `timeout`: seconds after which the request ends with finish reason "timeout", even
         before it has started. `trace`: for spans, see `add_observer`.
         """
 
         def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
-            return self._engine.prompt(prompt), params
+            made = self._engine.prompt(
+                prompt, truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
+            )
+            return made, params
 
         service = Service(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
         return self._stream(make, _is_long(prompt), sampling_params, request_id, output_kind, service)
@@ -94,6 +102,8 @@ class AsyncLLM(AnswerReader):
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,  # noqa: ASYNC109 - it is the engine's
@@ -106,7 +116,12 @@ class AsyncLLM(AnswerReader):
         """
         arrived = time.monotonic()
         params = self._engine.pooling(pooling_params)
-        make = functools.partial(self._engine.prompt, prompt)
+        make = functools.partial(
+            self._engine.prompt,
+            prompt,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
+        )
         made = await asyncio.to_thread(make) if _is_long(prompt) else make()
         service = Service(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
         request = self._engine.embedding(self._name(request_id), made, params, service, arrived)
@@ -157,12 +172,16 @@ class AsyncLLM(AnswerReader):
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = False,
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
         trace: TraceContext | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to a conversation, written as a prompt by the chat template; else as `generate`.
+
+        The template writes special tokens itself; `add_special_tokens` puts the tokenizer's around them as well.
 
         `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's; what `structured_outputs` asks for is asked of
         what the model says, after its thoughts and unless it calls a tool. The text is what the model writes: `parse`
@@ -178,6 +197,8 @@ class AsyncLLM(AnswerReader):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
         )
         service = Service(priority, cache_salt, timeout, trace or TraceContext("chat"))
         return self._stream(make, _are_long(messages), sampling_params, request_id, output_kind, service, use)

@@ -15,7 +15,7 @@ from quire.frontend.embedding import EmbeddingRequest, PoolingParams, check_embe
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.launcher import EngineProcess
-from quire.frontend.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt
+from quire.frontend.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncated
 from quire.frontend.request import DEFAULT_SERVICE, Request, Service
 from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
@@ -76,9 +76,16 @@ class Engine:
         """Checked parameters; vLLM's defaults when there are none. Raises `ValueError`."""
         return validate(SamplingParams() if params is None else params, vocab_size=self.client.ready.vocab_size)
 
-    def prompt(self, prompt: PromptType) -> Prompt:
-        """A checked prompt. Raises `RequestError`."""
-        return make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size)
+    def prompt(
+        self, prompt: PromptType, *, truncate_prompt_tokens: int | None = None, add_special_tokens: bool = True
+    ) -> Prompt:
+        """A checked prompt, or its last tokens. Raises `RequestError`."""
+        made = make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size, add_special_tokens)
+        return self.truncated(made, truncate_prompt_tokens)
+
+    def truncated(self, prompt: Prompt, last: int | None) -> Prompt:
+        """The `last` tokens of a prompt, -1 for what the context can hold, None for all. Raises `RequestError`."""
+        return truncated(prompt, last, self.client.ready.max_model_len)
 
     def request(
         self,
@@ -163,14 +170,21 @@ class Engine:
         )
 
     def chat_question(
-        self, messages: Sequence[Message], params: SamplingParams, tools: ToolUse | None, **template: Any
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        tools: ToolUse | None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        **template: Any,
     ) -> tuple[Prompt, SamplingParams]:
         """The prompt of a conversation, by the options of `chat_prompt`, and the parameters of its answer.
 
         Raises `RequestError` or `ToolError`.
         """
         prompt = self.chat_prompt(messages, tools=None if tools is None else tools.for_template(), **template)
-        return prompt, self.params(self.answer_format.params(params, prompt.text or "", tools))
+        answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
+        return self.truncated(prompt, truncate_prompt_tokens), answer
 
     def _template(self, tokenizer: Tokenizer, source: str | None) -> ChatTemplate:
         # Here, since jinja2 takes a tenth of a second to load, which would delay the start of every engine.

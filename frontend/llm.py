@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import threading
@@ -55,6 +56,8 @@ class LLM(AnswerReader):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
         priority: int | Sequence[int] = 0,
         cache_salt: str = "",
         timeout: float | None = None,
@@ -62,12 +65,12 @@ class LLM(AnswerReader):
         """Generate for one prompt or many; the results are in the order of the prompts.
 
         `sampling_params`: one for all, or one a prompt. `use_tqdm`: a progress bar, if there are several prompts and
-        a terminal. `priority` (one for all, or one a prompt), `cache_salt` and `timeout` (seconds, for each prompt) are
-        those of `AsyncLLM.generate`. When a prompt or its parameters are bad, `RequestError` (a `ValueError`) names it
-        by its index and nothing is run; when the engine fails a request, the others are aborted and it is raised too.
+        a terminal. `truncate_prompt_tokens`, `add_special_tokens`, `priority` (one for all, or one a prompt),
+        `cache_salt` and `timeout` (seconds, for each prompt) are those of `AsyncLLM.generate`. When a prompt or its
+        parameters are bad, `RequestError` (a `ValueError`) names it by its index and nothing is run; when the engine
+        fails a request, the others are aborted and it is raised too.
         """
-        batch = split_batch(prompts)
-        made = [_named(index, self._engine.prompt, prompt) for index, prompt in enumerate(batch)]
+        made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
         return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
 
     def beam_search(
@@ -97,13 +100,14 @@ class LLM(AnswerReader):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
         priority: int | Sequence[int] = 0,
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Compute the embedding of one prompt or many; else as `generate`. A prompt may be as long as the context."""
-        batch = split_batch(prompts)
-        made = [_named(index, self._engine.prompt, prompt) for index, prompt in enumerate(batch)]
+        made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
         params = _each(pooling_params, PoolingParams, self._engine.pooling, "pooling_params", len(made))
         services = _services(priority, cache_salt, timeout, len(made))
         requests = [
@@ -126,14 +130,17 @@ class LLM(AnswerReader):
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = False,
         priority: int | Sequence[int] = 0,
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, written as prompts by the model's chat template; else as `generate`.
 
-        `tools`, `tool_choice` and `parallel_tool_calls`, the same for all, are those of `AsyncLLM.chat`, and `parse`
-        tells what an answer says. Raises `ToolError` (a `ValueError`) for tools that can't be used.
+        `tools`, `tool_choice`, `parallel_tool_calls` and `add_special_tokens`, the same for all, are those of
+        `AsyncLLM.chat`, and `parse` tells what an answer says. Raises `ToolError` (a `ValueError`) for tools that
+        can't be used.
         """
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         single = not messages or isinstance(messages[0], Mapping)
@@ -149,6 +156,8 @@ class LLM(AnswerReader):
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                add_special_tokens=add_special_tokens,
             )
 
         asked = [_named(index, ask, index) for index in range(len(conversations))]
@@ -205,6 +214,14 @@ class LLM(AnswerReader):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _prompts(
+        self, prompts: PromptType | Sequence[PromptType], last: int | None, add_special_tokens: bool
+    ) -> list[Prompt]:
+        make = functools.partial(
+            self._engine.prompt, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens
+        )
+        return [_named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts))]
 
     def _run(
         self,

@@ -50,15 +50,20 @@ def split_batch(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     return list(prompts)
 
 
-def make_prompt(prompt: PromptType, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
-    """Tokenise and check one prompt. Raises `RequestError` when it is empty or not made of token ids of the model."""
+def make_prompt(
+    prompt: PromptType, tokenizer: Tokenizer | None, vocab_size: int, add_special_tokens: bool = True
+) -> Prompt:
+    """Tokenise and check one prompt. Raises `RequestError` when it is empty or not made of token ids of the model.
+
+    `add_special_tokens`: whether a text gets those that the tokenizer puts around it.
+    """
     text, token_ids = _text_or_ids(prompt)
     if text is not None:
         if tokenizer is None:
             raise RequestError("the prompt is text, but there is no tokenizer; give token ids, or name a tokenizer")
         if not text:  # a tokenizer may put a token before it, but an empty text is hardly ever meant
             raise RequestError("the prompt is empty; give some text, or the token ids to begin with")
-        token_ids = tokenizer.encode(text)
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return checked_prompt(Prompt(token_ids, text), vocab_size)
 
 
@@ -77,6 +82,21 @@ def checked_prompt(prompt: Prompt, vocab_size: int) -> Prompt:
             f"ids go from 0 to {vocab_size - 1}"
         )
     return prompt
+
+
+def truncated(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
+    """The `last` tokens of a prompt, -1 for as many as leave room for one more; None for all.
+
+    Raises `RequestError` for any other number. What is cut has no text.
+    """
+    if last is None:
+        return prompt
+    if type(last) is not int or last < -1 or last == 0:
+        raise RequestError(
+            f"truncate_prompt_tokens={last} leaves nothing; give 1 or more, or -1 for what the context can hold"
+        )
+    kept = max_model_len - 1 if last == -1 else last
+    return prompt if len(prompt.token_ids) <= kept else Prompt(prompt.token_ids[-kept:])
 
 
 def _text_or_ids(prompt: Any) -> tuple[str | None, list[int]]:

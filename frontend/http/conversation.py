@@ -18,6 +18,7 @@ from quire.frontend.http.response_format import RESPONSE_FORMAT, STRUCTURED_OUTP
 from quire.frontend.http.service import Service
 from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.prompts import truncated
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
@@ -54,7 +55,7 @@ class Turn:
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
             params = written.params(params, text, self.tools)
         return Conversation(
-            token_ids=service.truncated(prompt.token_ids, self.truncate),
+            token_ids=truncated(prompt, self.truncate, service.llm.max_model_len).token_ids,
             params=params,
             new_parser=lambda: written.parser(text, self.tools),
             tools=self.tools,

@@ -105,8 +105,10 @@ class Embeddings:
                 tasks = [
                     group.create_task(
                         self._service.llm.embed(
-                            await self._service.prepared(prompt, body.truncate_prompt_tokens, body.add_special_tokens),
+                            prompt,
                             params,
+                            truncate_prompt_tokens=body.truncate_prompt_tokens,
+                            add_special_tokens=body.add_special_tokens is not False,
                             priority=body.priority or 0,
                             cache_salt=body.cache_salt or "",
                             timeout=self._service.timeout(request),

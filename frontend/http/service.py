@@ -22,7 +22,6 @@ from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.sse import DONE, EventStream, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.prompts import PromptType
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
 
@@ -113,31 +112,10 @@ class Service:
                 "chat_template",
             )
 
-    async def prepared(self, prompt: str | list[int], last: int | None, add_special_tokens: bool | None) -> PromptType:
-        """A prompt of which only the `last` tokens count, and that may go without the tokenizer's special tokens."""
-        if last is None and add_special_tokens in (None, True):
-            return prompt
-        token_ids = prompt
-        if isinstance(prompt, str):
-            token_ids = await self.encode(prompt, add_special_tokens is not False)
-        assert isinstance(token_ids, list)
-        return {"prompt_token_ids": self.truncated(token_ids, last)}
-
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of a text; those of a long one are made on another thread, while streams go on."""
         encode = functools.partial(self.require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(encode) if len(text) > LONG_TEXT else encode()
-
-    def truncated(self, token_ids: list[int], last: int | None) -> list[int]:
-        """The `last` tokens of a prompt, -1 for as many as leave room for one more; None for all."""
-        if last is None:
-            return token_ids
-        if last < -1 or last == 0:
-            raise bad_request(
-                f"truncate_prompt_tokens={last} leaves nothing; give 1 or more, or -1 for what the context can hold",
-                "truncate_prompt_tokens",
-            )
-        return token_ids[-(self.llm.max_model_len - 1 if last == -1 else last) :]
 
     def prompt_text(self, output: RequestOutput) -> str:
         """The prompt in words, as it was given or as its tokens are read."""

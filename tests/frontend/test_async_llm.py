@@ -299,6 +299,28 @@ def test_a_chat_is_answered(llm: LLM, play: Play) -> None:
     play(body)
 
 
+def test_a_prompt_may_be_its_last_tokens_and_go_without_special_ones(llm: LLM, play: Play) -> None:
+    ids, bare = (llm.get_tokenizer().encode(PROMPTS[0], special) for special in (True, False))
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    [chat] = llm.chat(messages, greedy(max_tokens=1))
+
+    async def body(each: AsyncLLM) -> None:
+        params = greedy(max_tokens=1)
+        for stream, expected in (
+            (each.generate(PROMPTS[0], params, add_special_tokens=False), bare),
+            (each.generate(PROMPTS[0], params, truncate_prompt_tokens=2), ids[-2:]),
+            (each.chat(messages, params, truncate_prompt_tokens=2), chat.prompt_token_ids[-2:]),
+            (each.chat(messages, params, add_special_tokens=True), [ids[0], *chat.prompt_token_ids]),
+        ):
+            assert (await collect(stream))[-1].prompt_token_ids == expected
+        output = await each.embed(PROMPTS[0], truncate_prompt_tokens=2, add_special_tokens=False)
+        assert output.prompt_token_ids == ids[-2:]
+        with pytest.raises(RequestError, match="truncate_prompt_tokens=0 leaves nothing"):
+            await collect(each.generate("a", truncate_prompt_tokens=0))
+
+    play(body)
+
+
 def test_it_moves_to_another_event_loop_when_its_streams_have_ended(llm: LLM) -> None:
     each = AsyncLLM(engine_address=llm.engine_address)
     try:

@@ -194,6 +194,29 @@ def test_a_chat_is_the_prompt_that_its_template_writes(llm: LLM) -> None:
     assert other.prompt == "Tell me a tale about a fox!"
 
 
+def test_a_prompt_may_be_its_last_tokens_and_go_without_special_ones(llm: LLM) -> None:
+    ids, bare = (llm.get_tokenizer().encode(PROMPTS[0], special) for special in (True, False))
+    assert len(ids) > len(bare) > 2
+    [plain] = llm.generate(PROMPTS[0], greedy(), add_special_tokens=False)
+    assert (plain.prompt_token_ids, plain.prompt) == (bare, PROMPTS[0])
+    outputs = llm.generate([PROMPTS[0], [5] * 5000], greedy(max_tokens=1), truncate_prompt_tokens=2)
+    assert [output.prompt_token_ids for output in outputs] == [ids[-2:], [5, 5]]
+    [cut] = llm.generate([5] * 5000, greedy(max_tokens=1), truncate_prompt_tokens=-1)
+    assert len(cut.prompt_token_ids) == llm._engine.client.ready.max_model_len - 1
+    [vector] = llm.embed(PROMPTS[0], truncate_prompt_tokens=2)
+    assert vector.outputs == llm.embed([ids[-2:]])[0].outputs
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    [whole], [last], [doubled] = (
+        llm.chat(messages, greedy(max_tokens=1), **options)
+        for options in ({}, {"truncate_prompt_tokens": 3}, {"add_special_tokens": True})
+    )
+    assert last.prompt_token_ids == whole.prompt_token_ids[-3:]
+    assert doubled.prompt_token_ids == [ids[0], *whole.prompt_token_ids]
+    for last_tokens in (0, -2, 1.5, "2"):
+        with pytest.raises(RequestError, match=r"prompt 0: truncate_prompt_tokens=.* leaves nothing; give 1 or more"):
+            llm.generate("a", truncate_prompt_tokens=last_tokens)  # type: ignore[arg-type]
+
+
 def test_without_detokenization_there_is_no_text(llm: LLM) -> None:
     output = one(llm, PROMPTS[0], greedy(detokenize=False)).outputs[0]
     assert (output.text, len(output.token_ids)) == ("", 24)
