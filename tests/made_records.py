@@ -54,7 +54,7 @@ def made_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
         begun = [r for r in records if r.phases[0].end <= time]
         answered = sum(r.output_tokens for r in begun if r.ended <= time)
         held = min(PAGES, 20 * running)
-        prompt, cached = sum(r.prompt_tokens for r in begun), sum(r.cached_tokens for r in begun)
+        prompt, cached = sum(r.prompt_tokens for r in begun), sum(r.cached_tokens or 0 for r in begun)
         samples.append(
             Sample(time, running, waiting, held, min(PAGES - held, prompt // 32), PAGES, prompt, cached, answered)
         )
@@ -75,7 +75,7 @@ def made_run(
     run = Run(title, config, goodput=GoodputLimits.parse(["ttft:300", "tpot:45"]), detailed=detailed)
     for sample in made_samples(records, seconds):
         run.sample(sample)
-    endings = [Outcome.FAILED, Outcome.REFUSED, Outcome.LATE, Outcome.UNFINISHED]
+    endings = [Outcome.ERRORED, Outcome.REFUSED, Outcome.LATE, Outcome.UNFINISHED]
     for number, outcome in enumerate(endings):
         for record in records[40 + number :: 80]:
             record.outcome, record.error = outcome, f"{outcome.value}: the answer broke off"

@@ -64,6 +64,7 @@ class Rates:
     """What is run at a rate: its requests, and what collects them."""
 
     requests: Callable[[float], Iterable[WorkloadRequest]]
+    num: Callable[[float], int]  # which a trace may not have
     run: Callable[[float], Run]
 
 
@@ -103,6 +104,11 @@ class Sweep:
         self.interrupted = await self._runs.replay(run, self._rates.requests(rate), self._load, seed=seed)
         found = Try(rate, self.search.attainment, summarize(run))
         self.tries.append(found)
+        if self.interrupted is None and run.requests < (wanted := self._rates.num(rate)):
+            self._tell(
+                f"the trace has {run.requests} requests, and at {rate:.4g} requests/s {wanted} were to be sent: in so "
+                "short a run no queue grows, and the rate that is found may be too high; give a longer trace"
+            )
         if self.interrupted is not None:
             self._tell(found.line())
             return

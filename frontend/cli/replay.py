@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, takes_flags
+from quire.frontend.cli.flags import CommonFlags, changed, flag_names, takes_flags
 from quire.frontend.cli.load import LoadFlags
 from quire.frontend.cli.report import ReportFlags, compare, report_on
 from quire.frontend.cli.target import TargetFlags, open_target
@@ -42,8 +42,12 @@ def replay(
     if path is None:
         if not report.compare:
             raise typer.BadParameter("there is nothing to replay; give a TRACE, or --compare with JSON files")
+        if given := {**changed(trace), **changed(load)}:
+            raise typer.BadParameter(f"{flag_names(given)} is of a replay; give a TRACE, or leave it out")
         compare(report)
         return
+    if load.concurrency is not None:
+        trace.check_closed_loop()
     rows, how = open_trace(path, trace), load.load()
     with open_target(target, trace.vocab_size) as opened:
         run = report.run(opened.title(path.name), opened.config(**trace.config(rows), **load.given))

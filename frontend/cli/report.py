@@ -49,6 +49,8 @@ class ReportFlags:
 
         if self.goodput is not None:
             GoodputLimits.parse(self.goodput)
+        if self.save_detailed and self.output is None:
+            raise typer.BadParameter("--save-detailed is of the JSON; give --output FILE as well")
         writable("--output", self.output)
         writable("--html", self.html)
         self._check_number(len(self.others) + num_new)
@@ -106,6 +108,8 @@ def compare(flags: ReportFlags) -> None:
     """Print reports that were saved before, and write their page."""
     if flags.output is not None:
         raise typer.BadParameter("--output takes what is measured; give a TRACE, or leave it out")
+    if flags.goodput is not None:
+        raise typer.BadParameter("--goodput is of what is measured; give a TRACE, or leave it out")
     _show(flags.others, flags)
 
 

@@ -46,6 +46,8 @@ class ServerFlags:
         of_engine = {**changed(engine), **changed(attach)}
         if given := {name: value for name, value in of_engine.items() if name not in _OF_SERVERS_TOO}:
             raise typer.BadParameter(f"{flag_names(given)} cannot be set for a server at --base-url; leave out")
+        if self.endpoint_type == "chat" and self.prompt_as == "tokens":
+            raise typer.BadParameter("--prompt-as tokens can't be sent as a chat, which is text; leave it out")
         return HttpOptions(
             self.base_url,
             endpoint=self._choice("endpoint_type"),

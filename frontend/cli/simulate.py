@@ -15,6 +15,7 @@ from quire.frontend.cli.report import ReportFlags, report_on
 from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, say_skipped, tell_skipped, workload_of
 
 if TYPE_CHECKING:
+    from quire.frontend.report.run import Run
     from quire.frontend.simulation.plan import Plan, Simulated
     from quire.frontend.workload.reading import Trace
 
@@ -143,6 +144,8 @@ def simulate(
     fleet.check(report)
     if trace.vocab_size is not None:
         raise typer.BadParameter("--vocab-size is of prompts that are sent, and a simulation sends none; leave it out")
+    if fleet.concurrency is not None:
+        trace.check_closed_loop()
     loaded, rows = load_calibration(calibration), open_trace(trace_path, trace)
     if rows.is_stream and (fleet.find or fleet.router == "all"):
         raise typer.BadParameter(
@@ -161,10 +164,20 @@ def simulate(
     )
     if fleet.router == "all":
         _compare(plan, fleet, report, rows)
+    elif fleet.find:
+        _report(_find(plan, fleet).run, rows, report)
     else:
-        simulated = _find(plan, fleet) if fleet.find else plan.simulate(fleet.engines or 1, fleet.router)
-        tell_skipped(rows, simulated.run.config)
-        report_on(simulated.run, report)
+        run = plan.run(fleet.engines or 1, fleet.router)
+        try:
+            plan.simulate(fleet.engines or 1, fleet.router, run)
+        finally:
+            if run.requests:
+                _report(run, rows, report)
+
+
+def _report(run: Run, rows: Trace, report: ReportFlags) -> None:
+    tell_skipped(rows, run.config)
+    report_on(run, report)
 
 
 def _find(plan: Plan, fleet: FleetFlags) -> Simulated:

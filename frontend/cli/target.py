@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +69,15 @@ class OpenTarget:
     def measure(
         self, run: Collector, requests: Iterable[WorkloadRequest], load: Load, *, seed: int, extent: Extent
     ) -> None:
-        """One run; it shows how it fares. `seed` decides the tokens of its prompts.
+        """One run; it shows how it fares. `seed` decides the tokens of its prompts. A warm-up empties the prefix cache.
 
         Raises as `complete` does, and what reading the workload raises.
         """
-        self.complete(self.runs.replay(run, requests, load, seed=seed, extent=extent))
+
+        def replay() -> Coroutine[Any, Any, str | None]:
+            return self.runs.replay(run, requests, load, seed=seed, extent=extent)
+
+        self.complete(afresh(self.runs, replay) if load.warm_up else replay())
 
     def complete(self, work: Coroutine[Any, Any, str | None]) -> None:
         """Make several runs, with other work between; it returns what ended it before its time, if anything did.
@@ -88,6 +92,13 @@ class OpenTarget:
             raise KeyboardInterrupt if received[0] is signal.SIGINT else SystemExit(128 + received[0])
         if reason is not None:
             raise RuntimeError(f"the run ended before its time: {reason}")
+
+
+async def afresh(runs: Runs, work: Callable[[], Awaitable[str | None]]) -> str | None:
+    """Do the work with an empty prefix cache: an earlier benchmark may have had the same prompts."""
+    if not await runs.target.reset_cache():
+        say("the server's prefix cache cannot be emptied; give another --seed each time, or it may know the prompts")
+    return await work()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from quire.frontend.cli.flags import changed, option, switch
+from quire.frontend.cli.flags import changed, flag_names, option, switch
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
@@ -63,6 +64,15 @@ class TraceFlags:
         """Whether arrivals are those of a ramp."""
         ramp = (self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy)
         return any(value is not None for value in ramp)
+
+    def check_closed_loop(self) -> None:
+        """Refuse drawn arrivals where each user sends when it has its answer."""
+        drawn = ("rate", "burstiness", "ramp_up_start_rps", "ramp_up_end_rps", "ramp_up_strategy")
+        if given := {name: value for name, value in changed(self).items() if name in drawn}:
+            raise typer.BadParameter(
+                f"{flag_names(given)} draws arrivals, and with --concurrency requests are sent when answers are there; "
+                "leave one of them out, or give --max-concurrency"
+            )
 
     @property
     def extent(self) -> Extent:
@@ -130,6 +140,11 @@ def arrivals_of(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Itera
     if flags.has_ramp:
         return _ramp(flags, requests)
     if flags.rate is not None:
+        if math.isinf(flags.rate) and flags.burstiness not in (None, 1.0):
+            raise typer.BadParameter(
+                f"--burstiness {flags.burstiness:g} is of the gaps between requests, and a rate of inf has none; give "
+                "another rate, or leave it out"
+            )
         return at_rate(flags.rate, _burstiness(flags), flags.seed)
     if flags.burstiness is not None:
         raise typer.BadParameter("--burstiness is of drawn arrivals; give --rate or a ramp as well")

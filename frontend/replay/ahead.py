@@ -79,10 +79,12 @@ class Ahead:
         self._thread.join(_JOIN_SECONDS)
 
     def rest(self) -> Iterator[tuple[int, WorkloadRequest]]:
-        """After `close`: what has not been taken, prepared or not."""
+        """After `close`: what has not been taken, prepared or not. Raises TimeoutError if it is still being read."""
         while self._ready:
             prepared = self._ready.popleft()
             yield prepared.index, prepared.request
+        if self._thread.is_alive():
+            raise TimeoutError("its next request takes long to read")
         if self._error is None:
             yield from enumerate(self._requests, self._num_read)
 

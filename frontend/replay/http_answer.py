@@ -102,9 +102,9 @@ class StreamedAnswer:
         """The answer is whole: how has it ended?"""
         record = self._record
         if self._status != 200:
-            record.outcome = Outcome.REFUSED if self._status in _REFUSALS else Outcome.FAILED
+            record.outcome = Outcome.REFUSED if self._status in _REFUSALS else Outcome.ERRORED
             record.error = f"status {self._status}: {_message(self._error)}"
-        elif record.outcome is Outcome.FAILED:
+        elif record.outcome is Outcome.ERRORED:
             pass  # an event has said so
         elif not (self._is_done or self._has_ended):
             self.fail("the stream ended before the answer did")
@@ -115,7 +115,7 @@ class StreamedAnswer:
 
     def fail(self, error: str) -> None:
         """It can't be whole any more."""
-        self._record.outcome, self._record.error = Outcome.FAILED, error
+        self._record.outcome, self._record.error = Outcome.ERRORED, error
 
     def _take(self, event: bytes) -> int:
         """Read an event; returns how many tokens it brings."""
@@ -147,7 +147,7 @@ class StreamedAnswer:
         if usage.completion_tokens is not None:
             record.output_tokens = usage.completion_tokens
         if usage.prompt_tokens_details is not None:
-            record.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+            record.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
 
 class WholeAnswer:

@@ -80,7 +80,7 @@ def progress_line(replay: Replay) -> str:
     return ", ".join(parts)
 
 
-_BAD = (Outcome.FAILED, Outcome.REFUSED, Outcome.LATE)
+_BAD = (Outcome.ERRORED, Outcome.REFUSED, Outcome.LATE)
 
 
 def _is_recent(record: RequestRecord, now: float) -> bool:

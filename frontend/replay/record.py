@@ -16,7 +16,7 @@ class Outcome(enum.StrEnum):
     """How a request ended."""
 
     COMPLETED = "completed"
-    FAILED = "failed"  # an error, or a connection that broke
+    ERRORED = "errored"  # an error, or a connection that broke
     REFUSED = "refused"  # the target had no room
     LATE = "late"  # its time was up
     UNFINISHED = "unfinished"  # the run ended first
@@ -24,7 +24,7 @@ class Outcome(enum.StrEnum):
     @classmethod
     def of_error(cls, kind: ErrorKind | None) -> Outcome:
         """Of a request that the engine ended with an error of this kind."""
-        return cls.REFUSED if kind in {ErrorKind.OVERLOADED, ErrorKind.SHUTTING_DOWN} else cls.FAILED
+        return cls.REFUSED if kind in {ErrorKind.OVERLOADED, ErrorKind.SHUTTING_DOWN} else cls.ERRORED
 
 
 class Phase(NamedTuple):
@@ -41,8 +41,8 @@ class RequestRecord:
 
     `arrival` is when the workload wanted it sent, `sent` when it was: the difference is the lag of the replay. `gaps`
     are the seconds between its chunks. `phases` come from the engine's events and are empty where the target tells
-    none. A warm-up request is in no figure. One that the run's end found unsent has no `was_sent`, and its `sent` is
-    when it was due.
+    none; `cached_tokens` is None where it does not tell. A warm-up request is in no figure. One that the run's end
+    found unsent has no `was_sent`, and its `sent` is when it was due.
     """
 
     index: int
@@ -56,7 +56,7 @@ class RequestRecord:
     last_token: float | None = None
     ended: float = 0.0
     output_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     gaps: array[float] = field(default_factory=lambda: array("d"))
     phases: list[Phase] = field(default_factory=list)
     num_preemptions: int = 0

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 from quire.frontend.replay.ahead import Ahead, Prepared
@@ -91,7 +91,7 @@ class Replay:
             if not working.done():
                 is_dead = dying.done()
                 self._reason = dying.result() if is_dead else self._stopped.result()
-                self._verdict = Outcome.FAILED if is_dead else Outcome.UNFINISHED
+                self._verdict = Outcome.ERRORED if is_dead else Outcome.UNFINISHED
         finally:
             dying.cancel()
             working.cancel()
@@ -218,12 +218,17 @@ class Replay:
     def _count_unsent(self, rest: Iterator[tuple[int, WorkloadRequest]]) -> None:
         """Of a workload that takes long to read, only the beginning of the rest."""
         deadline, now = time.monotonic() + _COUNTING_SECONDS, self.clock.now()
-        with suppress(ValueError):  # the rest of the trace is broken
+        why = ""
+        try:
             for index, request in rest:
                 self._collector.add(_record(index, request, now if self._load.concurrency else request.arrival))
                 if time.monotonic() > deadline:
-                    self._reason += "; the rest of the workload is too long to be counted as unfinished"
-                    return
+                    why = "it is too long"
+                    break
+        except (ValueError, TimeoutError) as error:  # also for a trace that is broken there
+            why = str(error)
+        if why:
+            self._reason += f"; the rest of the workload is not counted as unfinished: {why}"
 
 
 def _first(error: BaseException) -> BaseException:

@@ -43,7 +43,7 @@ class Served:
 
     def fail(self, error: str) -> None:
         """End it for a reason that the engine did not tell."""
-        self._record.outcome, self._record.error = Outcome.FAILED, error
+        self._record.outcome, self._record.error = Outcome.ERRORED, error
 
     def leave(self) -> None:
         """Nobody listens any more: what phase it is in ends now."""
@@ -55,7 +55,7 @@ class Served:
             record.outcome = Outcome.of_error(output.error_kind)
             record.error = output.error or "the engine gave no reason"
         elif reason in _CUT_SHORT:
-            record.outcome = Outcome.LATE if reason is FinishReason.TIMEOUT else Outcome.FAILED
+            record.outcome = Outcome.LATE if reason is FinishReason.TIMEOUT else Outcome.ERRORED
             record.error = f"the engine ended it: {reason}"
         else:
             record.outcome = Outcome.COMPLETED

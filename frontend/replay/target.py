@@ -73,7 +73,7 @@ def prepare(target: Target, request: WorkloadRequest, tokens: Tokens) -> Send:
 
     async def fail(record: RequestRecord, clock: Clock) -> None:
         del clock
-        record.outcome, record.error = Outcome.FAILED, message
+        record.outcome, record.error = Outcome.ERRORED, message
 
     return fail
 

@@ -20,7 +20,7 @@ class EngineShare:
         """Count a request."""
         self.requests += 1
         self.prompt_tokens += record.prompt_tokens
-        self.cached_tokens += record.cached_tokens
+        self.cached_tokens += record.cached_tokens or 0
         self.output_tokens += record.output_tokens
 
     def told(self) -> dict[str, int]:

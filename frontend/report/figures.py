@@ -64,9 +64,11 @@ REQUESTS = (
     Figure("requests", "num_prompts"),
     Figure("completed", "completed"),
     Figure("failed", "failed"),
+    Figure("with an error", "errored"),
     Figure("refused", "refused"),
     Figure("late", "late"),
     Figure("unfinished", "unfinished"),
+    Figure("short answers", "short_answers"),
     Figure("warm-up", "warm_up"),
     Figure("most at once", "max_concurrent_requests"),
     Figure("preemptions", "preemptions"),
@@ -124,6 +126,18 @@ def verdict(report: dict[str, Any]) -> str | None:
     if report.get("valid", True):
         return None
     return str(report.get("invalid_reason") or "the report does not say why")
+
+
+def shortfalls(report: dict[str, Any]) -> list[str]:
+    """What went wrong, where anything did: `8 failed (6 refused, 2 late)`, `1 short answers`, `3 preemptions`."""
+
+    def counted(*fields: str) -> list[str]:
+        return [f"{numbers.number(report[field])} {field.replace('_', ' ')}" for field in fields if report.get(field)]
+
+    failed = counted("failed")
+    if ways := counted("errored", "refused", "late", "unfinished"):
+        failed = [f"{' '.join(failed)} ({', '.join(ways)})"]
+    return [*failed, *counted("short_answers", "preemptions")]
 
 
 def goodput_terms(report: dict[str, Any]) -> list[str]:

@@ -53,10 +53,11 @@ class Run:
         self.outcomes: Counter[Outcome] = Counter()
         self.errors: Counter[tuple[str, str]] = Counter()
         self.preemptions = 0
+        self.short_answers = 0  # that completed with fewer tokens than they were to have
         self.met: Counter[str] = Counter()  # requests that meet each limit, and "all" of them
         self.prompt_tokens = 0  # these three of what completed
         self.output_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None  # if any of them was told of
         self.partial_tokens = 0  # of answers that did not
         self.engines: defaultdict[int, EngineShare] = defaultdict(EngineShare)
 
@@ -151,7 +152,8 @@ class Run:
         if record.outcome is Outcome.COMPLETED:
             self.prompt_tokens += record.prompt_tokens
             self.output_tokens += record.output_tokens
-            self.cached_tokens += record.cached_tokens
+            if record.cached_tokens is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + record.cached_tokens
         else:
             self.partial_tokens += record.output_tokens
         if record.first_token is None:
@@ -182,6 +184,7 @@ class Run:
             if value is not None:
                 self.latencies[name].add(value)
         self.gaps.extend(record.gaps)
+        self.short_answers += record.output_tokens < record.wanted_output_tokens
 
     def _note_error(self, outcome: Outcome, error: str) -> None:
         key = (outcome.value, error[:_ERROR_LENGTH])

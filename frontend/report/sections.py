@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.frontend.report import fleet, gantt, numbers, page_tables, timeline
 from quire.frontend.report.distributions import distribution
-from quire.frontend.report.figures import goodput_terms, latencies
+from quire.frontend.report.figures import goodput_terms, latencies, shortfalls
 from quire.frontend.report.markup import Markup, tag
 
 NOTHING = Markup("")
@@ -167,5 +167,4 @@ def _rate(report: dict[str, Any], field: str, unit: str) -> str:
 
 
 def _others(report: dict[str, Any]) -> str:
-    outcomes = [f"{report[name]} {name}" for name in ("failed", "refused", "late", "unfinished") if report.get(name)]
-    return ", ".join([f"of {numbers.number(report.get('num_prompts'))} requests", *outcomes])
+    return ", ".join([f"of {numbers.number(report.get('num_prompts'))} requests", *shortfalls(report)])

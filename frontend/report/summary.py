@@ -1,7 +1,8 @@
 """The figures of a run, under the names of `vllm bench serve --save-result`.
 
 TTFT, TPOT, ITL and the rest are of requests that completed; each is defined where `RequestRecord` and `spans` compute
-it. Names that end in `_ms` are milliseconds, all other times are seconds. A figure of nothing is None, never 0.
+it. `failed` counts all others, as vLLM does, and what follows it says how they ended. Names that end in `_ms` are
+milliseconds, all other times are seconds. A figure of nothing is None, never 0.
 """
 
 from __future__ import annotations
@@ -86,25 +87,39 @@ def _lag(run: Run) -> dict[str, float | None]:
 
 
 def _counts(run: Run) -> dict[str, Any]:
-    # A target that tells of no cached tokens at all may have had none, or may only be silent.
-    tells = run.cached_tokens > 0 or any(sample.cached_tokens is not None for sample in run.samples)
+    cached, prompts = (run.cached_tokens, run.prompt_tokens) if run.cached_tokens is not None else _counted(run.samples)
     return {
         "completed": run.outcomes[Outcome.COMPLETED],
-        "failed": run.outcomes[Outcome.FAILED],
+        "failed": run.requests - run.outcomes[Outcome.COMPLETED],
+        "errored": run.outcomes[Outcome.ERRORED],
         "refused": run.outcomes[Outcome.REFUSED],
         "late": run.outcomes[Outcome.LATE],
         "unfinished": run.outcomes[Outcome.UNFINISHED],
+        "short_answers": run.short_answers,
         "warm_up": run.warm_up,
         "warm_up_failed": run.warm_up_failed,
         "preemptions": run.preemptions,
         "total_input_tokens": run.prompt_tokens,
         "total_output_tokens": run.output_tokens,
         "partial_output_tokens": run.partial_tokens,
-        "cached_tokens": run.cached_tokens if tells else None,
-        "prefix_hit_rate": run.cached_tokens / run.prompt_tokens if tells and run.prompt_tokens else None,
+        "cached_tokens": cached,
+        "prefix_hit_rate": cached / prompts if cached is not None and prompts else None,
         **_lag(run),
         "replay_stolen_share": run.stolen,
     }
+
+
+def _counted(samples: list[Sample]) -> tuple[int | None, int]:
+    """Cached tokens and those of all prompts by the target's own counters, where its answers don't tell."""
+    told = [
+        (s.cached_tokens, s.prompt_tokens)
+        for s in samples
+        if s.cached_tokens is not None and s.prompt_tokens is not None
+    ]
+    if not told:
+        return None, 0
+    (cached_before, before), (cached_after, after) = told[0], told[-1]
+    return cached_after - cached_before, after - before
 
 
 def _fleet(run: Run) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.frontend.replay.stolen import explain
 from quire.frontend.report import numbers
-from quire.frontend.report.figures import STATISTICS, comparable, goodput_terms, latencies, verdict
+from quire.frontend.report.figures import STATISTICS, comparable, goodput_terms, latencies, shortfalls, verdict
 from quire.frontend.report.names import distinct
 
 if TYPE_CHECKING:
@@ -98,10 +98,8 @@ def _facts(report: dict[str, Any]) -> Table:
 
 
 def _requests(report: dict[str, Any]) -> str:
-    outcomes = ("failed", "refused", "late", "unfinished", "preemptions")
-    others = [f"{numbers.number(report[name])} {name}" for name in outcomes if report.get(name)]
     completed = f"{numbers.number(report['completed'])} of {numbers.number(report.get('num_prompts'))} completed"
-    return ", ".join([completed, *others, f"in {numbers.time(1000 * report['duration'])}"])
+    return ", ".join([completed, *shortfalls(report), f"in {numbers.time(1000 * report['duration'])}"])
 
 
 def _throughput(report: dict[str, Any]) -> str:

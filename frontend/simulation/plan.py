@@ -51,14 +51,28 @@ class Plan:
         """The calibrated engine, with what is changed about it."""
         return msgspec.structs.replace(self.calibration.engine, **self.shape_changes)
 
-    def simulate(self, num_engines: int, router: str) -> Simulated:
-        """One run. Raises SimulationError if it fails, and what the workload raises."""
+    def run(self, num_engines: int, router: str) -> Run:
+        """What collects a run."""
+        return self.collector(self._title(num_engines, router), self._config(num_engines, router))
+
+    def simulate(self, num_engines: int, router: str, run: Run | None = None) -> Simulated:
+        """One run; whatever ends it, `run` has what there was until then.
+
+        Raises SimulationError if it fails, and what the workload raises.
+        """
+        run = run or self.run(num_engines, router)
+        try:
+            return self._simulate(num_engines, router, run)
+        except BaseException as error:
+            run.end(run.seconds or 0.0, str(error) or type(error).__name__)
+            raise
+
+    def _simulate(self, num_engines: int, router: str, run: Run) -> Simulated:
         setup = SimulationSetup(
             self.shape, self.calibration.step, self.calibration.client, num_engines, router, self.seed,
             self.tells_lengths, concurrency=self.concurrency,
         )  # fmt: skip
-        run = self.collector(self._title(num_engines, router), self._config(num_engines, router))
-        time, end = 0.0, None
+        end = None
         with Progress(f"{num_engines} engines, {router}" if num_engines > 1 else "1 engine") as progress:
             for outputs in simulate(setup, self.requests()):
                 for output in outputs:
@@ -66,11 +80,11 @@ class Plan:
                         run.add(record_of(output))
                     elif isinstance(output, SimulationSample):
                         run.sample(sample_of(output))
-                        time = output.time
+                        run.end(output.time)  # so far
                     else:
                         run.end(output.seconds)
                         end = output
-                progress.show(time, run.requests)
+                progress.show(run.seconds or 0.0, run.requests)
         if end is None:
             raise SimulationError("the simulation ended before its requests; run it again with --debug")
         return Simulated(run, end)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.bench.flags import LengthFlags
-from quire.frontend.cli.bench.measure import afresh
 from quire.frontend.cli.flags import CommonFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import writable
-from quire.frontend.cli.target import TargetFlags, open_target
+from quire.frontend.cli.target import TargetFlags, afresh, open_target
 
 if TYPE_CHECKING:
     from quire.frontend.bench.latency import Latencies

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import Report, ReportFlags, report_on
+from quire.frontend.cli.target import afresh
 from quire.frontend.cli.workload import tell_skipped
 
 if TYPE_CHECKING:
     from quire.frontend.cli.bench.flags import Workload
     from quire.frontend.cli.target import OpenTarget
     from quire.frontend.replay.load import Load
-    from quire.frontend.replay.runs import Runs
     from quire.frontend.report.run import Run
     from quire.frontend.workload.request import WorkloadRequest
-
-
-async def afresh(runs: Runs, work: Callable[[], Awaitable[str | None]]) -> str | None:
-    """Do the work with an empty prefix cache: an earlier benchmark may have had the same prompts."""
-    if not await runs.target.reset_cache():
-        say("the server's prefix cache cannot be emptied; give another --seed each time, or it may know the prompts")
-    return await work()
 
 
 def measure(
@@ -49,4 +42,6 @@ def measure(
         if run.seconds is not None:
             if workload.trace is not None:
                 tell_skipped(workload.trace, run.config)
+                if run.interrupted is None and run.requests < num:
+                    say(f"the trace has {run.requests} requests, and {num} were to be sent")
             report_on(run, report, more)

@@ -147,7 +147,7 @@ def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload) -> Rates:
         return Run(f"{rate:.4g} requests/s", config, goodput=flags.limits())
 
     requests(flags.low)  # which refuses what does not fit
-    return Rates(requests, run)
+    return Rates(requests, flags.num_at, run)
 
 
 def _report_on(found: Sweep, opened: OpenTarget, flags: SweepFlags, workload: Workload) -> None:

@@ -73,6 +73,9 @@ def test_throughput_of_a_trace(address: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (load(output)["completed"], load(output)["total_input_tokens"]) == (5, 45)
     assert load(output)["config"]["skipped_rows"] == 1
+    assert "were to be sent" not in done.stderr
+    done = run("throughput", "--trace", trace, "--skip-bad", "--num-prompts", 20, "--address", address)
+    assert "the trace has 9 requests, and 20 were to be sent" in done.stderr
 
 
 def test_serve_at_a_rate_and_by_users(address: str, tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def run(rate: float, capacity: float) -> Run:
 
 def sweep_of(target: EngineTarget, capacity: float, search: RateSearch, told: list[str], runs: Runs) -> Sweep:
     assert runs.target is target
-    return Sweep(runs, search, Rates(requests, lambda rate: run(rate, capacity)), Load(warm_up=1), told.append)
+    return Sweep(
+        runs, search, Rates(requests, lambda _: NUM, lambda rate: run(rate, capacity)), Load(warm_up=1), told.append
+    )
 
 
 def test_latencies_are_those_of_the_batches_after_the_warm_up(target: EngineTarget) -> None:
@@ -68,7 +70,7 @@ def test_a_batch_that_does_not_complete_has_no_latency(target: EngineTarget) -> 
     made = [*Lengths(3000, 3).requests(2, None)]
     with pytest.raises(RuntimeError, match="3000"):
         asyncio.run(measure_latency(Runs(target), made, 2, 0, found))
-    assert "a request of the batch is failed" in str(found.interrupted)
+    assert "a request of the batch is errored" in str(found.interrupted)
     with pytest.raises(ValueError, match="no batch"):
         found.report()
 
@@ -137,8 +139,20 @@ def test_a_sweep_that_is_stopped_keeps_what_there_is(target: EngineTarget, tmp_p
     write_page(report, tmp_path / "sweep.html")
 
 
+def test_a_trace_that_is_too_short_for_a_rate_is_told(target: EngineTarget) -> None:
+    told: list[str] = []
+    rates = Rates(requests, lambda rate: 2 * NUM if rate > 100 else NUM, lambda rate: run(rate, capacity=1.0))
+    asyncio.run(Sweep(Runs(target), RateSearch(100.0, 200.0), rates, Load(), told.append).run())
+    assert not any("the trace has" in line for line in told)
+    rates = Rates(requests, lambda _: 2 * NUM, lambda rate: run(rate, capacity=1.0))
+    asyncio.run(Sweep(Runs(target), RateSearch(100.0, 200.0), rates, Load(), told.append).run())
+    assert f"the trace has {NUM} requests, and at 100 requests/s {2 * NUM} were to be sent" in "".join(told)
+
+
 def test_a_run_of_late_requests_is_not_met(target: EngineTarget) -> None:
-    late = Rates(lambda rate: arrive(LENGTHS.requests(3, 2048), [-1.0] * 3), lambda rate: run(rate, capacity=1e9))
+    late = Rates(
+        lambda rate: arrive(LENGTHS.requests(3, 2048), [-1.0] * 3), lambda _: 3, lambda rate: run(rate, capacity=1e9)
+    )
     sweep = Sweep(Runs(target), RateSearch(1000.0), late, Load(), lambda line: None)
     asyncio.run(sweep.run())
     assert [each.verdict for each in sweep.tries] == ["not valid"] * 2

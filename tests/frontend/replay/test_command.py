@@ -91,7 +91,7 @@ def test_a_warm_up_that_fails_is_told(trace: Path, tmp_path: Path) -> None:
     trace.write_text(f"{json.dumps(row)}\n{trace.read_text()}")
     done = run(trace, "--warmup", 2, "--num-pages", 64, "--output", output)
     assert done.returncode == 0, done.stderr
-    assert "1 requests of the warm-up did not complete, such as one failed: " in done.stderr
+    assert "1 requests of the warm-up did not complete, such as one errored: " in done.stderr
     assert (load(output)["warm_up"], load(output)["warm_up_failed"]) == (2, 1)
 
 
@@ -150,7 +150,7 @@ def test_an_engine_that_dies_ends_the_run_and_keeps_what_was_measured(long_trace
     assert process.returncode == 1
     assert re.search(r"quire: the run ended before its time: the engine at \S+ has gone", err)
     report = load(output)
-    assert (report["completed"], report["failed"], report["unfinished"]) == (1, 1, 1)
+    assert (report["completed"], report["errored"], report["unfinished"], report["failed"]) == (1, 1, 1, 2)
 
 
 def wait_until_running(llm: LLM) -> None:
@@ -196,6 +196,15 @@ def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> N
         (("TRACE", "--api-key", "x"), 2, "--base-url"),
         (("TRACE", "--goodput", "ttft:20", "speed:1"), 1, "speed:1"),
         (("TRACE", "--concurrency", 1, "--max-concurrency", 1), 2, "give one of them"),
+        (("TRACE", "--concurrency", 1, "--ramp-up-start-rps", 1), 2, "--ramp-up-start-rps draws arrivals"),
+        (("TRACE", "--save-detailed"), 2, "give --output FILE"),
+        (("--compare", "SAVED", "--speed", 2, "--warmup", 3), 2, "--speed, --warmup is of a replay; give a TRACE"),
+        (("--compare", "SAVED", "--goodput", "ttft:1"), 2, "--goodput is of what is measured"),
+        (
+            ("TRACE", "--base-url", "http://127.0.0.1:1", "--endpoint-type", "chat", "--prompt-as", "tokens"),
+            2,
+            "a chat",
+        ),
         (("TRACE", "--output", "no-such-folder/report.json"), 1, "--output"),
         (("TRACE", "--ramp-up-start-rps", 1), 2, "--ramp-up-end-rps"),
         (("--compare", "no-such-file.json"), 1, "no-such-file.json"),

@@ -222,7 +222,7 @@ def test_a_warm_up_that_takes_too_long_is_ended_and_told() -> None:
 def test_what_cannot_be_prepared_has_failed() -> None:
     async def main() -> None:
         kept = await replay(Stage(), [request(), request(params={"top_k": 1})])
-        assert kept.outcomes == [Outcome.COMPLETED, Outcome.FAILED]
+        assert kept.outcomes == [Outcome.COMPLETED, Outcome.ERRORED]
         assert kept.in_order[1].error == "no parameters here"
 
     asyncio.run(main())
@@ -239,7 +239,7 @@ def test_a_dead_target_fails_what_is_under_way_and_the_rest_is_unfinished(load: 
         await until(lambda: len(stage.under_way) == 2)
         stage.dead.set_result("it fell over")
         assert await running == kept.interrupted == "it fell over"
-        assert kept.outcomes == [Outcome.FAILED] * 2 + [Outcome.UNFINISHED] * 998
+        assert kept.outcomes == [Outcome.ERRORED] * 2 + [Outcome.UNFINISHED] * 998
         assert [record.index for record in kept.in_order] == [*range(1000)]
         assert [record.was_sent for record in kept.in_order] == [True] * 2 + [False] * 998
         assert kept.in_order[0].error == "it fell over"
@@ -281,6 +281,25 @@ def test_the_time_of_a_run_ends_with_its_measuring() -> None:
         await running
         assert kept.seconds is not None
         assert 0 < kept.in_order[0].ended <= kept.seconds < counted[0]
+
+    asyncio.run(main())
+
+
+def test_a_rest_that_cannot_be_counted_is_told() -> None:
+    def requests() -> Iterator[WorkloadRequest]:
+        yield request()
+        yield from (request(1e6) for _ in range(1000))  # more than are read ahead
+        raise ValueError("trace:1002: rubbish")
+
+    async def main() -> None:
+        stage, kept = Stage(turns=None), Kept()
+        run = Replay(stage, kept, lambda request: [1], Load())
+        running = asyncio.create_task(run.run(requests()))
+        await until(lambda: stage.under_way)
+        run.stop("enough")
+        await running
+        assert kept.interrupted == "enough; the rest of the workload is not counted as unfinished: trace:1002: rubbish"
+        assert kept.outcomes == [Outcome.UNFINISHED] * 1001
 
     asyncio.run(main())
 

@@ -22,7 +22,7 @@ def some_records(count: int = 150, seed: int = 7) -> list[RequestRecord]:
     random = np.random.default_rng(seed)
     records = [made_record(index, random) for index in range(count)]
     for record in records[::9]:
-        record.outcome, record.error = Outcome.FAILED, "connection reset"
+        record.outcome, record.error = Outcome.ERRORED, "connection reset"
     return records
 
 
@@ -75,15 +75,24 @@ def test_throughput_counts_what_completed_over_the_duration() -> None:
     done = completed(records)
     report = report_of(records)
     prompts, answers = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
-    assert (report["completed"], report["failed"], report["num_prompts"]) == (len(done), 17, 150)
+    assert (report["completed"], report["failed"], report["errored"], report["num_prompts"]) == (len(done), 17, 17, 150)
     assert (report["total_input_tokens"], report["total_output_tokens"]) == (prompts, answers)
     assert report["partial_output_tokens"] == sum(r.output_tokens for r in records) - answers
     assert report["request_throughput"] == len(done) / SECONDS
     assert report["output_throughput"] == answers / SECONDS
     assert report["total_token_throughput"] == (prompts + answers) / SECONDS
-    assert report["prefix_hit_rate"] == sum(r.cached_tokens for r in done) / prompts
+    assert report["prefix_hit_rate"] == sum(r.cached_tokens or 0 for r in done) / prompts
     assert report["preemptions"] == sum(r.num_preemptions for r in records)
-    assert report["error_counts"] == [{"outcome": "failed", "error": "connection reset", "count": 17}]
+    assert report["error_counts"] == [{"outcome": "errored", "error": "connection reset", "count": 17}]
+
+
+def test_answers_that_completed_with_too_few_tokens_are_counted() -> None:
+    records = some_records(20)
+    for record in records[:5]:  # the first has failed
+        record.wanted_output_tokens = record.output_tokens + 1
+    for record in records[5:]:
+        record.wanted_output_tokens = record.output_tokens
+    assert report_of(records)["short_answers"] == 4
 
 
 def test_the_best_second_and_the_most_at_once_are_those_of_a_count_by_hand() -> None:
@@ -166,14 +175,23 @@ def test_a_run_is_not_summed_up_before_its_end() -> None:
 def test_a_silent_target_has_no_hit_rate_rather_than_zero() -> None:
     records = some_records(10)
     for record in records:
-        record.cached_tokens = 0
+        record.cached_tokens = None
     assert report_of(records)["prefix_hit_rate"] is None
+    records[1].cached_tokens = 0
+    assert report_of(records)["prefix_hit_rate"] == 0.0
+
+
+def test_of_a_target_whose_answers_tell_no_cached_tokens_its_counters_do() -> None:
     run = Run("a run", {})
-    for record in records:
+    for record in some_records(10):
+        record.cached_tokens = None
         run.add(record)
-    run.sample(Sample(1.0, prompt_tokens=100, cached_tokens=0))
+    run.sample(Sample(0.0, prompt_tokens=100, cached_tokens=90))
+    run.sample(Sample(1.0, prompt_tokens=200, cached_tokens=100))
+    run.sample(Sample(2.0, prompt_tokens=300, cached_tokens=140))
     run.end(SECONDS)
-    assert summarize(run)["prefix_hit_rate"] == 0.0
+    report = summarize(run)
+    assert (report["cached_tokens"], report["prefix_hit_rate"]) == (50, 0.25)
 
 
 def test_what_is_drawn_stays_small_however_long_the_run() -> None:
@@ -196,10 +214,10 @@ def test_what_is_drawn_stays_small_however_long_the_run() -> None:
 def test_many_different_errors_are_counted_together() -> None:
     records = some_records(150)
     for record in records:
-        record.outcome, record.error = Outcome.FAILED, f"request {record.index} failed"
+        record.outcome, record.error = Outcome.ERRORED, f"request {record.index} failed"
     counts = report_of(records)["error_counts"]
     assert len(counts) == 101
-    assert counts[0] == {"outcome": "failed", "error": "other errors", "count": 50}
+    assert counts[0] == {"outcome": "errored", "error": "other errors", "count": 50}
 
 
 def test_details_are_those_of_every_request_in_the_order_of_the_workload() -> None:

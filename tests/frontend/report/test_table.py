@@ -36,7 +36,7 @@ def test_a_report_fits_a_narrow_terminal_and_cuts_no_number() -> None:
     times = " ".join(numbers.time(report[f"{key}_ttft_ms"]) for key in ("mean", "median", "p90", "p99", "p99.9", "max"))
     assert " ".join(row(lines, "TTFT")) == f"TTFT {times}"
     text = " ".join(" ".join(lines).split())
-    assert "192 of 200 completed, 2 failed, 2 refused, 2 late, 2 unfinished" in text
+    assert "192 of 200 completed, 8 failed (2 errored, 2 refused, 2 late, 2 unfinished)" in text
     assert "TTFT ≤ 300 ms: 91 %" in text
 
 

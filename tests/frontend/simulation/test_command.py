@@ -18,6 +18,7 @@ from simulations import BLOCK, chats
 from quire.frontend.cli import app
 from quire.frontend.cli.failures import exit_status
 from quire.frontend.simulation.plan import ROUTERS
+from quire.frontend.simulation.progress import Progress
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 PATIENCE = 60.0  # seconds
@@ -98,6 +99,31 @@ def test_bad_rows_that_are_skipped_are_told(files: list[str], tmp_path: Path) ->
     assert json.loads(output.read_text())["config"]["skipped_rows"] == 1
 
 
+def test_what_came_before_a_bad_row_is_saved(files: list[str], tmp_path: Path) -> None:
+    output, trace = tmp_path / "o.json", Path(files[1])
+    trace.write_text(f"{trace.read_text()}{{rubbish\n")
+    done = run(*files, "--output", str(output))
+    assert done.returncode == 1
+    assert f"{trace}:61" in done.stderr
+    report = json.loads(output.read_text())
+    assert (report["completed"], report["valid"]) == (60, False)
+    assert f"{trace}:61" in report["invalid_reason"]
+
+
+def test_ctrl_c_saves_what_there_is(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Progress, seconds: float, requests: int) -> None:
+        if requests >= 20:
+            raise KeyboardInterrupt
+
+    output = tmp_path / "o.json"
+    monkeypatch.setattr(Progress, "show", interrupt)
+    assert app.app(["simulate", *files, "--output", str(output)], standalone_mode=False) == 130
+    report = json.loads(output.read_text())
+    assert (report["completed"] >= 20, report["valid"]) == (True, False)
+    assert report["duration"] > 0
+    assert "KeyboardInterrupt" in report["invalid_reason"]
+
+
 def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
     done = run(*files, "--find", "engines", "--goodput", "ttft:1500", "--attainment", "0.9")
     assert done.returncode == 0, done.stderr
@@ -121,6 +147,9 @@ def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
         (["--find", "engines", "--goodput", "ttft:1", "--engines", "2"], "leave out --engines"),
         (["--attainment", "0.9"], "--attainment is of a search for engines; give --find engines"),
         (["--max-engines", "9"], "--max-engines is of a search for engines; give --find engines"),
+        (["--concurrency", "4", "--rate", "2"], "--rate draws arrivals, and with --concurrency"),
+        (["--rate", "inf", "--burstiness", "2"], "--burstiness 2 is of the gaps between requests"),
+        (["--save-detailed"], "--save-detailed is of the JSON; give --output"),
         (["--vocab-size", "9"], "a simulation sends none; leave it out"),
         (["--calibration", "none.json"], "none.json cannot be read"),
         (["--trace", "none.jsonl"], "none.jsonl"),

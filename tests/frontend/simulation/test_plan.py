@@ -95,7 +95,7 @@ def test_refused_and_failed_requests_are_told_apart() -> None:
     requests.append(WorkloadRequest(30.0, 6400, 5, tuple(range(100)), BLOCK))
     simulated = plan(lambda: requests, max_waiting_requests=3, max_num_seqs=2).simulate(1, "round-robin")
     report = summarize(simulated.run)
-    assert (report["completed"], report["refused"], report["failed"]) == (3, 9, 1)
+    assert (report["completed"], report["refused"], report["errored"], report["failed"]) == (3, 9, 1, 10)
     assert report["simulated"]
     assert report["duration"] == simulated.end.seconds
 
