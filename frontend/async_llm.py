@@ -37,7 +37,7 @@ from quire.protocol.messages import EngineSnapshot, Ready, StepTrace
 OutputKind = Literal["cumulative", "delta"]
 
 _WATCH_SECONDS = 0.25
-LONG_TEXT = 20_000  # characters, whose tokens take a while: not on the event loop
+LONG_TEXT = 20_000  # characters or token ids, that take a while to be read: not on the event loop
 _LONGEST_STEP = 30.0  # seconds; a step that has so many prompt tokens that it takes longer is not worth its budget
 
 
@@ -94,7 +94,7 @@ class AsyncLLM(AnswerReader):
             return made, params
 
         service = Service(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
-        return self._stream(make, _is_long(prompt), sampling_params, request_id, output_kind, service)
+        return self._stream(make, _are_long([prompt]), sampling_params, request_id, output_kind, service)
 
     async def embed(
         self,
@@ -122,7 +122,7 @@ class AsyncLLM(AnswerReader):
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        made = await asyncio.to_thread(make) if _is_long(prompt) else make()
+        made = await asyncio.to_thread(make) if _are_long([prompt]) else make()
         service = Service(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
         request = self._engine.embedding(self._name(request_id), made, params, service, arrived)
         stream = self._streams.open(request)
@@ -201,7 +201,7 @@ class AsyncLLM(AnswerReader):
             add_special_tokens=add_special_tokens,
         )
         service = Service(priority, cache_salt, timeout, trace or TraceContext("chat"))
-        return self._stream(make, _are_long(messages), sampling_params, request_id, output_kind, service, use)
+        return self._stream(make, _is_long_chat(messages), sampling_params, request_id, output_kind, service, use)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
@@ -285,7 +285,28 @@ class AsyncLLM(AnswerReader):
             chat_template_kwargs=chat_template_kwargs,
             add_special_tokens=add_special_tokens,
         )
-        return await asyncio.to_thread(make) if _are_long(messages) else make()
+        return await asyncio.to_thread(make) if _is_long_chat(messages) else make()
+
+    async def prompts(
+        self,
+        prompts: Sequence[PromptType],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[Prompt]:
+        """What `generate` and `embed` would send for these prompts; they take it as it is. Raises `ValueError`.
+
+        Prompts that are short alone may be long together: then they become tokens on another thread, while streams
+        go on.
+        """
+        make_one = functools.partial(
+            self._engine.prompt, truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
+        )
+
+        def make() -> list[Prompt]:
+            return [make_one(prompt) for prompt in prompts]
+
+        return await asyncio.to_thread(make) if _are_long(prompts) else make()
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead, or has neither stepped nor been idle for half a minute."""
@@ -391,10 +412,10 @@ class AsyncLLM(AnswerReader):
             self._streams.close(stream)
 
 
-def _is_long(prompt: PromptType) -> bool:
-    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-    return isinstance(text, str) and len(text) > LONG_TEXT
+def _are_long(prompts: Sequence[PromptType]) -> bool:
+    parts = (part for prompt in prompts for part in (prompt.values() if isinstance(prompt, Mapping) else [prompt]))
+    return sum(len(part) for part in parts if isinstance(part, (str, list))) > LONG_TEXT
 
 
-def _are_long(messages: Sequence[Message]) -> bool:
+def _is_long_chat(messages: Sequence[Message]) -> bool:
     return sum(len(str(message)) for message in messages) > LONG_TEXT

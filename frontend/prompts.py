@@ -24,8 +24,6 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt
-
 Message = Mapping[str, Any]  # of a conversation: "role", "content", and what else the chat template reads
 
 
@@ -37,9 +35,12 @@ class Prompt:
     text: str | None = None
 
 
+PromptType = str | list[int] | TextPrompt | TokensPrompt | Prompt
+
+
 def split_batch(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
-    """`prompts` as a list of single prompts: a string, a mapping and a list of ints are one prompt each."""
-    if isinstance(prompts, (str, Mapping)):
+    """`prompts` as a list of single prompts: a string, a mapping, a list of ints and a `Prompt` are one each."""
+    if isinstance(prompts, (str, Mapping, Prompt)):
         return [cast("PromptType", prompts)]
     if hasattr(prompts, "tolist"):  # a numpy array or a tensor: one prompt, or a batch when it has two axes
         prompts = cast("Sequence[PromptType]", prompts.tolist())
@@ -55,8 +56,10 @@ def make_prompt(
 ) -> Prompt:
     """Tokenise and check one prompt. Raises `RequestError` when it is empty or not made of token ids of the model.
 
-    `add_special_tokens`: whether a text gets those that the tokenizer puts around it.
+    `add_special_tokens`: whether a text gets those that the tokenizer puts around it. A `Prompt` is ready.
     """
+    if isinstance(prompt, Prompt):
+        return prompt
     text, token_ids = _text_or_ids(prompt)
     if text is not None:
         if tokenizer is None:

@@ -127,7 +127,7 @@ class CompletionTask:
     async def run(self) -> Completion:
         """The whole answer."""
         async with self._blamed():
-            outputs = await all_of(self._streams("cumulative"))
+            outputs = await all_of(await self._streams("cumulative"))
         choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
         usage = usage_of(outputs)
         if self._leaves_out_answer:
@@ -144,7 +144,7 @@ class CompletionTask:
         seen: set[int] = set()
         ended: defaultdict[int, set[int]] = defaultdict(set)
         async with self._blamed():
-            async for number, output in merged(self._streams("delta")):
+            async for number, output in merged(await self._streams("delta")):
                 tally.add(number, output)
                 if not seen:
                     check_deadline(output)
@@ -169,21 +169,23 @@ class CompletionTask:
     def _leaves_out_answer(self) -> bool:
         return bool(self._body.echo) and self._body.max_tokens == 0
 
-    def _streams(self, kind: Any) -> list[Outputs]:
+    async def _streams(self, kind: Any) -> list[Outputs]:
         body, llm = self._body, self._service.llm
+        special = body.add_special_tokens is not False
+        prompts = await self._service.prepared(self._prompts, body.truncate_prompt_tokens, special)
         return [
             llm.generate(
                 prompt,
                 self._params,
                 output_kind=kind,
                 truncate_prompt_tokens=body.truncate_prompt_tokens,
-                add_special_tokens=body.add_special_tokens is not False,
+                add_special_tokens=special,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 timeout=self._timeout,
                 trace=TraceContext("text_completion", self._headers, self._id),
             )
-            for prompt in self._prompts
+            for prompt in prompts
         ]
 
     def _choices(self, number: int, output: RequestOutput) -> list[Choice]:

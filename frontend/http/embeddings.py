@@ -100,6 +100,8 @@ class Embeddings:
             dimensions=body.dimensions,
             normalize=body.normalize is not False,
         )
+        special = body.add_special_tokens is not False
+        ready = await self._service.prepared(prompts, body.truncate_prompt_tokens, special)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -108,14 +110,14 @@ class Embeddings:
                             prompt,
                             params,
                             truncate_prompt_tokens=body.truncate_prompt_tokens,
-                            add_special_tokens=body.add_special_tokens is not False,
+                            add_special_tokens=special,
                             priority=body.priority or 0,
                             cache_salt=body.cache_salt or "",
                             timeout=self._service.timeout(request),
                             trace=TraceContext("embeddings", request.headers),
                         )
                     )
-                    for prompt in prompts
+                    for prompt in ready
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None

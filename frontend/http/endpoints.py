@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.async_llm import LONG_TEXT
 from quire.frontend.chat.tools import check_tools
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.bodies import Body, decode, read_body
@@ -16,6 +19,8 @@ from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.json_response import json_response
 from quire.frontend.http.service import Service
 from quire.frontend.version import installed_version
+
+T = TypeVar("T")
 
 
 class Health(msgspec.Struct):
@@ -88,6 +93,11 @@ class DetokenizeBody(Body, kw_only=True):
     tokens: list[int]
 
 
+async def _read(tokens: Sequence[int], read: Callable[[], T]) -> T:
+    """What `read` makes of tokens; of many on another thread, while streams go on."""
+    return await asyncio.to_thread(read) if len(tokens) > LONG_TEXT else read()
+
+
 class Endpoints:
     """What the small endpoints answer."""
 
@@ -152,7 +162,8 @@ class Endpoints:
             tokens = prompt.token_ids
         answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=tokens)
         if body.return_token_strs:
-            answer.token_strs = [service.require_tokenizer().token_text(token) for token in tokens]
+            text_of = service.require_tokenizer().token_text
+            answer.token_strs = await _read(tokens, lambda: list(map(text_of, tokens)))
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
@@ -160,10 +171,13 @@ class Endpoints:
         service = self._service
         body = decode(await read_body(request, service.args), DetokenizeBody)
         service.check_model(body.model)
-        if wrong := [token for token in body.tokens if not 0 <= token < service.llm.vocab_size]:
-            raise bad_request(f"tokens holds {wrong[0]}, and ids go from 0 to {service.llm.vocab_size - 1}", "tokens")
-        text = service.require_tokenizer().decode(body.tokens, skip_special_tokens=False)
-        return json_response(Detokenized(text))
+        return json_response(Detokenized(await _read(body.tokens, lambda: self._text(body.tokens))))
+
+    def _text(self, tokens: list[int]) -> str:
+        vocab_size = self._service.llm.vocab_size
+        if (wrong := next((token for token in tokens if not 0 <= token < vocab_size), None)) is not None:
+            raise bad_request(f"tokens holds {wrong}, and ids go from 0 to {vocab_size - 1}", "tokens")
+        return self._service.require_tokenizer().decode(tokens, skip_special_tokens=False)
 
     def _model(self, name: str) -> ModelCard:
         service = self._service

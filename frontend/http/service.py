@@ -22,6 +22,7 @@ from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.sse import DONE, EventStream, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.prompts import PromptType
 from quire.frontend.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
 
@@ -111,6 +112,14 @@ class Service:
                 "use the model's, or start the server with --trust-request-chat-template",
                 "chat_template",
             )
+
+    async def prepared(
+        self, prompts: Sequence[str | list[int]], last: int | None, add_special_tokens: bool
+    ) -> Sequence[PromptType]:
+        """The prompts of a body for `generate` and `embed`, which make ready what is a body's only one themselves."""
+        if len(prompts) == 1:
+            return prompts
+        return await self.llm.prompts(prompts, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens)
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of a text; those of a long one are made on another thread, while streams go on."""
