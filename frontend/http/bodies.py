@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
@@ -32,6 +32,7 @@ T = TypeVar("T", bound=Body)
 S = TypeVar("S", bound=msgspec.Struct)
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")  # of a path: into a field, or to an item of a list
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 
@@ -101,9 +102,9 @@ def _decoded(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         _check_json(body)
-        if not _is_unknown_field(error):
+        if _unknown_field(error) is None:
             raise
-    return msgspec.convert(_without_refused(msgspec.json.decode(body), kind), kind, str_keys=True)
+    return _converted(without_refused(msgspec.json.decode(body), kind.__struct_fields__, kind.refused), kind)
 
 
 def _check_json(body: bytes) -> None:
@@ -112,15 +113,19 @@ def _check_json(body: bytes) -> None:
         msgspec.json.decode(body)
 
 
-def _without_refused(fields: dict[str, Any], kind: type[Body]) -> dict[str, Any]:
-    """Without the fields that ask for nothing: such ones of `refused`, and unknown ones that are null."""
-    known = {*kind.__struct_fields__, *kind.refused}
-    fields = {name: value for name, value in fields.items() if value is not None or name in known}
-    for name in kind.refused.keys() & fields.keys():
-        harmless, why = kind.refused[name]
-        value = fields.pop(name)
-        if value is not None and not any(_same(value, each) for each in harmless):
-            raise bad_request(f"{name} is not supported: {why}", name, "unsupported_parameter")
+def without_refused(
+    given: Mapping[str, Any], known: Collection[str], refused: Refusals, where: str = ""
+) -> dict[str, Any]:
+    """Without the fields that ask for nothing: such ones of `refused`, and ones not among the `known` that are null.
+
+    `where` is the part of the body that this is. Raises `ApiError` 400 for one of `refused` that asks for something.
+    """
+    fields = {name: value for name, value in given.items() if value is not None or name in known}
+    for name in refused.keys() & fields.keys():
+        harmless, why = refused[name]
+        value, place = fields.pop(name), f"{where}.{name}".removeprefix(".")
+        if not any(_same(value, each) for each in harmless):
+            raise bad_request(f"{place} is not supported: {why}", place, "unsupported_parameter")
     return fields
 
 
@@ -129,12 +134,43 @@ def _same(given: object, known: object) -> bool:
     return type(given) is type(known) and given == known
 
 
-def convert(value: Any, kind: type[S], where: str) -> S:
+def convert(value: Any, kind: type[S], where: str, refused: Refusals | None = None) -> S:
     """A part of a body, which stands at `where` in it, as a struct. Raises `ApiError` 400 that names the field."""
     try:
-        return msgspec.convert(value, kind)
+        if refused and isinstance(value, Mapping):
+            value = without_refused(value, kind.__struct_fields__, refused, where)
+        return _converted(value, kind)
     except msgspec.ValidationError as error:
         raise explain(error, where) from None
+
+
+def _converted(value: Any, kind: type[S]) -> S:
+    """`value` as a struct, less what is null within it where a field is not known. Raises `ValidationError`."""
+    while True:
+        try:
+            return msgspec.convert(value, kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            if not _drops_nulls(value, error):
+                raise
+
+
+def _drops_nulls(value: Any, error: msgspec.ValidationError) -> bool:
+    """Take what is null out of the object in which a field is not known; whether this field was.
+
+    All at once, so that the number of such fields does not count. An object that may hold anything, as a JSON schema
+    does, knows all fields and keeps its own.
+    """
+    name, match = _unknown_field(error), _AT.fullmatch(str(error))
+    if name is None or match is None:
+        return False
+    part = value
+    for key, index in _STEP.findall(match["path"] or ""):
+        part = part[int(index) if index else key]
+    if part[name] is not None:
+        return False
+    for each in [each for each, content in part.items() if content is None]:
+        del part[each]
+    return True
 
 
 def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:
@@ -155,6 +191,8 @@ def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:
     return bad_request(f"{path}: {what[:1].lower()}{what[1:]}", path, "invalid_value")
 
 
-def _is_unknown_field(error: msgspec.ValidationError) -> bool:
-    """Whether it is about an unknown field at the top of the body."""
-    return _UNKNOWN.fullmatch(str(error)) is not None
+def _unknown_field(error: msgspec.ValidationError) -> str | None:
+    """The name of the unknown field that it is about, None for another mistake."""
+    match = _AT.fullmatch(str(error))
+    unknown = None if match is None else _UNKNOWN.fullmatch(match["what"])
+    return None if unknown is None else unknown["name"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from quire.frontend.chat.refusal import refused_grammar, tool_at_fault
 from quire.frontend.chat.tools import ToolUse
@@ -18,6 +19,7 @@ from quire.protocol.messages import StructuredOutputs
 
 STRUCTURED_OUTPUTS = "structured_outputs"
 RESPONSE_FORMAT = "response_format"
+_ONLY_FALSE = Meta(extra_json_schema={"const": False})
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -60,11 +62,20 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
+    disable_additional_properties: Annotated[bool, _ONLY_FALSE] | None = None
 
     @property
     def plain(self) -> StructuredOutputs:
         """The same, checked. Raises `ApiError` 400."""
-        return _checked(msgspec.structs.asdict(self), STRUCTURED_OUTPUTS)
+        fields = msgspec.structs.asdict(self)
+        if fields.pop("disable_additional_properties"):
+            raise bad_request(
+                "structured_outputs.disable_additional_properties is not supported: "
+                'say "additionalProperties": false in the schema',
+                "structured_outputs.disable_additional_properties",
+                "unsupported_parameter",
+            )
+        return _checked(fields, STRUCTURED_OUTPUTS)
 
 
 def wanted_format(given: ResponseFormat | None) -> StructuredOutputs | None:

@@ -33,6 +33,8 @@ class Schemas:
         for schema in self.components.values():
             if "description" in schema:
                 schema["description"] = inspect.cleandoc(schema["description"])
+            if schema.get("additionalProperties") is False:
+                schema["additionalProperties"] = {"type": "null"}  # which is as good as left out
 
     def of(self, kind: Any) -> Schema:
         """The schema of one of the types, most often a reference."""
@@ -44,7 +46,6 @@ class Schemas:
         Whole numbers in the lists of a body are token ids.
         """
         component = self.components[self._of[kind]["$ref"].removeprefix(_REFERENCE)]
-        component["additionalProperties"] = {"type": "null"}  # which is as good as left out
         properties = component["properties"]
         for name, schema in properties.items():
             if name in DESCRIPTIONS:

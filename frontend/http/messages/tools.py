@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.frontend.chat.tools import ToolUse, check_tools
-from quire.frontend.http.bodies import convert
+from quire.frontend.http.bodies import Refusals, convert
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.messages.body import WORDS
 from quire.frontend.http.wording import worded
@@ -22,6 +22,13 @@ class _Tool(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None  # arguments are always streamed as they are written
+
+
+_REFUSED: Refusals = {
+    "allowed_callers": ((["direct"],), "no code is run here"),
+    "defer_loading": ((False,), "the model is shown all tools"),
+    "input_examples": (([],), "say it in the description"),
+}
 
 
 class _Choice(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +56,7 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             "input_schema",
             f"{where}.type",
         )
-    given = convert(tool, _Tool, where)
+    given = convert(tool, _Tool, where, _REFUSED)
     function = {"name": given.name, "description": given.description, "parameters": given.input_schema}
     return {"type": "function", "function": {**function, "strict": bool(given.strict)}}
 

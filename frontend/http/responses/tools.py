@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.frontend.chat.tools import ToolUse, check_tools
+from quire.frontend.http.bodies import Refusals, without_refused
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.fields import NOT_HERE
 from quire.frontend.http.responses.body import WORDS
 from quire.frontend.http.wording import worded
 
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+_REFUSED: Refusals = {
+    "allowed_callers": ((["direct"],), "no code is run here"),
+    "async": ((False,), NOT_HERE),
+    "defer_loading": ((False,), "the model is shown all tools"),
+    "output_schema": ((), "say it in the description"),
+}
 
 
 def tool_use(
@@ -28,6 +36,7 @@ def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where} is of type {tool.get('type')!r}; this server has no tools of its own, so give type 'function'",
             f"{where}.type",
         )
+    tool = without_refused(tool, FUNCTION_KEYS, _REFUSED, where)
     if unknown := sorted(set(tool) - {"type", *FUNCTION_KEYS}):
         raise bad_request(
             f"{where} has {unknown[0]!r}, which is not supported; known are type, {', '.join(FUNCTION_KEYS)}", where

@@ -364,6 +364,80 @@ def test_null_is_as_good_as_left_out(server: Server) -> None:
     assert reply.status == 200, reply.body
 
 
+FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+ANTHROPIC_TOOL = {"name": "f", "input_schema": {"type": "object"}}
+NONE = {"tool_choice": {"type": "none"}}  # the demo model calls no tools by itself
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {**GOOD, "stream": True, "stream_options": {"mystery": None}}),
+        (COMPLETIONS, {**GOOD, "structured_outputs": {"regex": "a", "structural_tag": None, "mystery": None}}),
+        (COMPLETIONS, {**GOOD, "structured_outputs": {"regex": "a", "disable_additional_properties": False}}),
+        (COMPLETIONS, {**GOOD, "response_format": {"type": "text", "json_schema": None}}),
+        (CHAT, {"messages": [USER], "max_tokens": 1, "tools": [{**TOOL, "mystery": None}], "tool_choice": "none"}),
+        ("/v1/messages", {"thinking": {"type": "disabled", "mystery": None}}),
+        ("/v1/messages", {"output_config": {"effort": "low", "format": None, "task_budget": None}}),
+        ("/v1/messages", {"tools": [{**ANTHROPIC_TOOL, "mystery": None, "defer_loading": None}], **NONE}),
+        ("/v1/messages", {"tools": [{**ANTHROPIC_TOOL, "defer_loading": False, "input_examples": []}], **NONE}),
+        ("/v1/messages", {"tools": [{**ANTHROPIC_TOOL, "allowed_callers": ["direct"]}], **NONE}),
+        ("/v1/messages", {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "none", "mystery": None}}),
+        ("/v1/responses", {"text": {"format": {"type": "text", "mystery": None}, "mystery": None}}),
+        ("/v1/responses", {"tools": [{**FLAT, "output_schema": None, "mystery": None}], "tool_choice": "none"}),
+        ("/v1/responses", {"tools": [{**FLAT, "allowed_callers": ["direct"], "async": False}], "tool_choice": "none"}),
+    ],
+    ids=short,
+)
+def test_what_asks_for_nothing_is_as_good_as_left_out_of_a_field(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    own = {"/v1/messages": {"messages": [USER], "max_tokens": 1}, "/v1/responses": {"input": "x"}}
+    reply = server.request(path, {**own.get(path, {}), **body})
+    assert reply.status == 200, reply.body
+
+
+def test_the_nulls_of_a_schema_stay(server: Server) -> None:
+    for schema in ({"const": None}, {"enum": [None]}, {"anyOf": [{"const": None, "default": None}]}):
+        asked = {"json": schema, "regex": None, "mystery": None}
+        body = {"prompt": "x", "max_tokens": 20, "structured_outputs": asked}
+        assert server.request(COMPLETIONS, body).json()["choices"][0]["text"].strip() == "null"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            COMPLETIONS,
+            {"structured_outputs": {"regex": "a", "mystery": 0, "other": None}},
+            "structured_outputs.mystery",
+        ),
+        (
+            COMPLETIONS,
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": None, "mystery": None}}},
+            "response_format.json_schema.name",
+        ),
+        ("/v1/responses", {"tools": [{**FLAT, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ("/v1/responses", {"tools": [FLAT, {**FLAT, "mystery": 1}]}, "tools[1]"),
+    ],
+    ids=short,
+)
+def test_what_asks_for_something_is_not(server: Server, path: str, body: dict[str, Any], param: str) -> None:
+    own = {COMPLETIONS: GOOD, CHAT: {"messages": [USER]}, "/v1/responses": {"input": "x"}}
+    check(server.request(path, {**own[path], **body}), 400, param)
+
+
+def test_many_nulls_are_dropped_at_once(server: Server) -> None:
+    nothing = {f"x{number}": None for number in range(100_000)}
+    asked = {"regex": "a", **nothing}
+    assert server.request(COMPLETIONS, {**GOOD, **nothing, "structured_outputs": asked}).status == 200
+
+
 def test_what_is_not_supported_may_be_given_where_it_asks_for_nothing(server: Server) -> None:
     nothing = {"echo": False, "media_io_kwargs": {}, "prompt_cache_options": {}, "truncation_side": "left"}
     assert server.request(CHAT, {"messages": [USER], "max_tokens": 1, **nothing}).status == 200

@@ -148,6 +148,7 @@ def test_cached_tokens_are_counted_apart(anthropic: Anthropic) -> None:
         ({"messages": [*TALE, {"role": "assistant", "content": ""}]}, "no text to continue"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, r"tools\[0\].input_schema"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}]}, "defer_loading is not"),
         ({"tool_choice": {"type": "any"}}, "'any', but there are no tools"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "set it to 'any', to 'tool' or to 'none'"),
