@@ -15,6 +15,7 @@ from quire.frontend.chat.tools import check_tools
 from quire.frontend.http.bodies import NOT_EMPTY, Refusals, decode, read_body
 from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
 from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
+from quire.frontend.http.effort import EFFORT, effort_variables
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.fields import REFUSED, GenerationFields, StreamOptions, check_top_logprobs, sampling_params
 from quire.frontend.http.ids import new_id
@@ -45,7 +46,7 @@ class ChatBody(GenerationFields, kw_only=True):
     tool_choice: Annotated[str, CHOICE] | Annotated[dict[str, Any], NAMED_TOOL] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Annotated[str, EFFORT] | None = None
     include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -163,9 +164,8 @@ class Chat:
     def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
         service = self._service
         service.check_template(body.chat_template)
-        kwargs = dict(body.chat_template_kwargs or {})
-        if body.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        effort = effort_variables(body.reasoning_effort, "reasoning_effort")
+        kwargs = {**effort, **(body.chat_template_kwargs or {})}
         if body.documents is not None:
             kwargs.setdefault("documents", body.documents)
         continues = bool(body.continue_final_message)

@@ -68,7 +68,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "include": "What an answer tells besides: the log probabilities of its text.",
     "reasoning": "How hard to think, which is handed to the chat template. Thoughts are told whole.",
     "thinking": "Whether to think first, where the model has a choice. Left out: as the model does by itself.",
-    "reasoning_effort": "Handed to the chat template.",
+    "reasoning_effort": "How hard to think. Handed to the chat template; none also sets its enable_thinking to false.",
     # How the prompt is made
     "chat_template": "A Jinja template instead of the model's; refused unless the server trusts its clients.",
     "chat_template_kwargs": "Variables for the chat template.",

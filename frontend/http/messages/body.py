@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.bodies import NOT_EMPTY, Body, Refusals
+from quire.frontend.http.effort import EFFORT
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.fields import NOT_HERE
 from quire.protocol.messages import StructuredOutputs
@@ -38,11 +39,14 @@ MESSAGES_REFUSED: Refusals = {
 }
 
 
+_BUDGET = Meta(description="Must be given with type enabled, and used for nothing: max_tokens bounds thoughts.")
+
+
 class Thinking(msgspec.Struct, forbid_unknown_fields=True):
     """Whether the model thinks first, where its chat template has a choice. What bounds it is max_tokens."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, _BUDGET] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
     def check(self, max_tokens: int) -> None:
@@ -66,7 +70,7 @@ class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     """`effort` goes to the chat template, `format` constrains the answer."""
 
-    effort: str | None = None
+    effort: Annotated[str, EFFORT] | None = None
     format: OutputFormat | None = None
 
     @property

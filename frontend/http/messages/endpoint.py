@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire.frontend.http.bodies import decode, read_body
 from quire.frontend.http.conversation import Conversation, Turn
+from quire.frontend.http.effort import effort_variables
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.ids import new_id
 from quire.frontend.http.json_response import json_response
@@ -99,11 +100,10 @@ class Messages:
 
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
     """The options of the chat template; a last message of the assistant's is continued."""
-    kwargs: dict[str, Any] = {}
+    effort = None if body.output_config is None else body.output_config.effort
+    kwargs = effort_variables(effort, "output_config.effort")
     if body.thinking is not None:
         kwargs["enable_thinking"] = body.thinking.type != "disabled"
-    if body.output_config is not None and body.output_config.effort is not None:
-        kwargs["reasoning_effort"] = body.output_config.effort
     continues = last["role"] == "assistant"
     if continues and "tool_calls" in last:
         raise bad_request(

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.bodies import Refusals
+from quire.frontend.http.effort import EFFORT
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.fields import NOT_HERE, REFUSED, GenerationFields, check_top_logprobs
 from quire.protocol.messages import StructuredOutputs
@@ -90,7 +91,7 @@ class TextField(msgspec.Struct, forbid_unknown_fields=True):
 class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
     """`effort` goes to the chat template. Of thoughts there is no summary: they are told whole, whatever it says."""
 
-    effort: str | None = None
+    effort: Annotated[str, EFFORT] | None = None
     summary: str | None = None
     generate_summary: str | None = None
 

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from quire.frontend.http.bodies import decode, read_body
 from quire.frontend.http.conversation import Turn
+from quire.frontend.http.effort import effort_variables
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.fields import sampling_params
 from quire.frontend.http.ids import new_id
@@ -54,9 +55,8 @@ class Responses:
 
     def _turn(self, body: ResponsesBody, request: Request, answer_id: str) -> Turn:
         service = self._service
-        kwargs = dict(body.chat_template_kwargs or {})
-        if body.reasoning is not None and body.reasoning.effort is not None:
-            kwargs.setdefault("reasoning_effort", body.reasoning.effort)
+        effort = effort_variables(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
+        kwargs = {**effort, **(body.chat_template_kwargs or {})}
         return Turn(
             messages=messages_of(body.input, body.instructions),
             params=sampling_params(body, service.defaults, body.max_output_tokens, body.num_logprobs),

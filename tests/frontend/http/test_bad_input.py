@@ -145,6 +145,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"request_id": "a\n"}, "request_id"),
     ({"request_id": "x" * 129}, "request_id"),
     ({"functions": []}, "functions"),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"prompt": "x"}, "prompt"),
 ]
 
@@ -166,6 +167,7 @@ OTHERS: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
     ("/v1/embeddings", {"input": "x", "messages": [USER]}, "messages"),
     ("/v1/embeddings", {"input": "x", "request_id": "a"}, "request_id"),
+    ("/v1/responses", {"input": "x", "reasoning": {"effort": "extreme"}}, "reasoning.effort"),
     ("/v1/responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
     ("/v1/responses", {"input": "x", "max_output_tokens": 99_999}, "max_output_tokens"),
     ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),

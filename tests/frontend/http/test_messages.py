@@ -157,6 +157,7 @@ def test_cached_tokens_are_counted_apart(anthropic: Anthropic) -> None:
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},
             "output_config.format.schema can't be used",
         ),
+        ({"output_config": {"effort": "extreme"}}, "can be none, minimal, low, medium, high, xhigh, max"),
         ({"stop_sequences": [""]}, "stop_sequences="),
         ({"temperature": -1}, "temperature"),
         ({"container": "c"}, "container"),

@@ -98,6 +98,34 @@ def test_a_client_says_whether_to_think(anthropic: Anthropic, thinking: Any, kin
     assert back.usage.output_tokens == 12
 
 
+def test_no_effort_is_no_thought(server: Server) -> None:
+    """The template knows no efforts, but whether to think."""
+
+    def count(path: str, **fields: Any) -> int:
+        body = {"messages": TALE, "max_tokens": 1} if "chat" in path else {"input": TALE, "max_output_tokens": 1}
+        usage = server.request(path, {**body, **fields}).json()["usage"]
+        return int(usage.get("prompt_tokens") or usage["input_tokens"])
+
+    def effort(path: str, value: str) -> Any:
+        return {"reasoning_effort": value} if "chat" in path else {"reasoning": {"effort": value}}
+
+    def kwargs(enable: bool) -> Any:
+        return {"chat_template_kwargs": {"enable_thinking": enable}}
+
+    for path in ("/v1/chat/completions", "/v1/responses"):
+        plain, off, on = count(path), count(path, **kwargs(False)), count(path, **kwargs(True))
+        assert len({plain, off, on}) == 3
+        assert count(path, **effort(path, "none")) == off
+        assert count(path, **effort(path, "minimal")) == plain
+        assert count(path, **effort(path, "none"), **kwargs(True)) == on
+    asked = {"messages": TALE, "output_config": {"effort": "none"}}
+    counted = [
+        server.request("/v1/messages/count_tokens", {**asked, **thinking}).json()["input_tokens"]
+        for thinking in ({}, {"thinking": {"type": "adaptive"}})
+    ]
+    assert counted == [off, on]
+
+
 def calls_of(items: Any, kind: Any) -> list[Any]:
     """The items, all of which are calls of `look`."""
     assert all(isinstance(item, kind) and item.name == "look" for item in items)
