@@ -31,7 +31,7 @@ from quire.frontend.http.service import Service
 from quire.frontend.http.sse import DONE, cancelled_on_disconnect, event
 from quire.frontend.http.usage import Tally, Usage, usage_of
 from quire.frontend.observer import TraceContext
-from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from quire.protocol.messages import SamplingParams
 
 
@@ -117,8 +117,6 @@ class CompletionTask:
         )
         params.structured_outputs = only_one(params.structured_outputs, wanted_format(body.response_format))
         if body.echo:
-            if body.stream:
-                raise bad_request("echo gives the prompt with a whole answer only; set stream=false", "echo")
             if body.logprobs is not None and params.prompt_logprobs is None:
                 params.prompt_logprobs = body.logprobs
             params.max_tokens = params.max_tokens or 1  # a prompt's log probabilities alone: what is drawn is left out
@@ -129,9 +127,7 @@ class CompletionTask:
         async with self._blamed():
             outputs = await all_of(await self._streams("cumulative"))
         choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
-        usage = usage_of(outputs)
-        if self._leaves_out_answer:
-            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        usage = self._counted(usage_of(outputs))
         return Completion(id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -143,22 +139,26 @@ class CompletionTask:
         encode = msgspec.json.Encoder().encode
         seen: set[int] = set()
         ended: defaultdict[int, set[int]] = defaultdict(set)
+        held: defaultdict[int, list[CompletionOutput]] = defaultdict(list)
         async with self._blamed():
             async for number, output in merged(await self._streams("delta")):
                 tally.add(number, output)
                 if not seen:
                     check_deadline(output)
-                for completion in grown(output, ended[number]):
-                    choice = self._delta(number, completion, offsets)
-                    if self._body.return_token_ids and choice.index not in seen:
-                        choice.prompt_token_ids = output.prompt_token_ids
-                    seen.add(choice.index)
-                    chunk.choices = [choice]
-                    if shown.continuous_usage_stats:
-                        chunk.usage = tally.usage
-                    yield event(encode(chunk))
+                held[number] += grown(output, ended[number])
+                if self._waits_for_prompt(output):
+                    continue
+                for completion in held.pop(number):
+                    index = number * self._params.n + completion.index
+                    parts = self._parts(index, completion, offsets, output if index not in seen else None)
+                    seen.add(index)
+                    for choice in parts:
+                        chunk.choices = [choice]
+                        if shown.continuous_usage_stats:
+                            chunk.usage = self._counted(tally.usage)
+                        yield event(encode(chunk))
         if shown.include_usage:
-            chunk.choices, chunk.usage = [], tally.usage
+            chunk.choices, chunk.usage = [], self._counted(tally.usage)
             yield event(encode(chunk))
         yield DONE
 
@@ -168,6 +168,17 @@ class CompletionTask:
     @property
     def _leaves_out_answer(self) -> bool:
         return bool(self._body.echo) and self._body.max_tokens == 0
+
+    def _waits_for_prompt(self, output: RequestOutput) -> bool:
+        """Whether what a prompt echoes is not known yet; its first completion computes it, and others may be ahead."""
+        echoes = bool(self._body.echo) and self._body.logprobs is not None
+        return echoes and output.prompt_logprobs is None and not output.finished
+
+    def _counted(self, usage: Usage) -> Usage:
+        """`usage` without the token that is left out."""
+        if self._leaves_out_answer:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
 
     async def _streams(self, kind: Any) -> list[Outputs]:
         body, llm = self._body, self._service.llm
@@ -201,7 +212,7 @@ class CompletionTask:
         if body.echo:
             text = self._service.prompt_text(output) + text
             shown_ids = [*output.prompt_token_ids, *token_ids]
-            positions = [*(output.prompt_logprobs or []), *positions]
+            positions = [*_prompt_positions(output), *positions]
         choice = Choice(
             index=index,
             text=text,
@@ -216,8 +227,30 @@ class CompletionTask:
             choice.token_ids, choice.prompt_token_ids = token_ids, output.prompt_token_ids
         return choice
 
-    def _delta(self, number: int, completion: CompletionOutput, offsets: dict[int, int]) -> Choice:
-        index = number * self._params.n + completion.index
+    def _parts(
+        self, index: int, completion: CompletionOutput, offsets: dict[int, int], begun: RequestOutput | None
+    ) -> list[Choice]:
+        """What a stream tells of a completion; with its prompt, `begun`, where that is asked for and it begins."""
+        echo = [] if begun is None or not self._body.echo else [self._echo(index, begun, offsets)]
+        parts = [*echo, self._delta(index, completion, offsets)]
+        if begun is not None and self._body.return_token_ids:
+            parts[0].prompt_token_ids = begun.prompt_token_ids
+        return parts
+
+    def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> Choice:
+        """The prompt, with which a streamed completion begins."""
+        choice = Choice(index=index, text=self._service.prompt_text(output))
+        if self._body.logprobs is not None:
+            positions = _prompt_positions(output)
+            choice.logprobs = self._writer.completion(positions, output.prompt_token_ids, self._body.logprobs, 0)
+            offsets[index] = sum(map(len, choice.logprobs.tokens))
+        if self._body.return_token_ids:
+            choice.token_ids = []
+        return choice
+
+    def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> Choice:
+        if self._leaves_out_answer:
+            return Choice(index=index, text="", finish_reason=completion.finish_reason and "length")
         choice = Choice(
             index=index,
             text=completion.text,
@@ -233,6 +266,11 @@ class CompletionTask:
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
         return choice
+
+
+def _prompt_positions(output: RequestOutput) -> Sequence[PositionLogprobs | None]:
+    """The log probabilities of a prompt's tokens, all None if its time was up before they were computed."""
+    return output.prompt_logprobs or [None] * len(output.prompt_token_ids)
 
 
 def prompts_of(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:

@@ -95,6 +95,50 @@ def test_echo_gives_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
     assert alone.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize("max_tokens", [0, 5])
+def test_a_stream_echoes_first(openai: OpenAI, max_tokens: int) -> None:
+    prompts = [PROMPT, "The fox"]
+    arguments: Any = {**GREEDY, "max_tokens": max_tokens, "prompt": prompts, "n": 2, "logprobs": 1, "echo": True}
+    whole = openai.completions.create(**arguments)
+    firsts: dict[int, str] = {}
+    texts, reasons = [""] * 4, [list[str]() for _ in range(4)]
+    logprobs: list[Any] = [([], [], [], []) for _ in range(4)]
+    usage = None
+    for chunk in openai.completions.create(stream=True, stream_options={"include_usage": True}, **arguments):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            firsts.setdefault(choice.index, choice.text)
+            texts[choice.index] += choice.text
+            reasons[choice.index] += [choice.finish_reason] if choice.finish_reason else []
+            if choice.logprobs is not None:
+                for parts, more in zip(logprobs[choice.index], fields_of(choice.logprobs), strict=True):
+                    parts += more
+    assert firsts == {0: prompts[0], 1: prompts[0], 2: prompts[1], 3: prompts[1]}
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [[choice.finish_reason] for choice in whole.choices]
+    assert logprobs == [fields_of(choice.logprobs) for choice in whole.choices]
+    assert usage == whole.usage
+
+
+def fields_of(logprobs: Any) -> tuple[Any, ...]:
+    return (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset)
+
+
+def test_an_echo_waits_for_the_logprobs_of_the_prompt() -> None:
+    """Only the first of two samples computes them, and here the second one runs before it, from the cache."""
+    prompt = " ".join([PROMPT] * 100)
+    with Server.start("--scheduling-policy", "sjf", "--max-num-seqs", "1") as server:
+        body = {"prompt": prompt, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+        assert server.request("/v1/completions", body).status == 200
+        body |= {"n": 2, "logprobs": 1, "echo": True}
+        whole = server.request("/v1/completions", body).json()["choices"]
+        events = events_of(server.request("/v1/completions", {**body, "stream": True}).body)
+    choices = [choice for event in events[:-1] for choice in event["choices"]]
+    for index in (0, 1):
+        parts = [choice["logprobs"]["token_logprobs"] for choice in choices if choice["index"] == index]
+        assert [each for part in parts for each in part] == whole[index]["logprobs"]["token_logprobs"]
+
+
 def test_best_of_and_beams_choose(openai: OpenAI) -> None:
     best = openai.completions.create(prompt=PROMPT, model="quire-demo", max_tokens=5, best_of=4, n=2, seed=3)
     assert [choice.index for choice in best.choices] == [0, 1]
@@ -116,6 +160,10 @@ def test_vllm_fields_work(server: Server) -> None:
     assert cut["prompt_token_ids"] == tokens[-2:]
     bare = server.request("/v1/completions", {**body, "add_special_tokens": False}).json()["choices"][0]
     assert bare["prompt_token_ids"] == tokens[1:]
+    asked = {"prompt": PROMPT, "max_tokens": 3, "return_token_ids": True, "echo": True, "stream": True}
+    first, *others, _ = events_of(server.request("/v1/completions", asked).body)
+    assert (first["choices"][0]["prompt_token_ids"], first["choices"][0]["token_ids"]) == (tokens, [])
+    assert not [each for each in others if "prompt_token_ids" in each["choices"][0]]
     stopped = {
         "prompt": PROMPT,
         "temperature": 0,
