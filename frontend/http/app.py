@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,15 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.auth import ApiKeys
-from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off
+from quire.frontend.http.ids import REQUEST_ID, request_id_of
 from quire.frontend.http.logs import access_log
 from quire.frontend.http.messages.errors import error_body, is_anthropic
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import Service
 
-REQUEST_ID = "X-Request-Id"
 ANTHROPIC_REQUEST_ID = "request-id"
-_GOOD_ID = re.compile(r"[!-~]{1,128}")
 _PROMPT_FIELDS = {  # where it is not called "prompt"
     "/v1/chat/completions": "messages",
     "/v1/embeddings": "input",
@@ -38,16 +35,7 @@ _WORKING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 def make_app(service: Service) -> ASGIApp:
     """The whole server as an ASGI application. Raises `ValueError` for API keys that can't be read."""
-    app: ASGIApp = Gateway(service, routes(service))
-    if service.args.cors_origins:
-        app = CORSMiddleware(
-            app,
-            allow_origins=service.args.cors_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=[REQUEST_ID],
-        )
-    return app
+    return Gateway(service, routes(service))
 
 
 class Gateway:
@@ -55,7 +43,16 @@ class Gateway:
 
     def __init__(self, service: Service, known: Sequence[Route]) -> None:
         self._service = service
-        self._app: ASGIApp = Router(known, redirect_slashes=False)
+        self._router = Router(known, redirect_slashes=False)
+        self._app: ASGIApp = self._answer
+        if service.args.cors_origins:
+            self._app = Cors(
+                self._answer,
+                allow_origins=service.args.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID],
+            )
         self._keys = ApiKeys(service.args.all_api_keys())
         self._paths: dict[Any, str] = {route.endpoint: route.path for route in known}
 
@@ -63,22 +60,27 @@ class Gateway:
         """As ASGI has it."""
         if scope["type"] != "http":
             return
-        headers = Headers(scope=scope)
-        exchange = Exchange(scope, send, _request_id(headers))
+        request_id = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
+        exchange = scope["exchange"] = Exchange(scope, send, request_id)
         scope["app"] = self  # so that the router raises for a wrong method
-        scope["request_id"] = exchange.request_id
         try:
-            self._admit(scope, headers)
             await self._app(scope, receive, exchange.send)
+        finally:
+            self._tell(scope, exchange)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What CORS has nothing against, and makes readable for web pages: refusals too."""
+        exchange: Exchange = scope["exchange"]
+        try:
+            self._admit(scope, Headers(scope=scope))
+            await self._router(scope, receive, send)
         except asyncio.CancelledError:  # the server ends
-            await exchange.refuse(cut_off(), scope, receive)
+            await exchange.refuse(cut_off(), scope, receive, send)
         except Exception as error:  # noqa: BLE001 - whatever it is, it gets an answer
             refusal = _http_error(error) or self._service.refusal(error)
             if refusal.code == CONTEXT_LENGTH_EXCEEDED and refusal.param is None:
                 refusal.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
-            await exchange.refuse(refusal, scope, receive)
-        finally:
-            self._tell(scope, exchange)
+            await exchange.refuse(refusal, scope, receive, send)
 
     def _tell(self, scope: Scope, exchange: Exchange) -> None:
         """What became of it, to the access log and the metrics; these know routes, not what a client has written."""
@@ -96,6 +98,18 @@ class Gateway:
                 code="shutting_down",
                 headers={"Retry-After": str(self._service.retry_after), "Connection": "close"},
             )
+
+
+class Cors(CORSMiddleware):
+    """Lets web pages of other origins call; what it refuses is told in the shape of all errors."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """What a browser is told that asks whether it may."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        words = bytes(response.body).decode()
+        return bad_request(f"{words}; start the server with --allowed-origins for pages that may call").response()
 
 
 class Exchange:
@@ -126,22 +140,16 @@ class Exchange:
         """A refusal in the shape of the API that was asked."""
         return refusal.response(error_body(refusal, self.request_id) if self._is_anthropic else None)
 
-    async def refuse(self, refusal: ApiError, scope: Scope, receive: Receive) -> None:
+    async def refuse(self, refusal: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an error, if there is no answer yet and somebody to read it."""
         if self.status == 0 and refusal.status != CLIENT_CLOSED_REQUEST:
-            await self.answer(refusal)(scope, receive, self.send)
+            await self.answer(refusal)(scope, receive, send)
         self.outcome = refusal.status
 
     @property
     def seconds(self) -> float:
         """Since it came."""
         return time.perf_counter() - self._began
-
-
-def _request_id(headers: Headers) -> str:
-    """The client's, if it is one that a log line can hold; else a new one."""
-    given = headers.get(REQUEST_ID, "")
-    return given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def _http_error(error: Exception) -> ApiError | None:

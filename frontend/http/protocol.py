@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
+from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -15,6 +17,8 @@ from uvicorn.server import ServerState
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.ids import REQUEST_ID, request_id_of
+from quire.frontend.http.logs import access_log
 
 MAX_HEADER_BYTES = 64 << 10  # of the request line and all headers; as much again of what frames a body
 _TURN_AWAY_SECONDS = 1.0  # for the request of a connection too many, so that it can be answered
@@ -213,13 +217,24 @@ class HttpProtocol(HttpToolsProtocol):
             return
         running = self._running
         if not self._owes_answer or (running is not None and not running.response_started and not self.pipeline):
-            self.transport.write(self._written(error))
+            scope = self._unread if running is None or not self._owes_answer else cast("Scope", running.scope)
+            self.transport.write(self._written(error, scope))
         if running is not None:
             self._drop(running)
         self._end()
 
-    def _written(self, error: ApiError) -> bytes:
-        response = error.response()
+    @property
+    def _unread(self) -> dict[str, Any]:
+        """What is known of a request whose headers can't be read."""
+        return {
+            "method": "-",
+            "path": "-",
+            "headers": self.headers if self._reads_head else [],
+            "client": self.client,
+        }
+
+    def _written(self, error: ApiError, scope: Scope) -> bytes:
+        response = _told(error, scope)
         headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
         lines = [name + b": " + value + b"\r\n" for name, value in headers]
         return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])
@@ -247,7 +262,15 @@ async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> N
         code="too_many_connections",
         headers={"Retry-After": "1", "Connection": "close"},
     )
-    await error.response()(scope, receive, send)
+    await _told(error, scope)(scope, receive, send)
+
+
+def _told(error: ApiError, scope: Scope) -> Response:
+    """A refusal with the id under which the access log has it."""
+    response = error.response()
+    request_id = response.headers[REQUEST_ID] = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
+    access_log(scope, error.status, 0.0, len(response.body), request_id)
+    return response
 
 
 def _headers_too_large() -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
+import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 from engine_watch import EngineWatch
-from http_server import Server, events_of
+from http_server import PATIENCE, Server, events_of
 from openai import AuthenticationError, OpenAI, RateLimitError
 from raw_http import RawConnection, post
 
@@ -103,6 +104,15 @@ def test_a_page_of_an_allowed_origin_may_call(locked: Server) -> None:
     reply = locked.request(COMPLETIONS, GOOD, headers={**bearer("sk-flag"), "Origin": "http://page.test"})
     assert reply.headers["access-control-allow-origin"] == "http://page.test"
     assert "x-request-id" in reply.headers["access-control-expose-headers"].lower()
+    refused = locked.request(COMPLETIONS, GOOD, headers=origin)  # which the page can read
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "http://page.test")
+    stranger = locked.request(COMPLETIONS, method="OPTIONS", headers={**origin, "Origin": "http://other.test"})
+    assert (stranger.status, "--allowed-origins" in stranger.error["message"]) == (400, True)
+    assert "access-control-allow-origin" not in stranger.headers
+    ids = [each.headers["x-request-id"] for each in (preflight, refused, stranger)]
+    deadline = time.monotonic() + PATIENCE
+    while not all(any(line.endswith(f"request {each}\n") for line in list(locked.log)) for each in ids):
+        assert time.monotonic() < deadline, locked.log[-5:]
     other = locked.request(COMPLETIONS, GOOD, headers={**bearer("sk-flag"), "Origin": "http://other.test"})
     assert "access-control-allow-origin" not in other.headers
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
-from http_server import Server
+from http_server import PATIENCE, Reply, Server
 from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"
@@ -29,6 +30,15 @@ def server() -> Iterator[Server]:
 def connection(server: Server) -> Iterator[RawConnection]:
     with RawConnection(server.url) as connection:
         yield connection
+
+
+def logged(server: Server, reply: Reply, status: int) -> bool:
+    """Wait for the line of the access log that has the id of an answer."""
+    end, wanted = f"request {reply.headers['x-request-id']}\n", f" {status} in "
+    deadline = time.monotonic() + PATIENCE
+    while not any(wanted in line and line.endswith(end) for line in list(server.log)):
+        assert time.monotonic() < deadline, server.log[-5:]
+    return True
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,7 @@ def test_what_is_no_request_is_answered_and_ends_the_connection(
     reply = connection.send(data).reply()
     assert (reply.status, reply.error["code"], reply.headers["connection"]) == (status, code, "close")
     assert connection.is_closed()
+    assert logged(server, reply, status)
     assert server.request(COMPLETIONS, GOOD).status == 200
 
 
@@ -90,6 +101,12 @@ def test_a_body_that_cant_be_taken_is_refused_with_a_readable_answer(
     reply = connection.send(data).reply()
     assert (reply.status, part in reply.error["message"]) == (status, True), reply.body
     assert server.request(COMPLETIONS, GOOD).status == 200
+
+
+def test_a_client_finds_its_own_id_in_a_refusal_of_its_headers(server: Server, connection: RawConnection) -> None:
+    reply = connection.send(b"GET / HTTP/1.1\r\nX-Request-Id: mine\r\nA: " + b"a" * 99_999).reply()
+    assert (reply.status, reply.headers["x-request-id"]) == (431, "mine")
+    assert logged(server, reply, 431)
 
 
 def test_an_answer_before_the_end_of_its_body_reaches_a_client_that_says_close(connection: RawConnection) -> None:
@@ -156,9 +173,10 @@ def test_connections_too_many_are_told_so_and_others_go_on(server: Server) -> No
         for connection in first:  # all have been accepted
             assert connection.send(HEALTH).reply().status == 200
         with RawConnection(server.url) as extra:
-            reply = extra.send(HEALTH).reply()
+            reply = extra.send(post(COMPLETIONS, GOOD)).reply()
             assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
             assert int(reply.headers["retry-after"]) >= 1
+            assert logged(server, reply, 503)
             assert extra.is_closed()
         assert first[0].send(HEALTH).reply().status == 200
     finally:
