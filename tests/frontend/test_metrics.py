@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from expositions import Exposition, parse_open_metrics
@@ -200,9 +200,9 @@ def test_a_request_begins_when_it_is_asked_for_not_when_its_prompt_has_become_to
         asked: list[float] = []
         tokenize = each._engine.prompt
 
-        def slow(prompt: PromptType) -> Prompt:
+        def slow(prompt: PromptType, **options: Any) -> Prompt:
             asked.append(time.monotonic() - begun)
-            return tokenize(prompt)
+            return tokenize(prompt, **options)
 
         each._engine.prompt = slow  # type: ignore[method-assign]
         stream = each.generate("Once", greedy(2))
