@@ -47,6 +47,8 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
     for field, text in _PAGES.items():
         name = "kv_pages" if field == "pages_total" else f"kv_{field}"
         families.gauge(name, text, stats[field])
+    text = "Requests that had to give way, as they do: engine_preemptions by vLLM's name."
+    families.counter("num_preemptions", text, stats["preemptions"])
     families.gauge("engine_clients", "Clients of the engine.", stats["clients"])
     for field, (name, text) in _COUNTERS.items():
         families.counter(f"engine_{name}", text, stats[field])

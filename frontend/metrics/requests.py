@@ -38,7 +38,6 @@ class RequestMeter:
         self._in_flight = 0
         self._prompt_tokens = self._cached_tokens = 0
         self._generation_tokens = 0
-        self._num_preemptions = 0
         self._finished = dict.fromkeys(_REASONS, 0)
         self._rejected = dict.fromkeys(_REJECTIONS.values(), 0)
         self._time_to_first_token = Distribution.of(buckets.TIME_TO_FIRST_TOKEN)
@@ -100,7 +99,6 @@ class RequestMeter:
 
     def _observe_request(self, request: OpenRequest) -> None:
         num_prompt_tokens, params = len(request.prompt.token_ids), request.params
-        self._num_preemptions += request.metrics.num_preemptions
         self._preemptions.observe(request.metrics.num_preemptions)
         self._prompt_lengths.observe(num_prompt_tokens)
         if params is None:
@@ -134,7 +132,6 @@ class RequestMeter:
         add.counter("generation_tokens", "Tokens generated.", self._generation_tokens)
         add.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self._prompt_tokens)
         add.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", self._cached_tokens)
-        add.counter("num_preemptions", "Preemptions of requests that have ended.", self._num_preemptions)
         reasons = [((reason,), count) for reason, count in self._finished.items()]
         add.counters("request_success", "Requests that have ended, by why.", ("finished_reason",), reasons)
         rejections = [((reason,), count) for reason, count in self._rejected.items()]

@@ -313,14 +313,20 @@ def test_refused_and_preempted_requests(engine: EngineFactory, demo_model: Path)
         prompts = [[number] * 40 for number in range(100, 108)]
         await asyncio.gather(*(complete(each, prompt, greedy(100)) for prompt in prompts))
         page = await scrape(each, metrics)
-        counts.append(page["quire:num_preemptions_total"])
-        assert page["quire:request_num_preemptions_sum"] == counts[-1] <= page["quire:engine_preemptions_total"]
+        counts.append(page["quire:request_num_preemptions_sum"])
+        assert counts[-1] <= page["quire:num_preemptions_total"] == page["quire:engine_preemptions_total"]
         assert page.get("quire:request_success_total", finished_reason="length") == 8
+
+    async def watched(each: AsyncLLM, metrics: ServerMetrics) -> None:
+        page = await scrape(each, metrics)
+        assert page["quire:num_preemptions_total"] == small.stats()["preemptions"] > 0  # of no request that ended here
+        assert page["quire:request_num_preemptions_sum"] == 0
 
     play(small, refused)
     counts: list[float] = []
     under_pressure(small, lambda: play(small, preempted))
     assert counts[-1] > 0
+    play(small, watched)
 
 
 def test_a_silent_engine_does_not_hold_up_a_scrape_nor_a_dead_one(
