@@ -142,6 +142,8 @@ def _make_ready(parsed: argparse.Namespace, runner: ModelRunner, limits: EngineL
         eos_token_ids=runner.eos_token_ids,
         hidden_size=runner.hidden_size,
         shape=limits,
+        kv_cache_dtype=runner.kv_dtype,
+        kv_cache_bytes=runner.kv_bytes,
     )
 
 

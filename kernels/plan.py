@@ -107,6 +107,11 @@ class PlanBuilder:
         return sum(matrix.bytes(self.numbers) for matrix in matrices)
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of a KV page, in all layers."""
+        return self.layers * self.limits.page_size * self.heads.token_bytes(self.numbers)
+
+    @property
     def attention_context(self) -> float:
         """Tokens of context with which a token's attention takes as long as its linear layers.
 

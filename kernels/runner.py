@@ -13,6 +13,7 @@ from quire.kernels.emit.attention import Attention, tokens_per_entry
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.emit.products import Products
+from quire.kernels.emit.value import BF16, F32, I8
 from quire.kernels.errors import ModelError
 from quire.kernels.models import build_plan
 from quire.kernels.operands import Buffer, Kernel, KvLayer, Launch, Operand
@@ -43,6 +44,8 @@ __all__ = [
 Progress = Callable[[str, int, int], None]
 """Called as progress(what, done, total)."""
 
+_KV_DTYPES = {BF16: "bfloat16", F32: "float32", I8: "int8"}
+
 LOGIT_ROWS_AT_ONCE = 128
 """Rows of logits that are held at once; a step that wants more computes them in turns."""
 
@@ -66,6 +69,8 @@ class ModelRunner:
         self.attention_context = plan.attention_context
         self.page_size = plan.limits.page_size
         self.num_pages = pages
+        self.kv_dtype = _KV_DTYPES[plan.numbers.kv.weights]
+        self.kv_bytes = pages * plan.page_bytes
         self.max_num_seqs = options.max_num_seqs
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
@@ -147,10 +152,9 @@ def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None 
     """The plan in memory: weights packed, kernels compiled, KV memory mapped."""
     numbers, limits, heads = plan.numbers, plan.limits, plan.heads
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.capacity), round_up(plan.vocab_size, BLOCK)
-    page_bytes = plan.layers * limits.page_size * heads.token_bytes(numbers)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
-    pages = choose_num_pages(options, limits, page_bytes, other_bytes, parts=plan.layers * heads.kv)
+    pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, parts=plan.layers * heads.kv)
     native = Runner(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, capacity=limits.capacity, logit_capacity=logit_rows,

@@ -399,6 +399,8 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     eos_token_ids: list[int] = []
     hidden_size: int = 0
     shape: EngineShape | None = None
+    kv_cache_dtype: str = ""
+    kv_cache_bytes: int = 0
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

@@ -57,7 +57,14 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
 
 def add_configuration(families: Families, ready: Ready) -> None:
     """Writes `cache_config_info`: the KV memory, in labels. `num_gpu_blocks` is vLLM's word for the number of pages."""
-    labels = {"block_size": ready.page_size, "num_pages": ready.num_pages, "num_gpu_blocks": ready.num_pages}
+    labels = {
+        "block_size": ready.page_size,
+        "cache_dtype": ready.kv_cache_dtype,
+        "enable_prefix_caching": "" if ready.shape is None else ready.shape.enable_prefix_caching,
+        "kv_cache_memory_bytes": ready.kv_cache_bytes,
+        "num_gpu_blocks": ready.num_pages,
+        "num_pages": ready.num_pages,
+    }
     text = "The configuration of the KV memory, in labels."
     families.gauge("cache_config_info", text, 1, **{name: str(value) for name, value in labels.items()})
 

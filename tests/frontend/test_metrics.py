@@ -56,7 +56,9 @@ GAUGES: dict[str, set[str]] = {
     "num_requests_waiting": set(),
     "num_requests_waiting_by_reason": {"reason"},
     "kv_cache_usage_perc": set(),
-    "cache_config_info": {"block_size", "num_gpu_blocks", "num_pages"},
+    "cache_config_info": {
+        *("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_memory_bytes", "num_gpu_blocks", "num_pages")
+    },
 }
 COUNTERS: dict[str, set[str]] = {
     "prompt_tokens": set(),
@@ -327,6 +329,26 @@ def test_refused_and_preempted_requests(engine: EngineFactory, demo_model: Path)
     under_pressure(small, lambda: play(small, preempted))
     assert counts[-1] > 0
     play(small, watched)
+
+
+def test_the_configuration_of_the_cache_stands_in_labels(engine: EngineFactory, demo_model: Path) -> None:
+    sizes = 6 * 2 * 2 * 64  # layers, keys and values, their heads, values of a head
+    for options, labels in (
+        (
+            {},
+            {"cache_dtype": "bfloat16", "enable_prefix_caching": "True", "kv_cache_memory_bytes": f"{640 * 2 * sizes}"},
+        ),
+        (
+            {"kv_cache_dtype": "int8", "enable_prefix_caching": False},
+            {"cache_dtype": "int8", "enable_prefix_caching": "False"},
+        ),
+    ):
+
+        async def body(each: AsyncLLM, metrics: ServerMetrics, labels: dict[str, str] = labels) -> None:
+            page = await scrape(each, metrics)
+            assert page.get("quire:cache_config_info", num_gpu_blocks="20", block_size="32", **labels) == 1
+
+        play(engine(demo_model, num_pages=20, **options), body)
 
 
 def test_a_silent_engine_does_not_hold_up_a_scrape_nor_a_dead_one(
