@@ -199,7 +199,8 @@ def test_a_prompt_may_be_its_last_tokens_and_go_without_special_ones(llm: LLM) -
     assert len(ids) > len(bare) > 2
     [plain] = llm.generate(PROMPTS[0], greedy(), add_special_tokens=False)
     assert (plain.prompt_token_ids, plain.prompt) == (bare, PROMPTS[0])
-    outputs = llm.generate([PROMPTS[0], [5] * 5000], greedy(max_tokens=1), truncate_prompt_tokens=2)
+    prompts: list[PromptType] = [PROMPTS[0], [5] * 5000]
+    outputs = llm.generate(prompts, greedy(max_tokens=1), truncate_prompt_tokens=2)
     assert [output.prompt_token_ids for output in outputs] == [ids[-2:], [5, 5]]
     [cut] = llm.generate([5] * 5000, greedy(max_tokens=1), truncate_prompt_tokens=-1)
     assert len(cut.prompt_token_ids) == llm._engine.client.ready.max_model_len - 1

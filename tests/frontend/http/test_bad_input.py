@@ -394,7 +394,7 @@ NONE = {"tool_choice": {"type": "none"}}  # the demo model calls no tools by its
 def test_what_asks_for_nothing_is_as_good_as_left_out_of_a_field(
     server: Server, path: str, body: dict[str, Any]
 ) -> None:
-    own = {"/v1/messages": {"messages": [USER], "max_tokens": 1}, "/v1/responses": {"input": "x"}}
+    own: dict[str, Any] = {"/v1/messages": {"messages": [USER], "max_tokens": 1}, "/v1/responses": {"input": "x"}}
     reply = server.request(path, {**own.get(path, {}), **body})
     assert reply.status == 200, reply.body
 
@@ -430,7 +430,7 @@ def test_the_nulls_of_a_schema_stay(server: Server) -> None:
     ids=short,
 )
 def test_what_asks_for_something_is_not(server: Server, path: str, body: dict[str, Any], param: str) -> None:
-    own = {COMPLETIONS: GOOD, CHAT: {"messages": [USER]}, "/v1/responses": {"input": "x"}}
+    own: dict[str, Any] = {COMPLETIONS: GOOD, CHAT: {"messages": [USER]}, "/v1/responses": {"input": "x"}}
     check(server.request(path, {**own[path], **body}), 400, param)
 
 
