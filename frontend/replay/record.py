@@ -80,6 +80,11 @@ class RequestRecord:
         return None if self.last_token is None else self.last_token - self.sent
 
     @property
+    def is_short(self) -> bool:
+        """Whether it completed with fewer tokens than the workload wanted."""
+        return self.outcome is Outcome.COMPLETED and self.output_tokens < self.wanted_output_tokens
+
+    @property
     def tpot(self) -> float | None:
         """Seconds for each token after the first; None for an answer of one token."""
         if self.first_token is None or self.last_token is None or self.output_tokens < 2:

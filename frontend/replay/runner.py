@@ -202,8 +202,7 @@ class Replay:
             record.ended = self.clock.now()
             del self.open[record.index]
             self.outcomes[record.outcome] += 1
-            is_whole = record.outcome is Outcome.COMPLETED
-            self.num_short += is_whole and record.output_tokens < record.wanted_output_tokens
+            self.num_short += record.is_short
             self.recent.append(record)
 
     def _prepare(self, request: WorkloadRequest) -> Send | None:

@@ -83,6 +83,7 @@ class Run:
             return
         self.outcomes[record.outcome] += 1
         self.preemptions += record.num_preemptions
+        self.short_answers += record.is_short
         if record.was_sent:
             self._note_sending(record)
         self._count_tokens(record)
@@ -184,7 +185,6 @@ class Run:
             if value is not None:
                 self.latencies[name].add(value)
         self.gaps.extend(record.gaps)
-        self.short_answers += record.output_tokens < record.wanted_output_tokens
 
     def _note_error(self, outcome: Outcome, error: str) -> None:
         key = (outcome.value, error[:_ERROR_LENGTH])
