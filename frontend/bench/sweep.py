@@ -104,14 +104,14 @@ class Sweep:
         self.interrupted = await self._runs.replay(run, self._rates.requests(rate), self._load, seed=seed)
         found = Try(rate, self.search.attainment, summarize(run))
         self.tries.append(found)
-        if self.interrupted is None and run.requests < (wanted := self._rates.num(rate)):
+        if self.interrupted is not None:
+            self._tell(found.line())
+            return
+        if run.requests < (wanted := self._rates.num(rate)):
             self._tell(
                 f"the trace has {run.requests} requests, and at {rate:.4g} requests/s {wanted} were to be sent: in so "
                 "short a run no queue grows, and the rate that is found may be too high; give a longer trace"
             )
-        if self.interrupted is not None:
-            self._tell(found.line())
-            return
         self.search.tell(None if found.invalid is not None else found.share)
         self._tell(found.line() + ("; it is tried again" if self.search.next_rate == rate else ""))
 

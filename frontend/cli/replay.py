@@ -53,7 +53,7 @@ def replay(
         run = report.run(opened.title(path.name), opened.config(**trace.config(rows), **load.given))
         try:
             requests = workload_of(rows, trace, opened.context_length)
-            opened.measure(run, requests, how, seed=trace.seed, extent=trace.extent)
+            opened.measure(run, requests, how, seed=trace.seed, extent=trace.extent, empties_cache=how.warm_up > 0)
         finally:
             if run.seconds is not None:
                 tell_skipped(rows, run.config)

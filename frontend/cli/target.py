@@ -67,17 +67,25 @@ class OpenTarget:
         return {name: value for name, value in config.items() if value is not None}
 
     def measure(
-        self, run: Collector, requests: Iterable[WorkloadRequest], load: Load, *, seed: int, extent: Extent
+        self,
+        run: Collector,
+        requests: Iterable[WorkloadRequest],
+        load: Load,
+        *,
+        seed: int,
+        extent: Extent,
+        empties_cache: bool,
     ) -> None:
-        """One run; it shows how it fares. `seed` decides the tokens of its prompts. A warm-up empties the prefix cache.
+        """One run; it shows how it fares. `seed` decides the tokens of its prompts.
 
-        Raises as `complete` does, and what reading the workload raises.
+        `empties_cache`: begin with an empty prefix cache. Raises as `complete` does, and what reading the workload
+        raises.
         """
 
         def replay() -> Coroutine[Any, Any, str | None]:
             return self.runs.replay(run, requests, load, seed=seed, extent=extent)
 
-        self.complete(afresh(self.runs, replay) if load.warm_up else replay())
+        self.complete(afresh(self.runs, replay) if empties_cache else replay())
 
     def complete(self, work: Coroutine[Any, Any, str | None]) -> None:
         """Make several runs, with other work between; it returns what ended it before its time, if anything did.

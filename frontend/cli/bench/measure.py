@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import Report, ReportFlags, report_on
-from quire.frontend.cli.target import afresh
 from quire.frontend.cli.workload import tell_skipped
 
 if TYPE_CHECKING:
@@ -35,9 +34,8 @@ def measure(
     """
     from quire.frontend.replay.extent import Extent
 
-    runs, extent = opened.runs, Extent(num)
     try:
-        opened.complete(afresh(runs, lambda: runs.replay(run, requests, load, seed=workload.seed, extent=extent)))
+        opened.measure(run, requests, load, seed=workload.seed, extent=Extent(num), empties_cache=True)
     finally:
         if run.seconds is not None:
             if workload.trace is not None:
