@@ -116,13 +116,9 @@ class AsyncLLM(AnswerReader):
         """
         arrived = time.monotonic()
         params = self._engine.pooling(pooling_params)
-        make = functools.partial(
-            self._engine.prompt,
-            prompt,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            add_special_tokens=add_special_tokens,
+        (made,) = await self.prompts(
+            [prompt], truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
         )
-        made = await asyncio.to_thread(make) if _are_long([prompt]) else make()
         service = Service(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
         request = self._engine.embedding(self._name(request_id), made, params, service, arrived)
         stream = self._streams.open(request)
