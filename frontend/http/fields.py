@@ -18,6 +18,11 @@ from quire.protocol.messages import SamplingParams
 
 NOT_HERE = "this server does not have it"
 
+TOOL_REFUSED: Refusals = {
+    "allowed_callers": ((["direct"],), "no code is run here"),
+    "defer_loading": ((False,), "the model is shown all tools"),
+}
+
 REFUSED: Refusals = {
     "audio": ((), "only text is supported"),
     "bootstrap_host": ((), NOT_HERE),

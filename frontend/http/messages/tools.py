@@ -10,6 +10,7 @@ import msgspec
 from quire.frontend.chat.tools import ToolUse, check_tools
 from quire.frontend.http.bodies import Refusals, convert
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.fields import TOOL_REFUSED
 from quire.frontend.http.messages.body import WORDS
 from quire.frontend.http.wording import worded
 
@@ -24,11 +25,7 @@ class _Tool(msgspec.Struct, forbid_unknown_fields=True):
     eager_input_streaming: bool | None = None  # arguments are always streamed as they are written
 
 
-_REFUSED: Refusals = {
-    "allowed_callers": ((["direct"],), "no code is run here"),
-    "defer_loading": ((False,), "the model is shown all tools"),
-    "input_examples": (([],), "say it in the description"),
-}
+_REFUSED: Refusals = {**TOOL_REFUSED, "input_examples": (([],), "say it in the description")}
 
 
 class _Choice(msgspec.Struct, forbid_unknown_fields=True):

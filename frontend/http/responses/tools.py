@@ -8,15 +8,14 @@ from typing import Any
 from quire.frontend.chat.tools import ToolUse, check_tools
 from quire.frontend.http.bodies import Refusals, without_refused
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.fields import NOT_HERE
+from quire.frontend.http.fields import NOT_HERE, TOOL_REFUSED
 from quire.frontend.http.responses.body import WORDS
 from quire.frontend.http.wording import worded
 
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _REFUSED: Refusals = {
-    "allowed_callers": ((["direct"],), "no code is run here"),
+    **TOOL_REFUSED,
     "async": ((False,), NOT_HERE),
-    "defer_loading": ((False,), "the model is shown all tools"),
     "output_schema": ((), "say it in the description"),
 }
 
