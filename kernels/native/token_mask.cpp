@@ -9,7 +9,6 @@ namespace quire {
 namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
-constexpr std::size_t kBits = 32;
 
 }  // namespace
 

@@ -41,13 +41,15 @@ class TokenMask {
   void for_each_allowed(Use use) const {
     for (std::size_t word = 0; word < words_.size(); ++word)
       for (std::uint32_t bits = words_[word]; bits != 0; bits &= bits - 1)
-        use(static_cast<std::int32_t>(32 * word + static_cast<std::size_t>(std::countr_zero(bits))));
+        use(static_cast<std::int32_t>(kBits * word + static_cast<std::size_t>(std::countr_zero(bits))));
   }
 
   /// Bans by -inf the tokens that it does not allow, and those beyond its bits.
   void apply(std::span<float> logits) const;
 
  private:
+  static constexpr std::size_t kBits = 32;  ///< of a word
+
   std::vector<std::uint32_t> words_;
   Waitable ready_;
 };
