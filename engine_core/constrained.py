@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.engine_core.admission import Admission
 from quire.engine_core.batch import Batch
@@ -78,20 +78,34 @@ class Constrained:
         """Of the tokens that a step draws, by row. Some are written while it runs, for about `step_seconds`."""
         return self._masks.begin(batch, step_seconds) if self._num_ruled else ()
 
-    def choose(self, batch: Batch, guesses: Mapping[int, Sequence[int]]) -> tuple[list[RowToken], list[RowMask]]:
-        """By row: the first guess that is allowed, or the mask where none is."""
-        taken: list[RowToken] = []
-        refused: list[RowMask] = []
-        for row, token_ids in guesses.items():
+    @staticmethod
+    def refused(batch: Batch, masks: Sequence[RowMask], token_ids: Sequence[int]) -> list[int]:
+        """The rows which drew ahead of their masks what may not come."""
+        rows = []
+        for row, mask in masks:
             constraint = batch.requests[row].constraint
             assert constraint is not None
-            token_id = constraint.take(token_ids)
+            if mask is None and (token_id := token_ids[row]) >= 0 and not constraint.takes(token_id):
+                rows.append(row)
+        return rows
+
+    def choose_again(
+        self, batch: Batch, rows: Sequence[int], guesses: Callable[[int], Sequence[int]]
+    ) -> tuple[list[RowToken], list[RowMask]]:
+        """What rows get whose first guess was refused: the next one that is allowed, or the mask where none is."""
+        taken: list[RowToken] = []
+        masks: list[RowMask] = []
+        for row in rows:
+            constraint = batch.requests[row].constraint
+            assert constraint is not None
+            token_id = next(filter(constraint.takes, guesses(row)), None)
             if token_id is not None:
                 taken.append((row, token_id))
             else:
+                constraint.pause()
                 self._masks.write(constraint)
-                refused.append((row, constraint.mask))
-        return taken, refused
+                masks.append((row, constraint.mask))
+        return taken, masks
 
     def follow(self, request: Request, output: EngineCoreOutput) -> bool:
         """Goes on in the grammar by the token of `output`, and adds those that must follow; whether it ends so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ class Constraint:
         self._ignored = [token for token in tokenizer.eos_tokens if token not in stop_token_ids]
         self.forced: deque[int] = deque()  # must come next; the matcher has them already
         self._num_refused = 0  # rounds of guesses, one after the other, of which none could be taken
-        self._pause = 0  # tokens for which no guesses are made
+        self._pause = 0  # tokens that are to be drawn by masks
         self._is_stopped = False
         self._has_mask = False
         self._is_ahead = False  # the matcher has the next token already
@@ -73,21 +73,20 @@ class Constraint:
             and self.mask_seconds <= _MOST_GUESS_SECONDS
         )
 
-    def take(self, guesses: Iterable[int]) -> int | None:
-        """The first of these that may come, for which `follow` is to be called next; None if the mask must tell."""
-        matcher = self._matcher
-        for token_id in guesses:
-            if token_id in self._ignored:  # which may come if nothing else may
-                break
-            if token_id < self._num_tokens and matcher.try_consume_tokens([token_id]):
-                self._is_ahead = True
-                self._num_refused = 0
-                return token_id
-            if token_id in self._stop_token_ids and matcher.is_accepting():
-                return token_id
+    def takes(self, token_id: int) -> bool:
+        """Whether a token that was drawn ahead of the mask may come; `follow` is to be called for it next if so."""
+        if token_id in self._ignored:  # which may come if nothing else may
+            return False
+        if token_id < self._num_tokens and self._matcher.try_consume_tokens([token_id]):
+            self._is_ahead = True
+            self._num_refused = 0
+            return True
+        return token_id in self._stop_token_ids and self._matcher.is_accepting()
+
+    def pause(self) -> None:
+        """None of the guesses may come: for a while, the longer the more often, tokens are drawn by masks."""
         self._pause = 1 << min(self._num_refused, _MOST_DOUBLINGS)  # this token is one of them
         self._num_refused += 1
-        return None
 
     def follow(self, token_id: int) -> None:
         """Goes on by a token that is allowed; `forced` are those that must come then. Of every token."""

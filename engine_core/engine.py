@@ -277,8 +277,10 @@ class EngineCore:
         try:
             masks = self._constrained.masks(batch, self._last.execute_seconds)
             result = self._executor.step(batch.slots, batch.starts, batch.counts, masks)
-            if masks and (guesses := result.guesses):
-                self._executor.settle(result, *self._constrained.choose(batch, guesses))
+            if masks and (refused := self._constrained.refused(batch, masks, result.token_ids)):
+                self._executor.redraw(
+                    result, *self._constrained.choose_again(batch, refused, self._executor.further_guesses)
+                )
         except Exception as error:
             logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
             for request in (*batch.requests, *batch.searches):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from quire.kernels.runner import Sequences, TokenMask
 
 RowMask = tuple[int, TokenMask | None]
-"""The mask of the token that a sequence of a step draws, by its index; None: it makes guesses ahead of its mask."""
+"""The mask of the token that a sequence of a step draws, by its index; None: it draws ahead of its mask."""
 
 RowToken = tuple[int, int]
 """The token of a sequence of a step, by its index."""
@@ -21,14 +21,7 @@ class StepResult(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late.
-
-        Also -1 where there are guesses, until they are settled.
-        """
-
-    @property
-    def guesses(self) -> Mapping[int, Sequence[int]]:
-        """For a sequence that draws ahead of its mask, tokens of which it takes the first that is allowed."""
+        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late."""
 
     @property
     def logprobs(self) -> Sequence[LogprobsEntry | None] | None:
@@ -66,20 +59,26 @@ class Executor(Protocol):
     def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
-        `masks` may be written while it computes. Sequences that make guesses have no token until `settle`, which must
-        come before the next step.
+        `masks` may be written while it computes.
         """
 
-    def settle(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
-        """Puts a token in the place of the guesses of each sequence in `result`, which is of the last step.
+    def further_guesses(self, index: int) -> Sequence[int]:
+        """Of a sequence that drew ahead of its mask, in the last step: it is to have the first that is allowed."""
 
-        It is that of `taken`, one of the guesses, or drawn by its mask where none of them is allowed.
+    def redraw(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
+        """Gives sequences that drew ahead of their masks another token, in `result` too, which is of the last step.
+
+        It is that of `taken`, one of the further guesses, or drawn by its mask where none of them is allowed.
         """
 
 
 class MasklessExecutor:
     """What those derive from to whom no request with a grammar comes."""
 
-    def settle(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
+    def further_guesses(self, index: int) -> Sequence[int]:
         """Is never called."""
-        raise AssertionError(f"{type(self).__name__} makes no guesses: {taken}, {masks}")
+        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks, and so not sequence {index}")
+
+    def redraw(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
+        """Is never called."""
+        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks: {taken}, {masks}")

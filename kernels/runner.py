@@ -53,7 +53,8 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
-    `sequences`, `step`, `settle` and `fork` are the native runner's (see native/sequences.h and native/runner.h).
+    `sequences`, `step`, `further_guesses`, `redraw` and `fork` are the native runner's (see native/sequences.h and
+    native/runner.h).
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class ModelRunner:
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
         self.step = native.step
-        self.settle = native.settle
+        self.further_guesses = native.further_guesses
+        self.redraw = native.redraw
         self.fork = native.fork
 
     @property

@@ -80,7 +80,6 @@ def logprobs_entry(token_id: int) -> Entry:
 @dataclass
 class Result:
     token_ids: list[int]
-    guesses: dict[int, list[int]] = field(default_factory=dict)
     logprobs: list[Entry | None] | None = None
     prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
@@ -99,7 +98,7 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
-        self.guessing: dict[int, int] = {}  # in the last step, by index: the slot
+        self.drawn_ahead: dict[int, tuple[int, list[int]]] = {}  # of masks, in the last step: the slot, all guesses
         self.num_late_masks = 0  # that are not there in time from now on
         self._memory: dict[tuple[int, int], int] = {}
         self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
@@ -120,7 +119,7 @@ class PagedExecutor:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
-        self.guessing.clear()
+        self.drawn_ahead.clear()
         if self.fail_step is not None:
             error, self.fail_step = self.fail_step, None
             raise error
@@ -128,9 +127,9 @@ class PagedExecutor:
         requests = {slot: request for request in self.requests() for slot in request.slots}
         masks_by_index = dict(masks)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            is_guess = index in masks_by_index and masks_by_index[index] is None
+            is_ahead = index in masks_by_index and masks_by_index[index] is None
             self._compute(
-                index, requests[slot], slot, start, count, result, masks_by_index.get(index), is_guess=is_guess
+                index, requests[slot], slot, start, count, result, masks_by_index.get(index), is_ahead=is_ahead
             )
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             if index not in result.errors:
@@ -138,20 +137,23 @@ class PagedExecutor:
                 self.sequences.share(slot, start + count - is_late)
         return result
 
-    def settle(self, result: Result, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
-        assert sorted(index for index, _ in (*taken, *masks)) == sorted(self.guessing)
+    def further_guesses(self, index: int) -> list[int]:
+        return self.drawn_ahead[index][1][1:]
+
+    def redraw(self, result: Result, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
+        assert taken or masks
         for index, token in taken:
-            assert token in result.guesses[index]
-            self._settle(index, token, result)
+            assert token in self.further_guesses(index)
+            self._take_another(index, token, result)
         for index, mask in masks:
             assert mask is not None
-            self._settle(index, self._allowed(result.guesses[index], mask), result)
+            self._take_another(index, self._allowed(self.drawn_ahead[index][1], mask), result)
 
-    def _settle(self, index: int, token: int, result: Result) -> None:
+    def _take_another(self, index: int, token: int, result: Result) -> None:
         result.token_ids[index] = token
         if result.logprobs is not None and result.logprobs[index] is not None:
             result.logprobs[index] = logprobs_entry(token)
-        self.sequences.append(self.guessing.pop(index), token)
+        self.sequences.replace_last(self.drawn_ahead.pop(index)[0], token)
 
     def _allowed(self, guesses: list[int], mask: TokenMask) -> int:
         allowed = [token for token in allowed_tokens(mask) if token < self.limits.vocab_size]
@@ -167,7 +169,7 @@ class PagedExecutor:
         result: Result,
         mask: TokenMask | None,
         *,
-        is_guess: bool,
+        is_ahead: bool,
     ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
@@ -205,13 +207,10 @@ class PagedExecutor:
         if request.search is not None:
             entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
             token = entry[0][0]
-        if is_guess:
+        if is_ahead:
             assert self.sequences.draws_from_all(slot)
-            self.guessing[index] = slot
-            result.guesses[index] = guesses
-            token = -1
-        else:
-            self.sequences.append(slot, token)
+            self.drawn_ahead[index] = slot, guesses
+        self.sequences.append(slot, token)
         self._tell(index, token, entry, result)
 
     @staticmethod

@@ -22,7 +22,6 @@ class SimulatedDraw:
     """What a step has drawn. Nobody asks for logprobs, and nothing fails."""
 
     token_ids: list[int]
-    guesses: dict[int, list[int]] = field(default_factory=dict)
     logprobs: None = None
     prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)

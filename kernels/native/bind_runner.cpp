@@ -220,7 +220,6 @@ void bind_runner(nb::module_& m) {
   m.attr("MOST_PARTS") = kMostParts;
   nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
       .def_ro("token_ids", &StepResult::token_ids)
-      .def_ro("guesses", &StepResult::guesses)
       .def_prop_ro("logprobs", &logprobs_list)
       .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
       .def_prop_ro("pooled", &pooled_dict, "Vectors of f32, as the bytes that they have in memory.")
@@ -262,16 +261,18 @@ void bind_runner(nb::module_& m) {
             return r.step(slots, starts, counts, row_masks);
           },
           nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("masks") = Masks{})
+      .def("further_guesses", &Runner::further_guesses, nb::arg("index"),
+           "What a sequence of the last step, which drew without its mask, guesses when its token is refused.")
       .def(
-          "settle",
+          "redraw",
           [](Runner& r, StepResult& result, const std::vector<std::pair<std::int32_t, std::int32_t>>& taken,
              const Masks& masks) {
             std::vector<RowToken> tokens;
             for (const auto& [index, token] : taken) tokens.push_back({index, token});
-            r.settle(result, tokens, row_masks_of(masks));
+            r.redraw(result, tokens, row_masks_of(masks));
           },
           nb::arg("result"), nb::arg("taken"), nb::arg("masks"),
-          "Ends the guesses of the last step: by tokens that are allowed, or by masks.")
+          "Gives sequences of the last step, which drew without masks, other tokens: of their guesses, or by masks.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

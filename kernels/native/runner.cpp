@@ -73,7 +73,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   if (rows_.size() > at_once) {
     const auto overwritten = std::span(rows_).first((rows_.size() - 1) / at_once * at_once);
     kept_logits_.reserve(
-        static_cast<std::size_t>(std::ranges::count_if(overwritten, &LogitRow::guess) * config_.vocab_size));
+        static_cast<std::size_t>(std::ranges::count_if(overwritten, &LogitRow::ahead) * config_.vocab_size));
   }
   for (std::size_t first = 0; first < rows_.size(); first += at_once) {
     const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
@@ -82,7 +82,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
     std::vector<Drawn> drawn = read_logits(rows);
     for (std::size_t i = 0; i < rows.size(); i++)
       if (!rows[i].late && !result.errors.contains(rows[i].index)) take(rows[i], std::move(drawn[i]), result);
-    if (first + at_once < rows_.size()) keep_guessed_logits(rows);
+    if (first + at_once < rows_.size()) keep_logits(rows);
   }
   std::vector<std::int64_t> ends(slots.size());
   for (std::size_t i = 0; i < slots.size(); i++) ends[i] = starts[i] + counts[i];
@@ -92,55 +92,49 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   return result;
 }
 
-void Runner::settle(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks) {
-  std::vector<LogitRow> rows;
-  const auto take_guess = [&](LogitRow& row, std::int32_t token) {
-    row.guess = false;
-    row.taken = token;
-    if (sequences_.at(row.slot).sampling.config().logprobs >= 0)
-      rows.push_back(row);
-    else
-      take(row, {.result = {.token = token, .logprobs = {}}, .guesses = {}, .error = {}}, result);
-  };
-  for (const RowToken& each : taken) {
-    LogitRow& row = guessed_row(each.index, result);
-    if (const auto& guesses = result.guesses.at(each.index); std::ranges::find(guesses, each.token) == guesses.end())
-      throw std::invalid_argument("token " + std::to_string(each.token) + " is none of the guesses of sequence " +
-                                  std::to_string(each.index));
-    take_guess(row, each.token);
-  }
-  for (const RowMask& each : masks) {
-    LogitRow& row = guessed_row(each.index, result);
-    if (each.mask == nullptr) throw std::invalid_argument("guesses can be settled by a mask, or by a token");
-    const auto& guesses = result.guesses.at(each.index);
-    const auto allowed = std::ranges::find_if(guesses, [&](std::int32_t token) { return each.mask->allows(token); });
-    if (allowed != guesses.end()) {
-      take_guess(row, *allowed);
-    } else {
-      row.guess = false;
-      row.refused = each.mask;
-      rows.push_back(row);
-    }
-  }
-  if (rows.empty()) return;
-  std::vector<Drawn> drawn = read_logits(rows);
-  for (std::size_t i = 0; i < rows.size(); i++) take(rows[i], std::move(drawn[i]), result);
+std::vector<std::int32_t> Runner::further_guesses(std::int32_t index) {
+  const LogitRow& row = row_ahead(index);
+  std::vector<std::int32_t> tokens =
+      guesses(row.logits, sequences_.at(row.slot).sampling, row.position, scratch_.front());
+  tokens.erase(tokens.begin());  // is drawn already
+  return tokens;
 }
 
-Runner::LogitRow& Runner::guessed_row(std::int32_t index, const StepResult& result) {
-  const auto row = std::ranges::find_if(rows_, [&](const LogitRow& each) { return each.guess && each.index == index; });
-  if (row == rows_.end() || !result.guesses.contains(index))
-    throw std::invalid_argument("sequence " + std::to_string(index) + " of the step has no guesses to settle");
+void Runner::redraw(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks) {
+  std::vector<LogitRow> rows;
+  const auto draw_again = [&](std::int32_t index, std::int32_t token, TokenMask* mask) {
+    LogitRow& row = row_ahead(index);
+    row.ahead = false;
+    row.taken = token;
+    row.mask = mask;
+    rows.push_back(row);
+  };
+  for (const RowToken& each : taken) {
+    const std::vector<std::int32_t> tokens = further_guesses(each.index);
+    if (std::ranges::find(tokens, each.token) == tokens.end())
+      throw std::invalid_argument("token " + std::to_string(each.token) + " is no further guess of sequence " +
+                                  std::to_string(each.index));
+    draw_again(each.index, each.token, nullptr);
+  }
+  for (const RowMask& each : masks) {
+    if (each.mask == nullptr) throw std::invalid_argument("a token is drawn again by a mask, or is a further guess");
+    draw_again(each.index, -1, each.mask);
+  }
+  std::vector<Drawn> drawn = read_logits(rows);
+  for (std::size_t i = 0; i < rows.size(); i++) take_another(rows[i], std::move(drawn[i]), result);
+}
+
+Runner::LogitRow& Runner::row_ahead(std::int32_t index) {
+  const auto row = std::ranges::find_if(rows_, [&](const LogitRow& each) { return each.ahead && each.index == index; });
+  if (row == rows_.end())
+    throw std::invalid_argument("sequence " + std::to_string(index) + " of the last step did not draw without a mask");
   return *row;
 }
 
 void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
   Sequence& sequence = sequences_.at(row.slot);
   if (!drawn.error.empty()) {
-    result.token_ids[row.index] = -1;
     result.errors[row.index] = std::move(drawn.error);
-  } else if (row.guess) {
-    result.guesses[row.index] = std::move(drawn.guesses);
   } else if (row.sample) {
     result.token_ids[row.index] = drawn.result.token;
     result.logprobs[row.index] = std::move(drawn.result.logprobs);
@@ -151,6 +145,17 @@ void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
   }
 }
 
+void Runner::take_another(const LogitRow& row, Drawn drawn, StepResult& result) {
+  const std::int32_t token = drawn.error.empty() ? drawn.result.token : -1;
+  result.token_ids[row.index] = token;
+  if (token < 0) {
+    result.errors[row.index] = std::move(drawn.error);
+  } else {
+    result.logprobs[row.index] = std::move(drawn.result.logprobs);
+    sequences_.at(row.slot).replace_last(token);
+  }
+}
+
 void Runner::set_masks(std::span<const RowMask> masks, std::size_t num_sequences) {
   if (masks.empty()) return;
   std::vector<const RowMask*> of_sequence(num_sequences);
@@ -158,8 +163,8 @@ void Runner::set_masks(std::span<const RowMask> masks, std::size_t num_sequences
   for (LogitRow& row : rows_) {
     if (!row.sample || of_sequence[row.index] == nullptr) continue;
     row.mask = of_sequence[row.index]->mask;
-    row.guess = row.mask == nullptr;
-    if (row.guess && !sequences_.at(row.slot).sampling.draws_from_all())
+    row.ahead = row.mask == nullptr;
+    if (row.ahead && !sequences_.at(row.slot).sampling.draws_from_all())
       throw std::invalid_argument("slot " + std::to_string(row.slot) +
                                   " does not draw from all tokens alike, so that its mask must be known first");
   }
@@ -316,9 +321,9 @@ void Runner::compute_logits(std::span<LogitRow> rows, Dims& dims) {
 }
 
 /// Other rows are about to be computed where theirs stand.
-void Runner::keep_guessed_logits(std::span<LogitRow> rows) {
+void Runner::keep_logits(std::span<LogitRow> rows) {
   for (LogitRow& row : rows) {
-    if (!row.guess) continue;
+    if (!row.ahead) continue;
     const std::size_t begin = kept_logits_.size();
     kept_logits_.insert(kept_logits_.end(), row.logits.begin(), row.logits.end());
     row.logits = std::span(kept_logits_).subspan(begin);
@@ -340,15 +345,12 @@ Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
   try {
     if (!row.sample) {
       const std::int32_t token = sequence.tokens[row.position];
-      return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}, {}};
+      return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
     }
-    if (row.guess) return {{}, guesses(row.logits, sequence.sampling, row.position, scratch), {}};
-    if (row.taken >= 0) return {report(row.taken, row.logits, sequence.sampling, scratch), {}, {}};
-    if (row.refused != nullptr)
-      return {sample_allowed(row.logits, sequence.sampling, row.position, scratch, *row.refused), {}, {}};
-    return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}, {}};
+    if (row.taken >= 0) return {report(row.taken, row.logits, sequence.sampling, scratch), {}};
+    return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}};
   } catch (const std::runtime_error& error) {
-    return {{}, {}, error.what()};
+    return {{}, error.what()};
   }
 }
 

@@ -76,8 +76,7 @@ struct Position {
 
 /// What a step gave, by index in the batch.
 struct StepResult {
-  std::vector<std::int32_t> token_ids;  ///< -1 where the sequence is not computed to its end yet, or has guesses
-  std::map<std::int32_t, std::vector<std::int32_t>> guesses;  ///< the first that is allowed is the sequence's token
+  std::vector<std::int32_t> token_ids;  ///< -1 where the sequence is not computed to its end yet
   std::vector<std::optional<TokenLogprobs>> logprobs;
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
@@ -87,7 +86,7 @@ struct StepResult {
 /// The mask of the token that the sequence at `index` of a step draws.
 struct RowMask {
   std::int32_t index;
-  TokenMask* mask;  ///< nullptr: it is not known, and guesses are made (Runner::step)
+  TokenMask* mask;  ///< nullptr: it is not known, and the token may be drawn again (Runner::redraw)
 };
 
 /// The token of the sequence at `index` of a step.
@@ -123,15 +122,19 @@ class Runner {
   ///
   /// `masks` are waited for when the model has run. One that is late is waited for a little while, where others have
   /// drawn: its sequence draws nothing then, and its last token is to be computed again. Without its mask a sequence
-  /// that draws from all (SamplingState) makes guesses: whoever knows what is allowed calls `settle` before the next
-  /// step. Throws std::invalid_argument for others that have none.
+  /// that draws from all (SamplingState) draws the first of its guesses. Throws std::invalid_argument for others that
+  /// have none.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts, std::span<const RowMask> masks = {});
 
-  /// Ends the guesses of the last step, which gave `result`, and appends what they have come to: `taken` were allowed;
-  /// for other sequences tokens are drawn that `masks` allow. Throws std::invalid_argument where there were no guesses,
-  /// or they are at an end, and for a token that was none of them.
-  void settle(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks);
+  /// What a sequence of the last step, which drew without its mask, guesses when its token is refused, in this order.
+  /// Throws std::invalid_argument where it had a mask, or was drawn again.
+  std::vector<std::int32_t> further_guesses(std::int32_t index);
+
+  /// Gives sequences of the last step, which drew without their masks and gave `result`, another token: one that is
+  /// `taken` of their further guesses, or what they would have drawn if `masks` had been known. Throws as
+  /// `further_guesses`, and for a token that is none of them.
+  void redraw(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks);
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -145,10 +148,9 @@ class Runner {
     std::int64_t position;  ///< of the token that the logits predict
     bool sample;            ///< draw it, or else report the prompt token that stands there
     TokenMask* mask = nullptr;
-    bool late = false;                   ///< the mask was not there in time
-    bool guess = false;                  ///< what is allowed is not known
-    std::int32_t taken = -1;             ///< the guess that was allowed
-    const TokenMask* refused = nullptr;  ///< the mask that allows none of the guesses
+    bool late = false;        ///< the mask was not there in time
+    bool ahead = false;       ///< of a mask that is not known
+    std::int32_t taken = -1;  ///< the guess that is allowed
     std::span<float> logits = {};
   };
   struct StateRow {
@@ -157,7 +159,6 @@ class Runner {
   };
   struct Drawn {
     SampleResult result;
-    std::vector<std::int32_t> guesses;
     std::string error;
   };
 
@@ -170,11 +171,12 @@ class Runner {
   void set_masks(std::span<const RowMask> masks, std::size_t num_sequences);
   void await_masks(std::span<LogitRow> rows, TokenMask::Clock::time_point begun);
   void compute_logits(std::span<LogitRow> rows, Dims& dims);
-  void keep_guessed_logits(std::span<LogitRow> rows);
+  void keep_logits(std::span<LogitRow> rows);
   std::vector<Drawn> read_logits(std::span<const LogitRow> rows);
   Drawn read_row(const LogitRow& row, SamplerScratch& scratch);
-  LogitRow& guessed_row(std::int32_t index, const StepResult& result);
+  LogitRow& row_ahead(std::int32_t index);
   void take(const LogitRow& row, Drawn drawn, StepResult& result);
+  void take_another(const LogitRow& row, Drawn drawn, StepResult& result);
 
   RunnerConfig config_;
   Arena arena_;
@@ -185,7 +187,7 @@ class Runner {
   Plan body_, head_, states_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
   std::vector<LogitRow> rows_;
-  std::vector<float> kept_logits_;  ///< of guesses, where a step has more rows than fit at once
+  std::vector<float> kept_logits_;  ///< of rows that may be drawn again, where a step has more than fit at once
   std::vector<StateRow> state_rows_;
 };
 

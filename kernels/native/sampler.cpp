@@ -123,6 +123,30 @@ SampleResult draw(std::span<const float> logits, std::span<const float> raw, con
   return report(state.greedy() ? scan.argmax() : Draw(scan, config, random, scratch).token(), raw, state, scratch);
 }
 
+/// Draws from what the mask allows, where it allows none of the `guesses` that have been made of these logits, which
+/// may be overwritten. Throws std::runtime_error if the mask allows nothing.
+SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
+                            SamplerScratch& scratch, const TokenMask& mask) {
+  if (mask.num_allowed() > logits.size() / kFew) {
+    if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
+    mask.apply(logits);
+    return draw(logits, scratch.raw, state, position, kGuesses, scratch);
+  }
+  std::vector<Candidate>& allowed = scratch.candidates;
+  allowed.clear();
+  mask.for_each_allowed([&](std::int32_t token) {
+    if (token >= std::ssize(logits)) return;
+    const std::int32_t key = order_key(logits[token]);
+    if (key > kLeastKey) allowed.push_back({token_key(key, token), 0});
+  });
+  check_not_all_banned(!allowed.empty(), logits.size());
+  const std::uint64_t likeliest_key = std::ranges::min_element(allowed, likelier)->key;
+  if (state.greedy()) return report(token_of(likeliest_key), logits, state, scratch);
+  weigh(allowed, logit_of(likeliest_key), inverse_temperature(state.config()));
+  const std::int32_t token = pick(allowed, random_number(state, position, kGuesses));
+  return report(token, logits, state, scratch);
+}
+
 }  // namespace
 
 SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
@@ -157,29 +181,6 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
     }
   }
   return draw(logits, changes ? std::span<const float>(scratch.raw) : logits, state, position, 0, scratch);
-}
-
-SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
-                            SamplerScratch& scratch, const TokenMask& mask) {
-  const FlushDenormals flush;
-  if (mask.num_allowed() > logits.size() / kFew) {
-    if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
-    mask.apply(logits);
-    return draw(logits, scratch.raw, state, position, kGuesses, scratch);
-  }
-  std::vector<Candidate>& allowed = scratch.candidates;
-  allowed.clear();
-  mask.for_each_allowed([&](std::int32_t token) {
-    if (token >= std::ssize(logits)) return;
-    const std::int32_t key = order_key(logits[token]);
-    if (key > kLeastKey) allowed.push_back({token_key(key, token), 0});
-  });
-  check_not_all_banned(!allowed.empty(), logits.size());
-  const std::uint64_t likeliest_key = std::ranges::min_element(allowed, likelier)->key;
-  if (state.greedy()) return report(token_of(likeliest_key), logits, state, scratch);
-  weigh(allowed, logit_of(likeliest_key), inverse_temperature(state.config()));
-  const std::int32_t token = pick(allowed, random_number(state, position, kGuesses));
-  return report(token, logits, state, scratch);
 }
 
 std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,

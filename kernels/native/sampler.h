@@ -46,11 +46,6 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
 std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
                                   SamplerScratch& scratch);
 
-/// Draws from what the mask allows, where it allows none of the `guesses` that have been made of these logits, which
-/// may be overwritten. Throws std::runtime_error if the mask allows nothing.
-SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
-                            SamplerScratch& scratch, const TokenMask& mask);
-
 /// The result of drawing `token`, where `raw` is what the model gave.
 SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
                     SamplerScratch& scratch);

@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 // A worker's patience doubles when a launch comes while it spins and halves when none does.
 constexpr int kLeastSpinUs = 10;
-constexpr int kMostSpinUs = 100;
+constexpr int kMostSpinUs = 400;
 constexpr int kPausesPerLook = 32;  // at the clock
 
 // Pauses before sleep, some 200 us: longer than most chunks take, as sleep and waking cost 10 us.

@@ -23,7 +23,6 @@ class Result:
     """Nobody asks for logprobs, and nothing fails."""
 
     token_ids: list[int]
-    guesses: dict[int, list[int]] = field(default_factory=dict)
     logprobs: None = None
     prompt_logprobs: dict[int, list[tuple[list[int], list[float], int]]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)

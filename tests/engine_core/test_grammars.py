@@ -348,10 +348,11 @@ def test_a_token_is_taken_as_the_mask_has_it(
         ruled.write_mask()
         allowed = set(allowed_tokens(ruled.mask))
         banned = [token for token in range(native.vocab_size + 9) if token not in allowed]
-        assert all(ruled.take([token]) is None for token in banned)
+        assert not any(map(ruled.takes, banned))
         for token in random.sample(sorted(allowed), min(9, len(allowed))):
             other = Constraint(matcher.deep_copy(), native, native.vocab_size, stop_token_ids)
-            assert other.take([*banned[:2], token]) == (None if token == EOS and not stop_token_ids else token)
+            assert not any(map(other.takes, banned[:2]))
+            assert other.takes(token) == (token != EOS or bool(stop_token_ids))
             num_taken += 1
         if not (going_on := sorted(allowed - {EOS})):
             break
@@ -422,14 +423,16 @@ def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTo
     for place in range(80):
         if ruled.may_guess:
             guesses.append(place)
-            assert ruled.take([digit]) is None
+            assert not ruled.takes(digit)
+            ruled.pause()
         ruled.follow(letter)
     assert guesses == [0, 1, 3, 7, 15, 31, 47, 63, 79]
     while not ruled.may_guess:
         ruled.follow(letter)
     for _ in range(9):
         assert ruled.may_guess
-        assert ruled.take([digit, letter]) == letter
+        assert not ruled.takes(digit)
+        assert ruled.takes(letter)
         ruled.follow(letter)
 
 
@@ -437,7 +440,8 @@ def test_guesses_are_made_again_after_what_must_follow(tokenizer: GrammarTokeniz
     ruled, letter, digit = guessing(tokenizer, "[0-9]{16}, friend: [a-z]{9}")
     for _ in range(16):
         if ruled.may_guess:
-            assert ruled.take([letter]) is None
+            assert not ruled.takes(letter)
+            ruled.pause()
         ruled.follow(digit)
     assert 0 < len(ruled.forced) < 12
     while ruled.forced:

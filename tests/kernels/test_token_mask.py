@@ -164,10 +164,9 @@ def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: 
 
     ahead, behind = open_all(), open_all()
     guessed = engine.step(ahead, [0] * count, [5] * count, [(row, None) for row in range(count)])
-    assert guessed.token_ids == [-1] * count
-    assert all(sequences.tokens(slot) == prompt for slot in ahead)
-    guesses = guessed.guesses
-    assert all(len(set(tokens)) == len(tokens) <= (4 if temperature else 1) for tokens in guesses.values())
+    guesses = [[token, *engine.further_guesses(row)] for row, token in enumerate(guessed.token_ids)]
+    assert [sequences.tokens(slot) for slot in ahead] == [[*prompt, token] for token in guessed.token_ids]
+    assert all(len(set(tokens)) == len(tokens) <= (4 if temperature else 1) for tokens in guesses)
     banned = {token for row in range(count // 2 + 1) for token in guesses[row][: 4 - row % 4]}
     allowed = [token for token in range(400, 2048) if token not in banned]
     taken = {row: next((token for token in guesses[row] if token in allowed), None) for row in range(count)}
@@ -175,9 +174,9 @@ def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: 
     assert refused
     assert len(refused) < count or count == 1 or not temperature  # greedy ones all guess the same
     mask = mask_of(allowed, 2048)
-    engine.settle(
+    engine.redraw(
         guessed,
-        [(row, token) for row, token in taken.items() if token is not None],
+        [(row, token) for row, token in taken.items() if token not in (None, guesses[row][0])],
         [(row, mask) for row in refused],
     )
     known = engine.step(behind, [0] * count, [5] * count, [(row, mask) for row in range(count)])
@@ -191,19 +190,19 @@ def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: 
         sequences.close(slot)
 
 
-def test_only_guesses_of_the_last_step_are_settled(engine: ModelRunner) -> None:
+def test_only_who_drew_ahead_of_its_mask_draws_again(engine: ModelRunner) -> None:
     slot, mask = opened(engine, [0, 5, 300]), mask_of([700], 2048)
     result = engine.step([slot], [0], [3], [(0, None)])
-    with pytest.raises(ValueError, match="token 2047 is none of the guesses of sequence 0"):
-        engine.settle(result, [(0, 2047)], [])
-    with pytest.raises(ValueError, match="by a mask, or by a token"):
-        engine.settle(result, [], [(0, None)])
-    engine.settle(result, [], [(0, mask)])
+    with pytest.raises(ValueError, match="token 2047 is no further guess of sequence 0"):
+        engine.redraw(result, [(0, 2047)], [])
+    with pytest.raises(ValueError, match="drawn again by a mask, or is a further guess"):
+        engine.redraw(result, [], [(0, None)])
+    engine.redraw(result, [], [(0, mask)])
     assert result.token_ids == [700]
     for index in (0, 1):
         for taken, masks in ([(index, 700)], []), ([], [(index, mask)]):
-            with pytest.raises(ValueError, match=f"sequence {index} of the step has no guesses"):
-                engine.settle(result, taken, masks)
+            with pytest.raises(ValueError, match=f"sequence {index} of the last step did not draw"):
+                engine.redraw(result, taken, masks)
     assert engine.sequences.tokens(slot) == [0, 5, 300, 700]
 
 
