@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -17,7 +18,8 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of an engine's step, from its begin to the next one's: a sum over what the step computes.
 
     So much for itself, for each token of a prompt, for each sequence that decodes, for each token of KV memory that
-    these read, and for the square of a prompt's length, whose tokens attend to each other.
+    these read, for the square of a prompt's length, whose tokens attend to each other, and for the square of how many
+    tokens of prompts the step has: the more, the less of what it computes stays in the caches.
     """
 
     base: _Seconds
@@ -25,6 +27,7 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode: _Seconds
     kv_token: _Seconds = 0.0
     prefill_squared: _Seconds = 0.0
+    prefill_total_squared: _Seconds = 0.0
 
     def seconds(self, work: StepWork) -> float:
         """What a step of this work takes."""
@@ -34,19 +37,45 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + self.decode * work.decodes
             + self.kv_token * work.kv_tokens
             + self.prefill_squared * work.prefill_squares
+            + self.prefill_total_squared * work.prefill_tokens**2
         )
+
+
+class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """After so many seconds without work, a first token comes so much later than right after other work."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
+    later: _Seconds
 
 
 class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds between a client and its engine: from the sending of a request to its place in the queue, from the end of
     a step to the client that has its tokens, between two requests that the client sends one after the other, and until
-    an engine that has had nothing to do begins its step.
+    an engine that has just had work begins its step.
+
+    `rests` are what it takes longer after some time without work, the shortest first: caches are others' by then, and
+    processors have gone to sleep.
     """
 
     to_engine: _Seconds = 0.0
     to_client: _Seconds = 0.0
     to_next: _Seconds = 0.0
     to_wake: _Seconds = 0.0
+    rests: tuple[Rest, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(before.seconds >= after.seconds for before, after in pairwise(self.rests)):
+            raise ValueError("rests must be given in order, the shortest first")
+
+    def wake_seconds(self, idle: float) -> float:
+        """Until a step begins, of an engine that has had no work for so long; between rests on a straight line."""
+        seconds, later = 0.0, 0.0
+        for rest in self.rests:
+            if idle < rest.seconds:
+                later += (idle - seconds) / (rest.seconds - seconds) * (rest.later - later)
+                break
+            seconds, later = rest.seconds, rest.later
+        return self.to_wake + later
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

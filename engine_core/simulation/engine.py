@@ -56,7 +56,8 @@ class SimulatedEngine:
     """Steps when it is told to, and tells the first token and the end of each request as soon as it knows them.
 
     Steps in which no request begins or ends are put off until one does, or comes, and then done at once; with
-    `is_stepwise` each is done alone, which comes to the same.
+    `is_stepwise` each is done alone, which comes to the same. `wake_seconds` tells how long it takes to begin when it
+    has had nothing to do for so many seconds.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SimulatedEngine:
         limits: EngineLimits,
         step_time: StepTime,
         *,
-        wake_seconds: float = 0.0,
+        wake_seconds: Callable[[float], float] = lambda _: 0.0,
         tells_lengths: bool = True,
         is_stepwise: bool = False,
         on_first_token: Callable[[Answer], None] = lambda _: None,
@@ -101,7 +102,9 @@ class SimulatedEngine:
         if not self._coming:
             return math.inf
         now, first = self.clock.now, self._coming[0][0]
-        return now if first < now else first + self._wake_seconds  # who came during the last step is found after it
+        if first < now:
+            return now  # who came during the last step is found after it
+        return first + self._wake_seconds(first - now)
 
     def step(self) -> None:
         """Goes on to the next step and does it; before, it takes what has come.

@@ -40,7 +40,7 @@ class Fleet:
             SimulatedEngine(
                 limits,
                 setup.step,
-                wake_seconds=setup.client.to_wake,
+                wake_seconds=setup.client.wake_seconds,
                 tells_lengths=setup.tells_lengths,
                 is_stepwise=is_stepwise,
                 on_first_token=partial(self._answered, number, False),

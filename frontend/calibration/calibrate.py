@@ -117,7 +117,8 @@ class _Stage:
                 return
             is_whole = await self._play(scene, deadline)
             took = time.monotonic() - begun
-            self._plays.append(_Play(begun, begun + took, scene.name in self._played))
+            if not scene.rest:  # else its steps are no usual ones
+                self._plays.append(_Play(begun, begun + took, scene.name in self._played))
             self._played.add(scene.name)
             tell(f"{scene.name}: {took:.2f} s{'' if is_whole else ', cut off'}")
             if not is_whole:
@@ -137,7 +138,7 @@ class _Stage:
         try:
             async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
                 for _ in range(scene.concurrency):
-                    group.create_task(self._serve(sends, begins, is_alone=scene.concurrency == 1))
+                    group.create_task(self._serve(scene, sends, begins))
         except TimeoutError:
             return False
         except ExceptionGroup as failures:
@@ -151,9 +152,10 @@ class _Stage:
         request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
         return self._target.prepare(request, lambda _: prompt)
 
-    async def _serve(self, sends: Iterator[Send], begins: list[RequestRecord], is_alone: bool) -> None:
+    async def _serve(self, scene: Scene, sends: Iterator[Send], begins: list[RequestRecord]) -> None:
         """One after the other; the first is among those with which the scene begins, all at once."""
         for number, send in enumerate(sends):
+            await asyncio.sleep(scene.rest or 0.0)
             now = self._clock.now()
             record = RequestRecord(0, now, now, 0, 0)
             if number == 0:
@@ -161,7 +163,9 @@ class _Stage:
             await send(record, self._clock)
             if record.outcome is not Outcome.COMPLETED:
                 raise RuntimeError(f"a request of the calibration {record.outcome}: {record.error}")
-            if is_alone:
+            if scene.rest is not None:
+                self.client_times.add_rested(record, scene.rest)
+            elif scene.concurrency == 1:
                 self.client_times.add(record)
 
 

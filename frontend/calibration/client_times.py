@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from itertools import pairwise
 
 from quire.frontend.replay.record import RequestRecord
-from quire.protocol.simulation import ClientTime
+from quire.protocol.simulation import ClientTime, Rest
 
 
 class ClientTimes:
@@ -18,6 +19,7 @@ class ClientTimes:
         self._to_next: list[float] = []
         self._to_wake: list[float] = []
         self._least_to_wake = 0.0
+        self._first_tokens: defaultdict[float, list[float]] = defaultdict(list)  # of equal requests, by rest
 
     def add(self, record: RequestRecord) -> None:
         """One that was alone: another would have it wait for the end of its step, and for the client."""
@@ -39,6 +41,11 @@ class ClientTimes:
         else:
             self._least_to_wake = max(self._least_to_wake, sent[-1])
 
+    def add_rested(self, record: RequestRecord, rest: float) -> None:
+        """One of some that are alike, so many seconds after the one before; some have to come without a rest."""
+        assert record.first_token is not None
+        self._first_tokens[rest].append(record.first_token - record.sent)
+
     @property
     def medians(self) -> ClientTime:
         """Raises ValueError if not one request has ended."""
@@ -51,7 +58,14 @@ class ClientTimes:
             to_client=statistics.median(self._to_client),
             to_next=statistics.median(self._to_next or [0.0]),
             to_wake=to_wake,
+            rests=self._rests,
         )
+
+    @property
+    def _rests(self) -> tuple[Rest, ...]:
+        medians = {rest: statistics.median(seconds) for rest, seconds in sorted(self._first_tokens.items())}
+        least = medians.pop(0.0, 0.0)
+        return tuple(Rest(rest, max(0.0, seconds - least)) for rest, seconds in medians.items())
 
 
 def _prefilled(record: RequestRecord) -> float:

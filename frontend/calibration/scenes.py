@@ -13,6 +13,8 @@ _ANSWER = 40  # tokens, and so steps of a batch that decodes
 _MOST_TOKENS = 20_000  # of the prompts of a scene: more only takes longer
 _MIX_PART = 6  # of the context: the mean prompt of a mix; answers have a quarter of that
 _MIXES = (2, 8, 32, 128)
+_BATCHED = (32, 128, 512)  # tokens of each prompt
+_RESTS = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +27,35 @@ class RequestSize:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Requests of which `concurrency` are served at a time."""
+    """Requests of which `concurrency` are served at a time.
+
+    `rest` seconds are left before each, in scenes that differ in this alone.
+    """
 
     name: str
     requests: list[RequestSize]
     concurrency: int
+    rest: float | None = None
 
 
 def families(shape: EngineShape) -> list[list[Scene]]:
     """Scenes by what they show, the cheap ones of each first. Mixes come again and again: they are what engines do."""
     longest = shape.max_model_len - _ANSWER - 1
     mixes = _mixes(shape)
-    return [_decodes(shape), mixes, _prompts(shape, longest), mixes, _contexts(shape, longest), mixes]
+    prompts = _prompts(shape, longest)
+    return [_decodes(shape), mixes, _rests(), prompts, _batches(shape), mixes, _contexts(shape, longest), mixes]
 
 
 def _decodes(shape: EngineShape) -> list[Scene]:
     """More and more sequences decode."""
     sizes = _powers(1, min(shape.max_num_seqs, shape.num_pages // 2))
     return [Scene(f"{size} decode", [RequestSize(_SHORT, _ANSWER)] * size, size) for size in sizes]
+
+
+def _rests() -> list[Scene]:
+    """A short prompt, now and then."""
+    request = RequestSize(_SHORT, 1)
+    return [Scene(f"one after {rest * 1e3:.0f} ms", [request] * 6, 1, rest) for rest in _RESTS]
 
 
 def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
@@ -62,6 +75,21 @@ def _prompts(shape: EngineShape, longest: int) -> list[Scene]:
     """Longer and longer prompts, one after the other."""
     lengths = _powers(16, min(longest, 4 * shape.max_num_batched_tokens))
     return [Scene(f"prompts of {length} tokens", [RequestSize(length, 1)] * 3, 1) for length in lengths]
+
+
+def _batches(shape: EngineShape) -> list[Scene]:
+    """As many prompts at once as fit into a step, and fewer."""
+    most = min(shape.max_num_batched_tokens, shape.num_pages * shape.page_size // 2, _MOST_TOKENS)
+    batches = [
+        (size, length)
+        for length in _BATCHED
+        if length < shape.max_model_len
+        for size in _powers(1, min(most // length, shape.max_num_seqs))[1:]
+    ]
+    return [
+        Scene(f"{size} prompts of {length} tokens", [RequestSize(length, 1)] * size, size)
+        for size, length in sorted(batches, key=lambda batch: batch[0] * batch[1])
+    ]
 
 
 def _mixes(shape: EngineShape) -> list[Scene]:

@@ -19,12 +19,16 @@ class StepTimes:
     def __init__(self, plays: list[list[StepTrace]]) -> None:
         """Of each play the traces, in order."""
         steps = [pair for play in plays for pair in pairwise(trace for trace in play if trace.stats is not None)]
-        self.work: Array = np.array([(1.0, *_work(step.sequences)) for step, _ in steps])
+        self.work: Array = np.array([_terms(_work(step.sequences)) for step, _ in steps])
         self.seconds: Array = np.array([_seconds(step, after) for step, after in steps])
 
 
 def _work(sequences: list[SequenceTrace]) -> StepWork:
     return StepWork.of([each.start for each in sequences], [each.count for each in sequences])
+
+
+def _terms(work: StepWork) -> tuple[float, ...]:
+    return (1.0, *work, work.prefill_tokens**2)
 
 
 def _seconds(step: StepTrace, after: StepTrace) -> float:

@@ -66,10 +66,13 @@ def describe(calibration: Calibration) -> str:
     """The times in a few words."""
     step, client = calibration.step, calibration.client
     return (
-        f"a step takes {step.base * 1e6:.0f} us, {step.prefill_token * 1e6:.1f} us for each token of a prompt, "
-        f"{step.decode * 1e6:.1f} us for each that decodes, {step.kv_token * 1e9:.1f} ns for each KV token and "
-        f"{step.prefill_squared * 1e9:.2f} ns for the square of a prompt's; {calibration.error:.0%} off in the median "
-        f"of {calibration.steps} steps. A client is {client.to_engine * 1e6:.0f} us from its engine, which is "
-        f"{client.to_client * 1e6:.0f} us from its client and takes {client.to_wake * 1e6:.0f} us to wake; requests "
-        f"that are sent at once come every {client.to_next * 1e6:.0f} us"
+        f"a step takes {_us(step.base)}, {_us(step.prefill_token)} for each token of a prompt and {_us(step.decode)} "
+        f"for each that decodes, more with long contexts; {calibration.error:.0%} off in the median of "
+        f"{calibration.steps} steps. A client is {_us(client.to_engine)} from its engine, which is "
+        f"{_us(client.to_client)} from its client and takes {_us(client.wake_seconds(0))} to wake, "
+        f"{_us(client.wake_seconds(1))} after a rest"
     )
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} us"

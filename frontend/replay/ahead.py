@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from quire.frontend.replay.extent import Extent
 from quire.frontend.replay.target import Send
 from quire.frontend.workload.request import WorkloadRequest
 
-_MOST_REQUESTS = 256
+_MOST_REQUESTS = 4096
 _MOST_TOKENS = 1 << 20
 _JOIN_SECONDS = 2.0  # a reader that skips bad rows of a huge file is left behind
 
@@ -29,7 +30,8 @@ class Prepared:
 class Ahead:
     """Reads a workload and prepares its requests on a thread: at most so many, of at most so many tokens, ahead.
 
-    The prompts of a long trace would not fit into memory, and making one when its request is due would delay others.
+    The prompts of a long trace would not fit into memory, and making one when its request is due would delay others; so
+    would making the next one whenever one is sent. So it goes on when half of them are taken.
     """
 
     def __init__(
@@ -90,7 +92,11 @@ class Ahead:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._ready) >= _MOST_REQUESTS or self._num_tokens >= _MOST_TOKENS
+        return self._has(1.0)
+
+    def _has(self, share: float) -> bool:
+        """Whether so much is prepared, of what may be."""
+        return len(self._ready) >= share * _MOST_REQUESTS or self._num_tokens >= share * _MOST_TOKENS
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -116,6 +122,7 @@ class Ahead:
                 self._num_read += 1
                 if not self._put(prepared):
                     return
+                time.sleep(0)  # others may have to send, or to take what has come
             self.extent = Extent(self._num_read, last)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where requests are taken
             self._error = error
@@ -124,12 +131,13 @@ class Ahead:
             self._tell()
 
     def _put(self, prepared: Prepared) -> bool:
-        """Keep one, once there is room; False when no more are wanted."""
+        """Keep one, and wait until there is room for more; False when no more are wanted."""
         with self._changed:
             self._ready.append(prepared)
             self._num_tokens += prepared.request.prompt_tokens
             self._tell()
-            self._changed.wait_for(lambda: self._is_over or not self._is_full)
+            if self._is_full:
+                self._changed.wait_for(lambda: self._is_over or not self._has(0.5))
             return not self._is_over
 
     def _tell(self) -> None:

@@ -16,7 +16,7 @@ from quire.engine_core.simulation.engine import Answer, SimulatedEngine, limits_
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.messages import ErrorKind, EventType
-from quire.protocol.simulation import ClientTime, SimulatedRequest, StepTime, StepWork
+from quire.protocol.simulation import ClientTime, Rest, SimulatedRequest, StepTime, StepWork
 
 
 def assert_served(outcome: Outcome, requests: list[SimulatedRequest]) -> None:
@@ -51,7 +51,9 @@ def assert_served(outcome: Outcome, requests: list[SimulatedRequest]) -> None:
             "enable_prefix_caching": st.booleans(),
             "tells_lengths": st.booleans(),
             "concurrency": st.sampled_from([None, 1, 4]),
-            "client": st.sampled_from([ClientTime(), ClientTime(0.003, 0.02, 0.001, 0.004)]),
+            "client": st.sampled_from(
+                [ClientTime(), ClientTime(0.003, 0.02, 0.001, 0.004, (Rest(0.1, 0.03), Rest(0.5, 0.06)))]
+            ),
         }
     ),
     sessions=st.sampled_from([0, 5]),
@@ -138,6 +140,16 @@ def test_who_comes_during_the_last_step_need_not_wake_the_engine() -> None:
     first, second = Outcome(setup(client=client), requests).results
     assert first.events[1].timestamp == 1.0
     assert second.events[1].timestamp == first.ended > 1.005
+
+
+def test_an_engine_takes_longer_to_wake_the_longer_it_has_had_nothing_to_do() -> None:
+    client = ClientTime(to_wake=1.0, rests=(Rest(2.0, 0.5), Rest(6.0, 2.5)))
+    longer = [(0.0, 0.0), (1.0, 0.25), (2.0, 0.5), (5.0, 2.0), (6.0, 2.5), (100.0, 2.5)]
+    assert [(idle, client.wake_seconds(idle) - 1.0) for idle, _ in longer] == longer
+    requests = [request(0, 4.0, 200, 1, range(4)), request(1, 20.0, 200, 1, range(4, 8))]
+    first, second = Outcome(setup(client=client), requests).results
+    assert first.events[1].timestamp == 4.0 + 1.0 + 1.5
+    assert second.events[1].timestamp == 20.0 + 1.0 + 2.5
 
 
 def test_a_turn_waits_for_the_one_before_it_and_then_for_its_delay() -> None:

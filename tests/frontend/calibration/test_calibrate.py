@@ -31,6 +31,8 @@ def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
     assert 0 < found.client.to_client < 1
     assert 0 < found.client.to_next < 0.1
     assert 0 < found.client.to_wake < 1
+    assert found.client.rests
+    assert all(0 <= rest.later < 1 for rest in found.client.rests)
     assert str(file) in result.stdout
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from quire.frontend.calibration.client_times import ClientTimes
 from quire.frontend.replay.record import Phase, RequestRecord
+from quire.protocol.simulation import Rest
 
 
 def served(sent: float, queued: float, started: float, prefilled: float, arrived: float) -> RequestRecord:
@@ -46,6 +47,15 @@ def test_an_engine_wakes_by_the_time_that_a_lone_request_is_queued() -> None:
     times.add_burst([served(5.0, 5.5, 5.6, 6.0, 6.1), served(5.4, 5.5, 5.6, 6.0, 6.1)])  # this time it took longer
     assert times.medians.to_wake == pytest.approx(0.1)
     assert times.medians.to_engine == 0
+
+
+def test_what_comes_after_a_rest_comes_later() -> None:
+    times = ClientTimes()
+    times.add(served(1.0, 1.1, 1.2, 2.0, 2.25))
+    for rest, first_tokens in {0.5: (3.0, 2.0, 2.5), 0.0: (2.0, 1.5, 9.0), 0.125: (1.75, 1.75, 1.75)}.items():
+        for seconds in first_tokens:
+            times.add_rested(served(10.0, 10.1, 10.2, 10.5, 10.0 + seconds), rest)
+    assert times.medians.rests == (Rest(0.125, 0.0), Rest(0.5, 0.5))  # none earlier than without a rest
 
 
 def test_without_a_request_there_is_nothing_to_tell() -> None:

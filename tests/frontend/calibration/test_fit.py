@@ -12,7 +12,7 @@ from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import SchedulerStats, SequenceTrace, StepTrace
 from quire.protocol.simulation import StepTime, StepWork
 
-TRUE = StepTime(1e-3, 2e-5, 3e-4, 1e-7, 1e-8)
+TRUE = StepTime(1e-3, 2e-5, 3e-4, 1e-7, 1e-8, 2e-9)
 
 
 def traces(seed: int, count: int, *, idle_after: int | None = None, pauses: bool = False) -> list[StepTrace]:
