@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.engine_core.admission import Admission
 from quire.engine_core.batch import Batch
-from quire.engine_core.executor import RowMask, RowToken
+from quire.engine_core.executor import Executor, RowMask, StepResult
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.mask_writer import MaskWriter
@@ -78,34 +78,21 @@ class Constrained:
         """Of the tokens that a step draws, by row. Some are written while it runs, for about `step_seconds`."""
         return self._masks.begin(batch, step_seconds) if self._num_ruled else ()
 
-    @staticmethod
-    def refused(batch: Batch, masks: Sequence[RowMask], token_ids: Sequence[int]) -> list[int]:
-        """The rows which drew ahead of their masks what may not come."""
-        rows = []
+    def check(self, executor: Executor, batch: Batch, masks: Sequence[RowMask], result: StepResult) -> None:
+        """Draws again for those who drew ahead of their masks what may not come."""
+        token_ids = result.token_ids
+        refused: list[RowMask] = []
         for row, mask in masks:
             constraint = batch.requests[row].constraint
             assert constraint is not None
-            if mask is None and (token_id := token_ids[row]) >= 0 and not constraint.takes(token_id):
-                rows.append(row)
-        return rows
-
-    def choose_again(
-        self, batch: Batch, rows: Sequence[int], guesses: Callable[[int], Sequence[int]]
-    ) -> tuple[list[RowToken], list[RowMask]]:
-        """What rows get whose first guess was refused: the next one that is allowed, or the mask where none is."""
-        taken: list[RowToken] = []
-        masks: list[RowMask] = []
-        for row in rows:
-            constraint = batch.requests[row].constraint
-            assert constraint is not None
-            token_id = next(filter(constraint.takes, guesses(row)), None)
-            if token_id is not None:
-                taken.append((row, token_id))
-            else:
+            if mask is not None or (token_id := token_ids[row]) < 0 or constraint.takes(token_id):
+                continue
+            if not executor.guess_again(result, row, constraint.takes):
                 constraint.pause()
                 self._masks.write(constraint)
-                masks.append((row, constraint.mask))
-        return taken, masks
+                refused.append((row, constraint.mask))
+        if refused:
+            executor.redraw(result, refused)
 
     def follow(self, request: Request, output: EngineCoreOutput) -> bool:
         """Goes on in the grammar by the token of `output`, and adds those that must follow; whether it ends so."""

@@ -277,10 +277,8 @@ class EngineCore:
         try:
             masks = self._constrained.masks(batch, self._last.execute_seconds)
             result = self._executor.step(batch.slots, batch.starts, batch.counts, masks)
-            if masks and (refused := self._constrained.refused(batch, masks, result.token_ids)):
-                self._executor.redraw(
-                    result, *self._constrained.choose_again(batch, refused, self._executor.further_guesses)
-                )
+            if masks:
+                self._constrained.check(self._executor, batch, masks, result)
         except Exception as error:
             logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
             for request in (*batch.requests, *batch.searches):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from quire.kernels.runner import Sequences, TokenMask
 
 RowMask = tuple[int, TokenMask | None]
 """The mask of the token that a sequence of a step draws, by its index; None: it draws ahead of its mask."""
-
-RowToken = tuple[int, int]
-"""The token of a sequence of a step, by its index."""
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
@@ -62,23 +59,23 @@ class Executor(Protocol):
         `masks` may be written while it computes.
         """
 
-    def further_guesses(self, index: int) -> Sequence[int]:
-        """Of a sequence that drew ahead of its mask, in the last step: it is to have the first that is allowed."""
+    def guess_again(self, result: Any, index: int, takes: Callable[[int], bool]) -> bool:
+        """Gives a sequence that drew ahead of its mask another token, in `result` too, which is of the last step.
 
-    def redraw(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
-        """Gives sequences that drew ahead of their masks another token, in `result` too, which is of the last step.
-
-        It is that of `taken`, one of the further guesses, or drawn by its mask where none of them is allowed.
+        It is the first of some guesses that `takes` likes; False if there is none.
         """
+
+    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
+        """Gives such sequences what they would have drawn by their masks."""
 
 
 class MasklessExecutor:
     """What those derive from to whom no request with a grammar comes."""
 
-    def further_guesses(self, index: int) -> Sequence[int]:
+    def guess_again(self, result: Any, index: int, takes: Callable[[int], bool]) -> bool:
         """Is never called."""
-        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks, and so not sequence {index}")
+        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks: {result}, {index}, {takes}")
 
-    def redraw(self, result: Any, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
+    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
         """Is never called."""
-        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks: {taken}, {masks}")
+        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks: {result}, {masks}")

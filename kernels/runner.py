@@ -53,7 +53,7 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
-    `sequences`, `step`, `further_guesses`, `redraw` and `fork` are the native runner's (see native/sequences.h and
+    `sequences`, `step`, `guess_again`, `redraw` and `fork` are the native runner's (see native/sequences.h and
     native/runner.h).
     """
 
@@ -76,7 +76,7 @@ class ModelRunner:
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
         self.step = native.step
-        self.further_guesses = native.further_guesses
+        self.guess_again = native.guess_again
         self.redraw = native.redraw
         self.fork = native.fork
 

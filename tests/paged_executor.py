@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RowMask, RowToken
+from quire.engine_core.executor import RowMask
 from quire.engine_core.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
@@ -137,14 +137,15 @@ class PagedExecutor:
                 self.sequences.share(slot, start + count - is_late)
         return result
 
-    def further_guesses(self, index: int) -> list[int]:
-        return self.drawn_ahead[index][1][1:]
+    def guess_again(self, result: Result, index: int, takes: Callable[[int], bool]) -> bool:
+        token = next(filter(takes, self.drawn_ahead[index][1][1:]), None)
+        if token is None:
+            return False
+        self._take_another(index, token, result)
+        return True
 
-    def redraw(self, result: Result, taken: Sequence[RowToken], masks: Sequence[RowMask]) -> None:
-        assert taken or masks
-        for index, token in taken:
-            assert token in self.further_guesses(index)
-            self._take_another(index, token, result)
+    def redraw(self, result: Result, masks: Sequence[RowMask]) -> None:
+        assert masks
         for index, mask in masks:
             assert mask is not None
             self._take_another(index, self._allowed(self.drawn_ahead[index][1], mask), result)

@@ -1,4 +1,5 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -261,18 +262,11 @@ void bind_runner(nb::module_& m) {
             return r.step(slots, starts, counts, row_masks);
           },
           nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("masks") = Masks{})
-      .def("further_guesses", &Runner::further_guesses, nb::arg("index"),
-           "What a sequence of the last step, which drew without its mask, guesses when its token is refused.")
+      .def("guess_again", &Runner::guess_again, nb::arg("result"), nb::arg("index"), nb::arg("takes"),
+           "Gives a sequence of the last step, which drew without its mask, another guess; False if none is taken.")
       .def(
-          "redraw",
-          [](Runner& r, StepResult& result, const std::vector<std::pair<std::int32_t, std::int32_t>>& taken,
-             const Masks& masks) {
-            std::vector<RowToken> tokens;
-            for (const auto& [index, token] : taken) tokens.push_back({index, token});
-            r.redraw(result, tokens, row_masks_of(masks));
-          },
-          nb::arg("result"), nb::arg("taken"), nb::arg("masks"),
-          "Gives sequences of the last step, which drew without masks, other tokens: of their guesses, or by masks.")
+          "redraw", [](Runner& r, StepResult& result, const Masks& masks) { r.redraw(result, row_masks_of(masks)); },
+          nb::arg("result"), nb::arg("masks"), "Gives such sequences what they would have drawn by their masks.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

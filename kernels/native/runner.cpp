@@ -92,33 +92,25 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   return result;
 }
 
-std::vector<std::int32_t> Runner::further_guesses(std::int32_t index) {
-  const LogitRow& row = row_ahead(index);
-  std::vector<std::int32_t> tokens =
-      guesses(row.logits, sequences_.at(row.slot).sampling, row.position, scratch_.front());
-  tokens.erase(tokens.begin());  // is drawn already
-  return tokens;
+bool Runner::guess_again(StepResult& result, std::int32_t index, const std::function<bool(std::int32_t)>& takes) {
+  LogitRow& row = row_ahead(index);
+  const SamplingState& sampling = sequences_.at(row.slot).sampling;
+  const std::vector<std::int32_t> tokens = guesses(row.logits, sampling, row.position, scratch_.front());
+  const auto taken = std::find_if(tokens.begin() + 1, tokens.end(), takes);
+  if (taken == tokens.end()) return false;
+  row.ahead = false;
+  take_another(row, {report(*taken, row.logits, sampling, scratch_.front()), {}}, result);
+  return true;
 }
 
-void Runner::redraw(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks) {
+void Runner::redraw(StepResult& result, std::span<const RowMask> masks) {
   std::vector<LogitRow> rows;
-  const auto draw_again = [&](std::int32_t index, std::int32_t token, TokenMask* mask) {
-    LogitRow& row = row_ahead(index);
-    row.ahead = false;
-    row.taken = token;
-    row.mask = mask;
-    rows.push_back(row);
-  };
-  for (const RowToken& each : taken) {
-    const std::vector<std::int32_t> tokens = further_guesses(each.index);
-    if (std::ranges::find(tokens, each.token) == tokens.end())
-      throw std::invalid_argument("token " + std::to_string(each.token) + " is no further guess of sequence " +
-                                  std::to_string(each.index));
-    draw_again(each.index, each.token, nullptr);
-  }
   for (const RowMask& each : masks) {
-    if (each.mask == nullptr) throw std::invalid_argument("a token is drawn again by a mask, or is a further guess");
-    draw_again(each.index, -1, each.mask);
+    if (each.mask == nullptr) throw std::invalid_argument("a token can't be drawn again without a mask");
+    LogitRow& row = row_ahead(each.index);
+    row.ahead = false;
+    row.mask = each.mask;
+    rows.push_back(row);
   }
   std::vector<Drawn> drawn = read_logits(rows);
   for (std::size_t i = 0; i < rows.size(); i++) take_another(rows[i], std::move(drawn[i]), result);
@@ -332,6 +324,10 @@ void Runner::keep_logits(std::span<LogitRow> rows) {
 
 std::vector<Runner::Drawn> Runner::read_logits(std::span<const LogitRow> rows) {
   std::vector<Drawn> drawn(rows.size());
+  if (rows.size() == 1) {
+    if (!rows[0].late) drawn[0] = read_row(rows[0], scratch_.front());
+    return drawn;
+  }
   std::atomic<std::size_t> next{0};
   threads_.run([&](int thread) {
     for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();)
@@ -347,7 +343,6 @@ Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
       const std::int32_t token = sequence.tokens[row.position];
       return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
     }
-    if (row.taken >= 0) return {report(row.taken, row.logits, sequence.sampling, scratch), {}};
     return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}};
   } catch (const std::runtime_error& error) {
     return {{}, error.what()};

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -89,12 +90,6 @@ struct RowMask {
   TokenMask* mask;  ///< nullptr: it is not known, and the token may be drawn again (Runner::redraw)
 };
 
-/// The token of the sequence at `index` of a step.
-struct RowToken {
-  std::int32_t index;
-  std::int32_t token;
-};
-
 /// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
  public:
@@ -127,14 +122,12 @@ class Runner {
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts, std::span<const RowMask> masks = {});
 
-  /// What a sequence of the last step, which drew without its mask, guesses when its token is refused, in this order.
-  /// Throws std::invalid_argument where it had a mask, or was drawn again.
-  std::vector<std::int32_t> further_guesses(std::int32_t index);
+  /// Gives a sequence of the last step, which drew without its mask and gave `result`, the first of its other guesses
+  /// that `takes` likes; false if there is none. Throws std::invalid_argument where it had a mask, or was drawn again.
+  bool guess_again(StepResult& result, std::int32_t index, const std::function<bool(std::int32_t)>& takes);
 
-  /// Gives sequences of the last step, which drew without their masks and gave `result`, another token: one that is
-  /// `taken` of their further guesses, or what they would have drawn if `masks` had been known. Throws as
-  /// `further_guesses`, and for a token that is none of them.
-  void redraw(StepResult& result, std::span<const RowToken> taken, std::span<const RowMask> masks);
+  /// Gives such sequences what they would have drawn if `masks` had been known. Throws as `guess_again`.
+  void redraw(StepResult& result, std::span<const RowMask> masks);
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -148,9 +141,8 @@ class Runner {
     std::int64_t position;  ///< of the token that the logits predict
     bool sample;            ///< draw it, or else report the prompt token that stands there
     TokenMask* mask = nullptr;
-    bool late = false;        ///< the mask was not there in time
-    bool ahead = false;       ///< of a mask that is not known
-    std::int32_t taken = -1;  ///< the guess that is allowed
+    bool late = false;   ///< the mask was not there in time
+    bool ahead = false;  ///< of a mask that is not known
     std::span<float> logits = {};
   };
   struct StateRow {

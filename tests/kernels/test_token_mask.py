@@ -153,6 +153,17 @@ def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
     writer.join()
 
 
+def others(engine: ModelRunner, result: _native.StepResult, index: int) -> list[int]:
+    seen: list[int] = []
+
+    def look_at(token: int) -> bool:
+        seen.append(token)
+        return False
+
+    assert not engine.guess_again(result, index, look_at)
+    return seen
+
+
 @pytest.mark.parametrize("count", [1, 5, 140])  # 128 rows of logits are computed at once
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: int, temperature: float) -> None:
@@ -164,21 +175,17 @@ def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: 
 
     ahead, behind = open_all(), open_all()
     guessed = engine.step(ahead, [0] * count, [5] * count, [(row, None) for row in range(count)])
-    guesses = [[token, *engine.further_guesses(row)] for row, token in enumerate(guessed.token_ids)]
+    guesses = [[token, *others(engine, guessed, row)] for row, token in enumerate(guessed.token_ids)]
     assert [sequences.tokens(slot) for slot in ahead] == [[*prompt, token] for token in guessed.token_ids]
     assert all(len(set(tokens)) == len(tokens) <= (4 if temperature else 1) for tokens in guesses)
     banned = {token for row in range(count // 2 + 1) for token in guesses[row][: 4 - row % 4]}
     allowed = [token for token in range(400, 2048) if token not in banned]
-    taken = {row: next((token for token in guesses[row] if token in allowed), None) for row in range(count)}
-    refused = [row for row, token in taken.items() if token is None]
+    refused = [row for row, (token, *_) in enumerate(guesses) if token not in allowed]
+    refused = [row for row in refused if not engine.guess_again(guessed, row, allowed.__contains__)]
     assert refused
     assert len(refused) < count or count == 1 or not temperature  # greedy ones all guess the same
     mask = mask_of(allowed, 2048)
-    engine.redraw(
-        guessed,
-        [(row, token) for row, token in taken.items() if token not in (None, guesses[row][0])],
-        [(row, mask) for row in refused],
-    )
+    engine.redraw(guessed, [(row, mask) for row in refused])
     known = engine.step(behind, [0] * count, [5] * count, [(row, mask) for row in range(count)])
     assert guessed.token_ids == known.token_ids
     assert guessed.logprobs == known.logprobs
@@ -193,16 +200,18 @@ def test_who_draws_ahead_of_the_mask_draws_the_same(engine: ModelRunner, count: 
 def test_only_who_drew_ahead_of_its_mask_draws_again(engine: ModelRunner) -> None:
     slot, mask = opened(engine, [0, 5, 300]), mask_of([700], 2048)
     result = engine.step([slot], [0], [3], [(0, None)])
-    with pytest.raises(ValueError, match="token 2047 is no further guess of sequence 0"):
-        engine.redraw(result, [(0, 2047)], [])
-    with pytest.raises(ValueError, match="drawn again by a mask, or is a further guess"):
-        engine.redraw(result, [], [(0, None)])
-    engine.redraw(result, [], [(0, mask)])
+    drawn = result.token_ids
+    with pytest.raises(ValueError, match="can't be drawn again without a mask"):
+        engine.redraw(result, [(0, None)])
+    assert not engine.guess_again(result, 0, lambda _: False)
+    assert result.token_ids == drawn
+    engine.redraw(result, [(0, mask)])
     assert result.token_ids == [700]
     for index in (0, 1):
-        for taken, masks in ([(index, 700)], []), ([], [(index, mask)]):
-            with pytest.raises(ValueError, match=f"sequence {index} of the last step did not draw"):
-                engine.redraw(result, taken, masks)
+        with pytest.raises(ValueError, match=f"sequence {index} of the last step did not draw"):
+            engine.redraw(result, [(index, mask)])
+        with pytest.raises(ValueError, match=f"sequence {index} of the last step did not draw"):
+            engine.guess_again(result, index, lambda _: True)
     assert engine.sequences.tokens(slot) == [0, 5, 300, 700]
 
 
