@@ -85,9 +85,9 @@ class Constrained:
         for row, mask in masks:
             constraint = batch.requests[row].constraint
             assert constraint is not None
-            if mask is not None or (token_id := token_ids[row]) < 0 or constraint.takes(token_id):
+            if mask is not None or (token_id := token_ids[row]) < 0 or constraint.take(token_id):
                 continue
-            if not executor.guess_again(result, row, constraint.takes):
+            if not executor.guess_again(result, row, constraint.take):
                 constraint.pause()
                 self._masks.write(constraint)
                 refused.append((row, constraint.mask))

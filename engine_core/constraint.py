@@ -49,7 +49,7 @@ class Constraint:
         self._pause = 0  # tokens that are to be drawn by masks
         self._is_stopped = False
         self._has_mask = False
-        self._is_ahead = False  # the matcher has the next token already
+        self._has_taken = False  # the matcher has the next token already
 
     @property
     def is_complete(self) -> bool:
@@ -73,12 +73,12 @@ class Constraint:
             and self.mask_seconds <= _MOST_GUESS_SECONDS
         )
 
-    def takes(self, token_id: int) -> bool:
-        """Whether a token that was drawn ahead of the mask may come; `follow` is to be called for it next if so."""
+    def take(self, token_id: int) -> bool:
+        """Goes on by a token that was drawn ahead of the mask, if it may come; `follow` is to be called for it next."""
         if token_id in self._ignored:  # which may come if nothing else may
             return False
         if token_id < self._num_tokens and self._matcher.try_consume_tokens([token_id]):
-            self._is_ahead = True
+            self._has_taken = True
             self._num_refused = 0
             return True
         return token_id in self._stop_token_ids and self._matcher.is_accepting()
@@ -95,7 +95,7 @@ class Constraint:
         matcher, forced = self._matcher, self.forced
         if forced:
             forced.popleft()
-        elif not (self._is_ahead or matcher.consume_token(token_id)):
+        elif not (self._has_taken or matcher.consume_token(token_id)):
             self.error = self._explain()
         elif matcher.is_stopped():
             self._is_stopped = True
@@ -105,7 +105,7 @@ class Constraint:
                 self.error = self._explain()
             self._num_refused = self._pause = 0  # other text begins
             self._is_stopped = matcher.is_stopped()
-        self._is_ahead = False
+        self._has_taken = False
 
     def begin_mask(self) -> bool:
         """Whether the mask of the next token is still to be written; then this takes it from the sampler."""
@@ -125,16 +125,16 @@ class Constraint:
         else:
             matcher.unsafe_compute_mask_ptr(self._mask_address, self._mask_bytes)
             if matcher.is_accepting():
-                self._allow_to_end()
+                mask.allow(self._stop_token_ids)
             elif matcher.is_error():
                 self.error = self._explain()
+            self._ban_ignored()
         seconds = time.thread_time() - begun
         self.mask_seconds = max(seconds, _FORGET * self.mask_seconds)
         mask.publish()
 
-    def _allow_to_end(self) -> None:
-        """Adds what stops, and takes away the eos tokens that don't, if something is left."""
-        self.mask.allow(self._stop_token_ids)
+    def _ban_ignored(self) -> None:
+        """Takes away the eos tokens that don't stop, if something is left."""
         if self._ignored:
             self.mask.ban(self._ignored)
             if not self.mask.allows_any:

@@ -56,7 +56,8 @@ class Executor(Protocol):
     def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
-        `masks` may be written while it computes.
+        `masks` may be written while it computes. Whoever gave None for one looks at the token before the next step,
+        and has another one drawn if it may not come.
         """
 
     def guess_again(self, result: Any, index: int, takes: Callable[[int], bool]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple
@@ -42,9 +43,9 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """After so many seconds without work, a first token comes so much later than right after other work."""
+    """After so many seconds without work a first token comes so much later than when there is always some."""
 
-    seconds: Annotated[float, msgspec.Meta(gt=0)]
+    seconds: _Seconds
     later: _Seconds
 
 
@@ -54,7 +55,7 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     an engine that has just had work begins its step.
 
     `rests` are what it takes longer after some time without work, the shortest first: caches are others' by then, and
-    processors have gone to sleep.
+    processors have gone to sleep. After less than the first nothing is added, after more than the last no more.
     """
 
     to_engine: _Seconds = 0.0
@@ -69,13 +70,15 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def wake_seconds(self, idle: float) -> float:
         """Until a step begins, of an engine that has had no work for so long; between rests on a straight line."""
-        seconds, later = 0.0, 0.0
-        for rest in self.rests:
-            if idle < rest.seconds:
-                later += (idle - seconds) / (rest.seconds - seconds) * (rest.later - later)
-                break
-            seconds, later = rest.seconds, rest.later
-        return self.to_wake + later
+        after = bisect_right(self.rests, idle, key=lambda rest: rest.seconds)
+        if after == 0:
+            return self.to_wake
+        before = self.rests[after - 1]
+        if after == len(self.rests):
+            return self.to_wake + before.later
+        following = self.rests[after]
+        share = (idle - before.seconds) / (following.seconds - before.seconds)
+        return self.to_wake + before.later + share * (following.later - before.later)
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from quire.protocol.simulation import (
 )
 
 BLOCK = 64
-STEP_TIME = StepTime(0.01, 1e-4, 5e-4, 1e-7, 1e-9)
+STEP_TIME = StepTime(0.01, 1e-4, 5e-4, 1e-7, 1e-9, 2e-9)
 
 
 def shape(**changes: Any) -> EngineShape:

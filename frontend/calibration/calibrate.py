@@ -135,16 +135,19 @@ class _Stage:
         """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
         sends = iter([self._prepare(size) for size in scene.requests])
         begins: list[RequestRecord] = []
+        rested: list[RequestRecord] = []
         try:
             async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
                 for _ in range(scene.concurrency):
-                    group.create_task(self._serve(scene, sends, begins))
+                    group.create_task(self._serve(scene, sends, begins, rested))
         except TimeoutError:
             return False
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         if scene.concurrency > 1:
             self.client_times.add_burst(begins)
+        elif scene.rest is not None:
+            self.client_times.add_rested(rested, scene.rest)
         return True
 
     def _prepare(self, size: RequestSize) -> Send:
@@ -152,7 +155,9 @@ class _Stage:
         request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
         return self._target.prepare(request, lambda _: prompt)
 
-    async def _serve(self, scene: Scene, sends: Iterator[Send], begins: list[RequestRecord]) -> None:
+    async def _serve(
+        self, scene: Scene, sends: Iterator[Send], begins: list[RequestRecord], rested: list[RequestRecord]
+    ) -> None:
         """One after the other; the first is among those with which the scene begins, all at once."""
         for number, send in enumerate(sends):
             await asyncio.sleep(scene.rest or 0.0)
@@ -164,7 +169,7 @@ class _Stage:
             if record.outcome is not Outcome.COMPLETED:
                 raise RuntimeError(f"a request of the calibration {record.outcome}: {record.error}")
             if scene.rest is not None:
-                self.client_times.add_rested(record, scene.rest)
+                rested.append(record)
             elif scene.concurrency == 1:
                 self.client_times.add(record)
 

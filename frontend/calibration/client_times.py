@@ -41,10 +41,11 @@ class ClientTimes:
         else:
             self._least_to_wake = max(self._least_to_wake, sent[-1])
 
-    def add_rested(self, record: RequestRecord, rest: float) -> None:
-        """One of some that are alike, so many seconds after the one before; some have to come without a rest."""
-        assert record.first_token is not None
-        self._first_tokens[rest].append(record.first_token - record.sent)
+    def add_rested(self, records: list[RequestRecord], rest: float) -> None:
+        """Those that are alike, each so many seconds after the end of the one before; with others without a rest."""
+        for record in records:
+            assert record.first_token is not None
+            self._first_tokens[rest].append(record.first_token - record.sent)
 
     @property
     def medians(self) -> ClientTime:
@@ -53,19 +54,22 @@ class ClientTimes:
             raise ValueError("no request has ended in the time that was given; calibrate for longer")
         queued_alone = statistics.median(self._queued_alone)  # its engine has woken by then
         to_wake = min(queued_alone, statistics.median(self._to_wake or [self._least_to_wake]))
+        to_engine, to_client = queued_alone - to_wake, statistics.median(self._to_client)
         return ClientTime(
-            to_engine=queued_alone - to_wake,
-            to_client=statistics.median(self._to_client),
+            to_engine=to_engine,
+            to_client=to_client,
             to_next=statistics.median(self._to_next or [0.0]),
             to_wake=to_wake,
-            rests=self._rests,
+            rests=self._rests(to_engine + to_client),
         )
 
-    @property
-    def _rests(self) -> tuple[Rest, ...]:
+    def _rests(self, under_way: float) -> tuple[Rest, ...]:
+        """While an answer is under way, and the next request, the engine rests too."""
         medians = {rest: statistics.median(seconds) for rest, seconds in sorted(self._first_tokens.items())}
-        least = medians.pop(0.0, 0.0)
-        return tuple(Rest(rest, max(0.0, seconds - least)) for rest, seconds in medians.items())
+        if 0.0 not in medians:
+            return ()  # nothing that the others could be compared with
+        least = medians[0.0]
+        return tuple(Rest(under_way + rest, max(0.0, seconds - least)) for rest, seconds in medians.items())
 
 
 def _prefilled(record: RequestRecord) -> float:

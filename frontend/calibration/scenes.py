@@ -1,4 +1,4 @@
-"""Loads that show what a step costs: each moves one thing that its time depends on, the last ones all together."""
+"""Loads that show what a step costs, and a rest: each moves one thing that its time depends on, the last ones all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RequestSize:
 class Scene:
     """Requests of which `concurrency` are served at a time.
 
-    `rest` seconds are left before each, in scenes that differ in this alone.
+    `rest`, 0 or more, is given in scenes that differ in this alone: so many seconds are left before each request.
     """
 
     name: str

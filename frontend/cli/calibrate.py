@@ -35,7 +35,8 @@ def calibrate(
     """Measure what the steps of an engine take on this host, for `quire simulate`.
 
     It serves batches of all sizes, short and long prompts and mixtures of them, and fits what a step takes to what it
-    computes. The engine should be set up as it will be in service, and the host should have nothing else to do.
+    computes; and single requests after rests of several lengths. The engine should be set up as it will be in service,
+    and the host should have nothing else to do.
     """
     del common
     writable("--output", output)
@@ -75,4 +76,4 @@ def describe(calibration: Calibration) -> str:
 
 
 def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e6:.0f} us" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} us"

@@ -108,7 +108,8 @@ class Ahead:
         with self._changed:
             prepared = self._ready.popleft()
             self._num_tokens -= prepared.request.prompt_tokens
-            self._changed.notify()
+            if not self._has(0.5):
+                self._changed.notify()
         return prepared
 
     # From here on: the thread.

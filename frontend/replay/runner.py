@@ -178,7 +178,8 @@ class Replay:
             return None
 
     async def _serve(self, prepared: Prepared, due: float) -> None:
-        request, send = prepared.request, prepared.send
+        request = prepared.request
+        send = None if self._sessions.must_wait(request) else prepared.send  # many may wait: they keep no prompts
         record = _record(prepared.index, request, due)
         try:
             async with self._sessions.turn(request, due) as arrival, self._room:

@@ -104,7 +104,7 @@ class Plan:
             "seed": self.seed,
             "max_concurrency": self.concurrency,
             "tells_lengths": self.tells_lengths,
-            "engine": msgspec.structs.asdict(self.shape),
-            "step_seconds": msgspec.structs.asdict(self.calibration.step),
-            "client_seconds": msgspec.structs.asdict(self.calibration.client),
+            "engine": msgspec.to_builtins(self.shape),
+            "step_seconds": msgspec.to_builtins(self.calibration.step),
+            "client_seconds": msgspec.to_builtins(self.calibration.client),
         }

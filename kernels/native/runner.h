@@ -77,7 +77,7 @@ struct Position {
 
 /// What a step gave, by index in the batch.
 struct StepResult {
-  std::vector<std::int32_t> token_ids;  ///< -1 where the sequence is not computed to its end yet
+  std::vector<std::int32_t> token_ids;  ///< -1 where none was drawn
   std::vector<std::optional<TokenLogprobs>> logprobs;
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
@@ -126,7 +126,8 @@ class Runner {
   /// that `takes` likes; false if there is none. Throws std::invalid_argument where it had a mask, or was drawn again.
   bool guess_again(StepResult& result, std::int32_t index, const std::function<bool(std::int32_t)>& takes);
 
-  /// Gives such sequences what they would have drawn if `masks` had been known. Throws as `guess_again`.
+  /// Gives such sequences what they would have drawn if `masks` had been known. Throws as `guess_again`, and where a
+  /// mask is missing.
   void redraw(StepResult& result, std::span<const RowMask> masks);
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so

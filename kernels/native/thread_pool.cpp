@@ -19,16 +19,22 @@
 namespace quire {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Spin = std::chrono::steady_clock::duration;
 
-// A worker's patience doubles when a launch comes while it spins and halves when none does.
-constexpr int kLeastSpinUs = 10;
-constexpr int kMostSpinUs = 400;
+// A worker spins for twice as long as it has waited for a launch lately; the more launches come sooner, the less. The
+// longest are the waits between two steps, 150 to 200 us with a small model; sleep and waking would make them longer.
+constexpr Spin kLeastSpin = std::chrono::microseconds(10);
+constexpr Spin kMostSpin = std::chrono::microseconds(400);
 constexpr int kPausesPerLook = 32;  // at the clock
 
 // Pauses before sleep, some 200 us: longer than most chunks take, as sleep and waking cost 10 us.
 constexpr int kPatience = 8192;
 constexpr int kOversubscribedPatience = 16;
+
+Spin next_spin(Spin spin, Spin waited) {
+  if (waited > kMostSpin) return std::max(spin / 2, kLeastSpin);
+  return std::clamp(std::max(spin * 7 / 8, 2 * waited), kLeastSpin, kMostSpin);
+}
 
 /// -1 where the system does not tell.
 int current_cpu() {
@@ -149,9 +155,9 @@ void ThreadPool::execute(int thread) noexcept {
 void ThreadPool::work(int thread) {
   const FlushDenormals flush;
   Slot& slot = slots_[thread];
-  int spin_us = kMostSpinUs;
+  Clock::duration spin = kMostSpin;
   for (std::uint32_t seen = 0;;) {
-    const std::uint32_t launch = await_launch(seen, spin_us);
+    const std::uint32_t launch = await_launch(seen, spin);
     if (stopping_.load()) return;
     // Fails, and tells which, if the caller has ended a launch since; else `launch` is the one that it is in.
     if (!slot.entered.compare_exchange_strong(seen, launch, std::memory_order_acquire)) continue;
@@ -169,23 +175,23 @@ bool ThreadPool::avoid_caller() const {
 }
 
 /// Returns the launch after `seen`, or a later one.
-std::uint32_t ThreadPool::await_launch(std::uint32_t seen, int& spin_us) {
+std::uint32_t ThreadPool::await_launch(std::uint32_t seen, Clock::duration& spin) {
+  const auto begun = Clock::now();
   if (!oversubscribed_) {
-    const auto deadline = Clock::now() + std::chrono::microseconds(spin_us);
     do {
       for (int i = 0; i < kPausesPerLook; ++i) {
         if (const std::uint32_t launch = launch_.load(); launch != seen) {
-          spin_us = std::min(2 * spin_us, kMostSpinUs);
+          spin = next_spin(spin, Clock::now() - begun);
           return launch;
         }
         pause_cpu();
       }
       if (!avoid_caller()) break;
-    } while (Clock::now() < deadline);
-    spin_us = std::max(spin_us / 2, kLeastSpinUs);
+    } while (Clock::now() - begun < spin);
   }
   launch_.sleep_while(seen);
   if (!oversubscribed_) avoid_caller();
+  spin = next_spin(spin, Clock::now() - begun);
   return launch_.load();
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <exception>
@@ -18,8 +19,8 @@ namespace quire {
 /// Threads that work on one function at a time; the caller of `run` is thread 0.
 ///
 /// Nobody waits for a thread that the system does not let run: who has not come by the time that the caller is done is
-/// left out. Inside `run` every thread, the caller too, flushes denormals. Between launches workers spin for some
-/// microseconds, in case the next launch comes at once, and then sleep. One thread at a time may call `run`.
+/// left out. Inside `run` every thread, the caller too, flushes denormals. Between launches workers spin for a
+/// while, at most 0.4 ms, in case the next launch comes soon, and then sleep. One thread at a time may call `run`.
 class ThreadPool {
  public:
   using Task = void (*)(void* context, int thread);
@@ -68,13 +69,15 @@ class ThreadPool {
   static bool request_amx() noexcept;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Slot {
     Waitable finished;                      ///< the last launch that its worker is done with
     std::atomic<std::uint32_t> entered{0};  ///< the last launch that its worker has entered, or was left out of
   };
 
   void work(int thread);
-  std::uint32_t await_launch(std::uint32_t seen, int& spin_us);
+  std::uint32_t await_launch(std::uint32_t seen, Clock::duration& spin);
   bool avoid_caller() const;
   void execute(int thread) noexcept;
   void end_launch(std::uint32_t launch) noexcept;

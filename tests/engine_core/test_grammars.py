@@ -348,16 +348,30 @@ def test_a_token_is_taken_as_the_mask_has_it(
         ruled.write_mask()
         allowed = set(allowed_tokens(ruled.mask))
         banned = [token for token in range(native.vocab_size + 9) if token not in allowed]
-        assert not any(map(ruled.takes, banned))
+        assert not any(map(ruled.take, banned))
         for token in random.sample(sorted(allowed), min(9, len(allowed))):
             other = Constraint(matcher.deep_copy(), native, native.vocab_size, stop_token_ids)
-            assert not any(map(other.takes, banned[:2]))
-            assert other.takes(token) == (token != EOS or bool(stop_token_ids))
+            assert not any(map(other.take, banned[:2]))
+            assert other.take(token) == (token != EOS or bool(stop_token_ids))
             num_taken += 1
         if not (going_on := sorted(allowed - {EOS})):
             break
         assert matcher.consume_token(random.choice(going_on))
     assert num_taken > 5
+
+
+@pytest.mark.parametrize(("grammar", "allowed"), [('start: ("a" | <|end|>) "b"', "a"), ('start: <|end|> "b"', None)])
+def test_an_eos_that_the_text_may_have_and_that_does_not_stop(
+    tokenizer: GrammarTokenizer, grammar: str, allowed: str | None
+) -> None:
+    """It comes only where nothing else may, by a mask and ahead of it."""
+    native = tokenizer.get()
+    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(grammar=grammar))
+    ruled = Constraint(matcher, native, native.vocab_size, [])
+    ruled.begin_mask()
+    ruled.write_mask()
+    assert allowed_tokens(ruled.mask) == ([EOS] if allowed is None else native.tokenize_str(allowed))
+    assert not ruled.take(EOS)  # only the mask can tell
 
 
 @pytest.mark.parametrize("num_late", [1, 2, 5, 40])
@@ -423,7 +437,7 @@ def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTo
     for place in range(80):
         if ruled.may_guess:
             guesses.append(place)
-            assert not ruled.takes(digit)
+            assert not ruled.take(digit)
             ruled.pause()
         ruled.follow(letter)
     assert guesses == [0, 1, 3, 7, 15, 31, 47, 63, 79]
@@ -431,8 +445,8 @@ def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTo
         ruled.follow(letter)
     for _ in range(9):
         assert ruled.may_guess
-        assert not ruled.takes(digit)
-        assert ruled.takes(letter)
+        assert not ruled.take(digit)
+        assert ruled.take(letter)
         ruled.follow(letter)
 
 
@@ -440,7 +454,7 @@ def test_guesses_are_made_again_after_what_must_follow(tokenizer: GrammarTokeniz
     ruled, letter, digit = guessing(tokenizer, "[0-9]{16}, friend: [a-z]{9}")
     for _ in range(16):
         if ruled.may_guess:
-            assert not ruled.takes(letter)
+            assert not ruled.take(letter)
             ruled.pause()
         ruled.follow(digit)
     assert 0 < len(ruled.forced) < 12

@@ -215,6 +215,15 @@ def test_only_who_drew_ahead_of_its_mask_draws_again(engine: ModelRunner) -> Non
     assert engine.sequences.tokens(slot) == [0, 5, 300, 700]
 
 
+def test_a_mask_that_allows_nothing_fails_its_own_sequence_alone(engine: ModelRunner) -> None:
+    slots = [opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])]
+    result = engine.step(slots, [0, 0], [3, 3], [(0, None), (1, None)])
+    engine.redraw(result, [(0, mask_of([], 2048)), (1, mask_of([700], 2048))])
+    assert result.token_ids == [-1, 700]
+    assert list(result.errors) == [0]
+    assert "ban them all" in result.errors[0]
+
+
 @pytest.mark.parametrize("sampling", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"bad_words_token_ids": [[5]]}])
 def test_who_does_not_draw_from_all_must_have_a_mask(engine: ModelRunner, sampling: dict[str, Any]) -> None:
     slot = opened(engine, [0, 5, 300], **sampling)

@@ -106,14 +106,14 @@ def test_a_fleet_of_one_is_a_single_engine() -> None:
 
 
 def test_a_lone_request_takes_what_the_model_says() -> None:
-    step = StepTime(0.01, 1e-4, 5e-4, 1e-6, 1e-8)
+    step = StepTime(0.01, 1e-4, 5e-4, 1e-6, 1e-8, 1e-9)
     times = times_of(Outcome(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0])
     prefill = STEP_TIME.seconds(StepWork(200, 0, 0, 200**2))
     assert times[0] == pytest.approx(1.0 + prefill)
     assert times[1] - times[0] == pytest.approx(STEP_TIME.seconds(StepWork(0, 1, 200, 0)))
     assert times[2] - times[1] == pytest.approx(STEP_TIME.seconds(StepWork(0, 1, 201, 0)))
     assert step.seconds(StepWork.of([0, 300, 5], [100, 1, 20])) == pytest.approx(
-        0.01 + 1e-4 * 120 + 5e-4 + 1e-6 * 300 + 1e-8 * (100**2 + 25**2 - 5**2)
+        0.01 + 1e-4 * 120 + 5e-4 + 1e-6 * 300 + 1e-8 * (100**2 + 25**2 - 5**2) + 1e-9 * 120**2
     )
 
 
@@ -144,7 +144,7 @@ def test_who_comes_during_the_last_step_need_not_wake_the_engine() -> None:
 
 def test_an_engine_takes_longer_to_wake_the_longer_it_has_had_nothing_to_do() -> None:
     client = ClientTime(to_wake=1.0, rests=(Rest(2.0, 0.5), Rest(6.0, 2.5)))
-    longer = [(0.0, 0.0), (1.0, 0.25), (2.0, 0.5), (5.0, 2.0), (6.0, 2.5), (100.0, 2.5)]
+    longer = [(0.0, 0.0), (1.0, 0.0), (2.0, 0.5), (5.0, 2.0), (6.0, 2.5), (100.0, 2.5)]
     assert [(idle, client.wake_seconds(idle) - 1.0) for idle, _ in longer] == longer
     requests = [request(0, 4.0, 200, 1, range(4)), request(1, 20.0, 200, 1, range(4, 8))]
     first, second = Outcome(setup(client=client), requests).results

@@ -51,11 +51,12 @@ def test_an_engine_wakes_by_the_time_that_a_lone_request_is_queued() -> None:
 
 def test_what_comes_after_a_rest_comes_later() -> None:
     times = ClientTimes()
-    times.add(served(1.0, 1.1, 1.2, 2.0, 2.25))
-    for rest, first_tokens in {0.5: (3.0, 2.0, 2.5), 0.0: (2.0, 1.5, 9.0), 0.125: (1.75, 1.75, 1.75)}.items():
-        for seconds in first_tokens:
-            times.add_rested(served(10.0, 10.1, 10.2, 10.5, 10.0 + seconds), rest)
-    assert times.medians.rests == (Rest(0.125, 0.0), Rest(0.5, 0.5))  # none earlier than without a rest
+    times.add(served(1.0, 1.5, 1.6, 2.0, 2.25))  # 0.5 s and 0.25 s under way, in which the engine rests too
+    for rest, first_tokens in {0.5: (3.0, 2.0, 2.5), 0.125: (1.75, 1.75, 1.75)}.items():
+        times.add_rested([served(10.0, 10.1, 10.2, 10.5, 10.0 + seconds) for seconds in first_tokens], rest)
+    assert not times.medians.rests  # later than what?
+    times.add_rested([served(10.0, 10.1, 10.2, 10.5, 10.0 + seconds) for seconds in (2.0, 1.5, 9.0)], 0.0)
+    assert times.medians.rests == (Rest(0.75, 0.0), Rest(0.875, 0.0), Rest(1.25, 0.5))  # none comes earlier
 
 
 def test_without_a_request_there_is_nothing_to_tell() -> None:

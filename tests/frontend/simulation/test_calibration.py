@@ -26,8 +26,8 @@ def test_a_calibration_is_read(tmp_path: Path) -> None:
         ({"engine": {"num_pages": 0}}, "Expected `int` >= 1 - at `$.engine.num_pages`"),
         ({"client": {"to_engine": -1}}, "Expected `float` >= 0.0 - at `$.client.to_engine`"),
         (
-            {"client": {"rests": [{"seconds": 0, "later": 1}]}},
-            "Expected `float` > 0.0 - at `$.client.rests[0].seconds`",
+            {"client": {"rests": [{"seconds": -1, "later": 1}]}},
+            "Expected `float` >= 0.0 - at `$.client.rests[0].seconds`",
         ),
         ({"client": {"rests": [{"seconds": 2, "later": 1}] * 2}}, "rests must be given in order, the shortest first"),
     ],
