@@ -19,19 +19,19 @@
 namespace quire {
 namespace {
 
-using Spin = std::chrono::steady_clock::duration;
+using Clock = std::chrono::steady_clock;
 
 // A worker spins for twice as long as it has waited for a launch lately; the more launches come sooner, the less. The
 // longest are the waits between two steps, 150 to 200 us with a small model; sleep and waking would make them longer.
-constexpr Spin kLeastSpin = std::chrono::microseconds(10);
-constexpr Spin kMostSpin = std::chrono::microseconds(400);
+constexpr Clock::duration kLeastSpin = std::chrono::microseconds(10);
+constexpr Clock::duration kMostSpin = std::chrono::microseconds(400);
 constexpr int kPausesPerLook = 32;  // at the clock
 
 // Pauses before sleep, some 200 us: longer than most chunks take, as sleep and waking cost 10 us.
 constexpr int kPatience = 8192;
 constexpr int kOversubscribedPatience = 16;
 
-Spin next_spin(Spin spin, Spin waited) {
+Clock::duration next_spin(Clock::duration spin, Clock::duration waited) {
   if (waited > kMostSpin) return std::max(spin / 2, kLeastSpin);
   return std::clamp(std::max(spin * 7 / 8, 2 * waited), kLeastSpin, kMostSpin);
 }

@@ -69,15 +69,13 @@ class ThreadPool {
   static bool request_amx() noexcept;
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   struct Slot {
     Waitable finished;                      ///< the last launch that its worker is done with
     std::atomic<std::uint32_t> entered{0};  ///< the last launch that its worker has entered, or was left out of
   };
 
   void work(int thread);
-  std::uint32_t await_launch(std::uint32_t seen, Clock::duration& spin);
+  std::uint32_t await_launch(std::uint32_t seen, std::chrono::steady_clock::duration& spin);
   bool avoid_caller() const;
   void execute(int thread) noexcept;
   void end_launch(std::uint32_t launch) noexcept;
