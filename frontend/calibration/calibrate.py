@@ -134,20 +134,19 @@ class _Stage:
     async def _play(self, scene: Scene, deadline: float) -> bool:
         """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
         sends = iter([self._prepare(size) for size in scene.requests])
-        begins: list[RequestRecord] = []
-        rested: list[RequestRecord] = []
+        records: list[RequestRecord] = []
         try:
             async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
                 for _ in range(scene.concurrency):
-                    group.create_task(self._serve(scene, sends, begins, rested))
+                    group.create_task(self._serve(scene, sends, records))
         except TimeoutError:
             return False
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         if scene.concurrency > 1:
-            self.client_times.add_burst(begins)
+            self.client_times.add_burst(records[: scene.concurrency])
         elif scene.rest is not None:
-            self.client_times.add_rested(rested, scene.rest)
+            self.client_times.add_rested(records, scene.rest)
         return True
 
     def _prepare(self, size: RequestSize) -> Send:
@@ -155,22 +154,21 @@ class _Stage:
         request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
         return self._target.prepare(request, lambda _: prompt)
 
-    async def _serve(
-        self, scene: Scene, sends: Iterator[Send], begins: list[RequestRecord], rested: list[RequestRecord]
-    ) -> None:
-        """One after the other; the first is among those with which the scene begins, all at once."""
-        for number, send in enumerate(sends):
-            await asyncio.sleep(scene.rest or 0.0)
+    async def _serve(self, scene: Scene, sends: Iterator[Send], records: list[RequestRecord]) -> None:
+        """One after the other; the first is among those with which the scene begins, all at once.
+
+        Each has its record from when it is sent.
+        """
+        for send in sends:
+            if scene.rest:
+                await asyncio.sleep(scene.rest)
             now = self._clock.now()
             record = RequestRecord(0, now, now, 0, 0)
-            if number == 0:
-                begins.append(record)
+            records.append(record)
             await send(record, self._clock)
             if record.outcome is not Outcome.COMPLETED:
                 raise RuntimeError(f"a request of the calibration {record.outcome}: {record.error}")
-            if scene.rest is not None:
-                rested.append(record)
-            elif scene.concurrency == 1:
+            if scene.concurrency == 1 and scene.rest is None:
                 self.client_times.add(record)
 
 
