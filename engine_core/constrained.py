@@ -80,12 +80,15 @@ class Constrained:
 
     def check(self, executor: Executor, batch: Batch, masks: Sequence[RowMask], result: StepResult) -> None:
         """Draws again for those who drew ahead of their masks what may not come."""
-        token_ids = result.token_ids
+        ahead = [row for row, mask in masks if mask is None]
+        if not ahead:
+            return
+        token_ids = result.token_ids  # a copy
         refused: list[RowMask] = []
-        for row, mask in masks:
+        for row in ahead:
             constraint = batch.requests[row].constraint
             assert constraint is not None
-            if mask is not None or (token_id := token_ids[row]) < 0 or constraint.take(token_id):
+            if (token_id := token_ids[row]) < 0 or constraint.take(token_id):
                 continue
             if not executor.guess_again(result, row, constraint.take):
                 constraint.pause()
