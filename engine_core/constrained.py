@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 from quire.engine_core.admission import Admission
 from quire.engine_core.batch import Batch
-from quire.engine_core.executor import Executor, RowMask, StepResult
+from quire.engine_core.executor import RowRule
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.mask_writer import MaskWriter
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.stopping import is_last
 from quire.engine_core.validation import RequestError
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Constraint, Sequences
 from quire.protocol.messages import EngineCoreOutput, SamplingParams
 
 _STOP_SECONDS = 2.0
@@ -31,7 +30,7 @@ class Constrained:
         self._limits = limits
         self._sequences = sequences
         self._admission = admission
-        self._masks = MaskWriter(sequences)
+        self._masks = MaskWriter()
         self._num_ruled = 0  # requests that have a constraint
 
     @property
@@ -58,8 +57,8 @@ class Constrained:
             self._rule(request, grammar)
         else:
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-            request.grammar = grammar
             grammar.requests[request] = None
+        request.grammar = grammar
 
     def settle(self) -> Iterator[tuple[Request, str | None]]:
         """The requests that need not wait any longer, and what is wrong with their grammar, if anything is.
@@ -70,57 +69,39 @@ class Constrained:
         for grammar in self._grammars.take_compiled():
             for request in list(grammar.requests):
                 if grammar.error is None:
-                    self._leave(request, grammar)
+                    self._grammars.leave(grammar, request)
                     self._rule(request, grammar)
                 yield request, None if grammar.error is None else _explain(grammar)
 
-    def masks(self, batch: Batch, step_seconds: float) -> Sequence[RowMask]:
-        """Of the tokens that a step draws, by row. Some are written while it runs, for about `step_seconds`."""
-        return self._masks.begin(batch, step_seconds) if self._num_ruled else ()
+    def rules(self, batch: Batch) -> Sequence[RowRule]:
+        """Of the tokens that a step draws, by row."""
+        return self._masks.rules(batch) if self._num_ruled else ()
 
-    def check(self, executor: Executor, batch: Batch, masks: Sequence[RowMask], result: StepResult) -> None:
-        """Draws again for those who drew ahead of their masks what may not come."""
-        ahead = [row for row, mask in masks if mask is None]
-        if not ahead:
-            return
-        token_ids = result.token_ids  # a copy
-        refused: list[RowMask] = []
-        for row in ahead:
-            constraint = batch.requests[row].constraint
-            assert constraint is not None
-            if (token_id := token_ids[row]) < 0 or constraint.take(token_id):
-                continue
-            if not executor.guess_again(result, row, constraint.take):
-                constraint.pause()
-                self._masks.write(constraint)
-                refused.append((row, constraint.mask))
-        if refused:
-            executor.redraw(result, refused)
+    def follow(self, request: Request, constraint: Constraint, output: EngineCoreOutput) -> bool:
+        """Adds to `output`, which has the token that was drawn, those that must follow; whether the request ends so."""
+        token_ids = output.new_token_ids
+        if constraint.num_forced and request.sampling.logprobs is None:
+            self._jump(request, constraint, token_ids)
+        return constraint.has_ended or is_last(request, token_ids[-1])
 
-    def follow(self, request: Request, output: EngineCoreOutput) -> bool:
-        """Goes on in the grammar by the token of `output`, and adds those that must follow; whether it ends so."""
-        constraint, token_ids = request.constraint, output.new_token_ids
-        assert constraint is not None
-        if constraint.error is not None or token_ids[0] in request.stop_token_ids:
-            return True
-        constraint.follow(token_ids[0])
-        if constraint.forced and request.sampling.logprobs is None:
-            self._jump(request, constraint.forced, token_ids)
-        return is_last(request, token_ids[-1]) or constraint.has_ended
-
-    def _jump(self, request: Request, forced: deque[int], token_ids: list[int]) -> None:
+    def _jump(self, request: Request, constraint: Constraint, token_ids: list[int]) -> None:
         """Adds the forced tokens. With the one that was drawn they are computed as a chunk, which is no decode."""
-        while forced and not is_last(request, token_ids[-1]):
-            token_ids.append(forced.popleft())
+        while constraint.num_forced and not is_last(request, token_ids[-1]):
+            token_ids.append(constraint.pop_forced())
             self._sequences.append(request.slot, token_ids[-1])
             request.num_tokens += 1
         self._admission.decoded(len(token_ids))
 
     def end(self, request: Request) -> None:
         """A request ends, wherever it stands."""
-        if request.grammar is not None:
-            self._leave(request, request.grammar)
-        self._num_ruled -= request.constraint is not None
+        grammar, constraint = request.grammar, request.constraint
+        if self._grammars is None or grammar is None:
+            return
+        if constraint is None:
+            self._grammars.leave(grammar, request)
+        else:
+            self._grammars.give_back(grammar, constraint)
+            self._num_ruled -= 1
 
     def stop(self) -> bool:
         """Ends the threads; False if one of them is at something that takes too long, and can't be interrupted."""
@@ -131,11 +112,6 @@ class Constrained:
         assert self._grammars is not None
         request.constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
         self._num_ruled += 1
-
-    def _leave(self, request: Request, grammar: Grammar) -> None:
-        assert self._grammars is not None
-        self._grammars.leave(grammar, request)
-        request.grammar = None
 
 
 def _explain(grammar: Grammar) -> str:

@@ -275,34 +275,61 @@ class EngineCore:
     def _execute(self, batch: Batch) -> StepResult | None:
         """None if the step failed as a whole: its requests have ended then, and the others go on."""
         try:
-            masks = self._constrained.masks(batch, self._last.execute_seconds)
-            result = self._executor.step(batch.slots, batch.starts, batch.counts, masks)
-            if masks:
-                self._constrained.check(self._executor, batch, masks, result)
-        except Exception as error:
-            logger.exception("step %d with %d requests failed", self._last.number + 1, len(batch.requests))
-            for request in (*batch.requests, *batch.searches):
-                self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
+            batch.rules = self._constrained.rules(batch)
+            return self._executor.step(batch.slots, batch.starts, batch.counts, batch.rules)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
+            self._fail([*batch.requests, *batch.searches], error)
             return None
-        return result
+
+    def _fail(self, requests: Sequence[Request], error: Exception) -> None:
+        logger.error("step %d with %d requests failed", self._last.number + 1, len(requests), exc_info=error)
+        for request in requests:
+            if not request.status.is_finished:
+                self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
 
     def _update(self, batch: Batch, result: StepResult, now: float) -> None:
-        """Moves each request of the batch on by what was computed. This is the per-token path: keep it short."""
+        """Moves each request of the batch on by what was computed, those with a rule last: they may still draw."""
+        ruled = dict(batch.rules)
+        rows = range(len(batch.requests))  # the beams' rows come after these
+        try:
+            for index, entries in result.prompt_logprobs.items():
+                self._collect_prompt_logprobs(batch.requests[index], entries)
+            self._advance(batch, result, [row for row in rows if row not in ruled] if ruled else rows, now)
+            for request, beams in batch.searches.items():
+                if request.search is not None and not request.status.is_finished:
+                    request.num_computed_tokens += 1
+                    self._search_on(request, request.search, result, beams, now)
+        finally:  # nobody may draw for a request that ends
+            has_settled = bool(ruled) and self._settle(batch, result)
+        if has_settled:
+            self._advance(batch, result, list(ruled), self.clock())
+
+    def _settle(self, batch: Batch, result: StepResult) -> bool:
+        """Waits for the tokens of those who have rules; False if they failed as a whole, and have ended."""
+        try:
+            self._executor.settle(result)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
+            self._fail([batch.requests[row] for row, _ in batch.rules], error)
+            return False
+        return True
+
+    def _advance(self, batch: Batch, result: StepResult, rows: Sequence[int], now: float) -> None:
+        """Moves the requests of some rows on. This is the per-token path: keep it short."""
+        requests, counts, token_ids = batch.requests, batch.counts, result.token_ids
         increments, logprobs, errors = self._increments, result.logprobs, result.errors
-        for request, text in {batch.owner(index): text for index, text in errors.items()}.items():
-            self._finish(request, RequestStatus.FINISHED_ERROR, text)
-        for index, entries in result.prompt_logprobs.items():
-            self._collect_prompt_logprobs(batch.requests[index], entries)
-        size = len(batch.requests)  # the beams' rows come after these
-        for index, (request, count, token_id) in enumerate(
-            zip(batch.requests, batch.counts[:size], result.token_ids[:size], strict=True)
-        ):
-            request.num_computed_tokens += count
-            if token_id < 0 or index in errors:  # which have ended above
+        for request, text in {batch.owner(row): text for row, text in errors.items()}.items():
+            if not request.status.is_finished:
+                is_own = request.constraint is not None and request.constraint.error is not None
+                kind = ErrorKind.INVALID if is_own else ErrorKind.FAILED  # as in `_end`
+                self._finish(request, RequestStatus.FINISHED_ERROR, text, kind)
+        for row in rows:
+            request, token_id = requests[row], token_ids[row]
+            request.num_computed_tokens += counts[row]
+            if token_id < 0 or row in errors:  # which have ended above
                 request.keep_a_token_to_compute()
                 continue
             if request.search is not None:
-                self._search_on(request, request.search, result, range(index, index + 1), now)
+                self._search_on(request, request.search, result, range(row, row + 1), now)
                 continue
             request.num_tokens += 1
             output = EngineCoreOutput(request.request_id, [token_id])
@@ -310,17 +337,12 @@ class EngineCore:
                 if request.num_output_tokens == 1:
                     request.record(EventType.FIRST_TOKEN, now)
                 _attach(request, output)
-            if logprobs is not None and (entry := logprobs[index]) is not None:
+            if logprobs is not None and (entry := logprobs[row]) is not None:
                 output.new_logprobs = [TokenLogprobs(*entry)]
-            is_ruled = request.constraint is not None
-            if self._constrained.follow(request, output) if is_ruled else is_last(request, token_id):
+            rule = request.constraint
+            if is_last(request, token_id) if rule is None else self._constrained.follow(request, rule, output):
                 self._end(request, output.new_token_ids[-1], output, now)
             increments[request.client_id].append(output)
-
-        for request, rows in batch.searches.items():
-            if request.search is not None and not request.status.is_finished:
-                request.num_computed_tokens += 1
-                self._search_on(request, request.search, result, rows, now)
 
     def _end_pooled(self, batch: Batch, result: StepResult, now: float) -> None:
         """Ends the requests whose prompts have become embeddings."""

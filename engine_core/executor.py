@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from quire.kernels.runner import Sequences, TokenMask
+from quire.kernels.runner import Constraint, Sequences
 
-RowMask = tuple[int, TokenMask | None]
-"""The mask of the token that a sequence of a step draws, by its index; None: it draws ahead of its mask."""
+RowRule = tuple[int, Constraint]
+"""What a sequence of a step may draw, by its index."""
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
@@ -53,30 +53,20 @@ class Executor(Protocol):
         Full pages are shared. False, and nothing has changed, when there are too few pages.
         """
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> StepResult:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
-        `masks` may be written while it computes. Whoever gave None for one looks at the token before the next step,
-        and has another one drawn if it may not come.
+        Who has a rule draws last, maybe still when this returns: the result has what is drawn by then, and the rest
+        when `settle` returns. The rules follow what is drawn; their masks may be written while a step computes.
         """
 
-    def guess_again(self, result: Any, index: int, takes: Callable[[int], bool]) -> bool:
-        """Gives a sequence that drew ahead of its mask another token, in `result` too, which is of the last step.
-
-        It is the first of some guesses that `takes` likes; False if there is none.
-        """
-
-    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
-        """Gives such sequences what they would have drawn by their masks."""
+    def settle(self, result: Any) -> None:
+        """Adds what those with rules have drawn to the result of the last step, before anything else is computed."""
 
 
-class MasklessExecutor:
+class RulelessExecutor:
     """What those derive from to whom no request with a grammar comes."""
 
-    def guess_again(self, result: Any, index: int, takes: Callable[[int], bool]) -> bool:
+    def settle(self, result: Any) -> None:
         """Is never called."""
-        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks: {result}, {index}, {takes}")
-
-    def redraw(self, result: Any, masks: Sequence[RowMask]) -> None:
-        """Is never called."""
-        raise AssertionError(f"{type(self).__name__} draws nothing ahead of masks: {result}, {masks}")
+        raise AssertionError(f"{type(self).__name__} has no rules to follow: {result}")

@@ -25,24 +25,25 @@ def grammar_text(structured: StructuredOutputs) -> str:
     return given if isinstance(given, str) else msgspec.json.encode(given).decode()
 
 
-def grammar_source(structured: StructuredOutputs) -> str:
-    """The same for LLMatcher. ValueError for what is no JSON object, and for GBNF that can't be read."""
+def grammar_source(structured: StructuredOutputs) -> tuple[str, str]:
+    """The same for `Matcher`: its kind, and what it is. ValueError for what is no JSON object, and unreadable GBNF."""
     # Here, since it takes a while to load, and many engines never need it.
     from llguidance import LLMatcher, gbnf_to_lark
 
     kind, text = structured.kinds[0], grammar_text(structured)
     match kind:
         case "regex":
-            return str(LLMatcher.grammar_from_regex(text))
+            return "llguidance", str(LLMatcher.grammar_from_regex(text))
         case "choice":
-            return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
+            choices = (json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
+            return "lark", "start: " + " | ".join(choices)
         case "grammar":
             try:
-                return gbnf_to_lark.any_to_lark(text)
+                return "lark", gbnf_to_lark.any_to_lark(text)
             except Exception as error:  # noqa: BLE001 - it raises plain ones
                 raise ValueError(f"it is neither Lark nor GBNF that can be read: {error}") from None
         case _:
-            return str(LLMatcher.grammar_from_json_schema(text, overrides=_json_options(structured)))
+            return "llguidance", str(LLMatcher.grammar_from_json_schema(text, overrides=_json_options(structured)))
 
 
 def _json_options(structured: StructuredOutputs) -> JsonCompileOptions:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.engine_core.constraint import Constraint, shorten
 from quire.engine_core.grammar_text import grammar_source, grammar_text
 from quire.engine_core.grammar_tokenizer import GrammarTokenizer
-from quire.kernels.runner import TokenMask
+from quire.kernels.runner import Constraint, Matcher
 from quire.protocol.messages import StructuredOutputs
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
     from quire.engine_core.request import Request
 
 MOST_GRAMMARS = 256  # that are kept
+_MOST_SPARE = 32  # constraints
+_MOST_WORDS = 500  # characters of what is told of one that is wrong
 _MOST_STUCK = 4  # threads whose grammar takes too long, before others have to wait for one of them
 
 Key = tuple[str, str, bool, str | None]
-Compile = Callable[[StructuredOutputs], "LLMatcher"]
+Compile = Callable[[StructuredOutputs], "Matcher"]
 
 
 class Grammar:
@@ -33,7 +33,7 @@ class Grammar:
         self.key = key
         self.structured = structured
         self.requests: dict[Request, None] = {}  # that wait for it
-        self.matcher: LLMatcher | None = None
+        self.matcher: Matcher | None = None
         self.error: str | None = None
 
     @property
@@ -58,16 +58,16 @@ class Grammars:
         compile_grammar: Compile | None = None,
     ) -> None:
         """`wake` is called on another thread when `take_compiled` has something to give."""
-        self.tokenizer = tokenizer
         self.num_compiled = 0
         self._timeout = timeout
         self._wake = wake
-        self._compile = compile_grammar or self._compile_matcher
+        self._compile = compile_grammar or partial(compile_matcher, tokenizer)
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
+        self._spare: deque[tuple[Grammar, Constraint]] = deque(maxlen=_MOST_SPARE)  # the oldest make room
         self._pending: set[Grammar] = set()
         self._lock = threading.Lock()  # of what follows
         self._queue: dict[Grammar, float] = {}  # since when
-        self._done: list[tuple[Grammar, LLMatcher | None, str | None]] = []
+        self._done: list[tuple[Grammar, Matcher | None, str | None]] = []
         self._running: Grammar | None = None
         self._begun = 0.0
         self._has_thread = False
@@ -91,9 +91,21 @@ class Grammars:
         return grammar
 
     def constrain(self, grammar: Grammar, vocab_size: int, stop_token_ids: Collection[int]) -> Constraint:
-        """A constraint at the beginning of a grammar that has been compiled."""
+        """A constraint at the beginning of a grammar that has been compiled: one that was given back, if one was."""
+        stops = sorted(stop_token_ids)
+        for spare in self._spare:
+            if spare[0] is grammar:
+                self._spare.remove(spare)
+                if spare[1].restart(stops):
+                    return spare[1]
+                break
         assert grammar.matcher is not None
-        return Constraint(grammar.matcher.deep_copy(), self.tokenizer.get(), vocab_size, stop_token_ids)
+        return Constraint(grammar.matcher, vocab_size, stops)
+
+    def give_back(self, grammar: Grammar, constraint: Constraint) -> None:
+        """Another request may have it: it knows the grammar better than a new one."""
+        if constraint.restart([]):
+            self._spare.append((grammar, constraint))
 
     def leave(self, grammar: Grammar, request: Request) -> None:
         """A request waits for it no longer. If nobody does, and it has not been begun, it need not be compiled."""
@@ -207,23 +219,18 @@ class Grammars:
                 self._begun = time.monotonic()
             return self._running
 
-    def _outcome(self, grammar: Grammar) -> tuple[LLMatcher | None, str | None]:
+    def _outcome(self, grammar: Grammar) -> tuple[Matcher | None, str | None]:
         try:
             return self._compile(grammar.structured), None
         except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
-            return None, shorten(str(error)) or type(error).__name__
+            return None, str(error)[:_MOST_WORDS] or type(error).__name__
 
-    def _compile_matcher(self, structured: StructuredOutputs) -> LLMatcher:
-        """ValueError for a grammar that is wrong, or allows no text at all."""
-        from llguidance import LLMatcher, LLParserLimits
 
-        tokenizer = self.tokenizer.get()
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(tokenizer, grammar_source(structured), log_level=0, limits=limits)
-        first = TokenMask(tokenizer.vocab_size)
-        if not matcher.is_error():  # the first mask shows more, and copies of the matcher have its work done
-            matcher.unsafe_compute_mask_ptr(first.address, first.num_bytes)
-        if matcher.is_error():
-            words = shorten(matcher.get_error())
-            raise ValueError("it allows no text" if words.startswith("NoExtension") else words)
-        return matcher
+def compile_matcher(tokenizer: GrammarTokenizer, structured: StructuredOutputs) -> Matcher:
+    """ValueError for a grammar that is wrong, or allows no text at all."""
+    matcher = Matcher(tokenizer.get(), *grammar_source(structured))
+    if (words := matcher.error) is None and not matcher.allows_any():
+        words = matcher.error or "NoExtension"
+    if words is not None:
+        raise ValueError("it allows no text" if words.startswith("NoExtension") else words)
+    return matcher

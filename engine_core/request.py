@@ -20,9 +20,9 @@ from quire.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from quire.engine_core.constraint import Constraint
     from quire.engine_core.grammars import Grammar
     from quire.engine_core.siblings import Siblings
+    from quire.kernels.runner import Constraint
 
 
 NO_SLOT = -1
@@ -97,7 +97,7 @@ class Request:
     siblings: Siblings | None = field(default=None, repr=False)  # those of the same prompt
     search: BeamSearch | None = field(default=None, repr=False)
     pooling: PoolingParams | None = None  # of its prompt, which nothing follows
-    grammar: Grammar | None = field(default=None, repr=False)  # while it is being compiled
+    grammar: Grammar | None = field(default=None, repr=False)
     constraint: Constraint | None = field(default=None, repr=False)
     slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.kernels import host
-from quire.kernels._native import Jit, Plan, Runner, Sequences, TokenMask
+from quire.kernels._native import Constraint, Jit, Matcher, Plan, Runner, Sequences, TokenMask, Vocabulary
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.attention import Attention, tokens_per_entry
@@ -31,10 +31,13 @@ from quire.kernels.weights import Loader, check, weights_of
 
 __all__ = [
     "Assembly",
+    "Constraint",
+    "Matcher",
     "ModelRunner",
     "Progress",
     "Sequences",
     "TokenMask",
+    "Vocabulary",
     "assemble",
     "describe",
     "load_model",
@@ -53,8 +56,7 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
-    `sequences`, `step`, `guess_again`, `redraw` and `fork` are the native runner's (see native/sequences.h and
-    native/runner.h).
+    `sequences`, `step`, `settle` and `fork` are the native runner's (see native/sequences.h and native/runner.h).
     """
 
     def __init__(
@@ -76,8 +78,7 @@ class ModelRunner:
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
         self.step = native.step
-        self.guess_again = native.guess_again
-        self.redraw = native.redraw
+        self.settle = native.settle
         self.fork = native.fork
 
     @property

@@ -6,7 +6,6 @@ limit fails the test.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -14,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RowMask
+from quire.engine_core.executor import RowRule
 from quire.engine_core.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
-from quire.kernels.runner import Sequences, TokenMask
+from quire.kernels.runner import Constraint, Sequences, TokenMask
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -37,11 +36,9 @@ def next_token(tokens: list[int], seed: int, vocab_size: int) -> int:
 
 
 def allowed_tokens(mask: TokenMask) -> list[int]:
-    """What a mask that has been written allows."""
-    while not mask.is_ready:
-        pass  # another thread writes it
-    bits = int.from_bytes(ctypes.string_at(mask.address, mask.num_bytes), "little")
-    return [token for token in range(8 * mask.num_bytes) if bits >> token & 1]
+    """What a mask allows, which has been written."""
+    assert mask.is_ready
+    return mask.token_ids
 
 
 def expected_tokens(prompt: list[int], seed: int, vocab_size: int, count: int) -> list[int]:
@@ -98,8 +95,9 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
-        self.drawn_ahead: dict[int, tuple[int, list[int]]] = {}  # of masks, in the last step: the slot, all guesses
-        self.num_late_masks = 0  # that are not there in time from now on
+        self.fail_settle: Exception | None = None
+        self.num_late_rules = 0  # that can't be asked in time from now on
+        self._draws: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until it is settled
         self._memory: dict[tuple[int, int], int] = {}
         self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
         self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
@@ -115,50 +113,56 @@ class PagedExecutor:
         self.num_forks += 1
         return True
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> Result:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
-        self.drawn_ahead.clear()
+        assert not self._draws
         if self.fail_step is not None:
             error, self.fail_step = self.fail_step, None
             raise error
         result = Result([])
         requests = {slot: request for request in self.requests() for slot in request.slots}
-        masks_by_index = dict(masks)
+        ruled = dict(rules)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            is_ahead = index in masks_by_index and masks_by_index[index] is None
-            self._compute(
-                index, requests[slot], slot, start, count, result, masks_by_index.get(index), is_ahead=is_ahead
-            )
+            self._compute(index, requests[slot], slot, start, count, result, ruled.get(index))
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            if index not in result.errors:
-                is_late = index in masks_by_index and result.token_ids[index] < 0
-                self.sequences.share(slot, start + count - is_late)
+            if index not in result.errors and index not in ruled:
+                self.sequences.share(slot, start + count)
+        if result.logprobs is not None:
+            result.logprobs.extend([None] * (len(slots) - len(result.logprobs)))
         return result
 
-    def guess_again(self, result: Result, index: int, takes: Callable[[int], bool]) -> bool:
-        token = next(filter(takes, self.drawn_ahead[index][1][1:]), None)
-        if token is None:
-            return False
-        self._take_another(index, token, result)
-        return True
+    def settle(self, result: Result) -> None:
+        draws, self._draws = self._draws, {}
+        if self.fail_settle is not None:
+            error, self.fail_settle = self.fail_settle, None
+            raise error
+        for index, (slot, request, rule) in draws.items():
+            tokens = self.sequences.tokens(slot)
+            is_late = self.num_late_rules > 0
+            self.num_late_rules -= is_late
+            if not is_late:
+                try:
+                    token = self._draw(tokens, request, rule)
+                except RuntimeError as error:
+                    result.errors[index] = str(error)
+                    continue
+                rule.follow(token)
+                self.sequences.append(slot, token)
+                result.token_ids[index] = token
+                self._tell(index, None if request.sampling.logprobs is None else logprobs_entry(token), result)
+            self.sequences.share(slot, len(tokens) - is_late)
 
-    def redraw(self, result: Result, masks: Sequence[RowMask]) -> None:
-        assert masks
-        for index, mask in masks:
-            assert mask is not None
-            self._take_another(index, self._allowed(self.drawn_ahead[index][1], mask), result)
-
-    def _take_another(self, index: int, token: int, result: Result) -> None:
-        result.token_ids[index] = token
-        if result.logprobs is not None and result.logprobs[index] is not None:
-            result.logprobs[index] = logprobs_entry(token)
-        self.sequences.replace_last(self.drawn_ahead.pop(index)[0], token)
-
-    def _allowed(self, guesses: list[int], mask: TokenMask) -> int:
-        allowed = [token for token in allowed_tokens(mask) if token < self.limits.vocab_size]
-        return next((token for token in guesses if token in allowed), allowed[guesses[0] % len(allowed)])
+    def _draw(self, tokens: list[int], request: Request, rule: Constraint) -> int:
+        """Guesses first, as the native runner does."""
+        assert rule.wait(60)
+        guesses = [next_token(tokens, seed, self.limits.vocab_size) for seed in (request.seed, ~request.seed)]
+        allowed = (token for token in guesses if rule.allows(token))
+        if (token := next(allowed, None)) is not None:
+            return token
+        others = [token for token in allowed_tokens(rule.mask) if token < self.limits.vocab_size]
+        return others[guesses[0] % len(others)]
 
     def _compute(
         self,
@@ -168,9 +172,7 @@ class PagedExecutor:
         start: int,
         count: int,
         result: Result,
-        mask: TokenMask | None,
-        *,
-        is_ahead: bool,
+        rule: Constraint | None,
     ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
@@ -196,32 +198,26 @@ class PagedExecutor:
         if end < len(tokens) or request.pooling is not None:
             result.token_ids.append(-1)
             return
-        token = next_token(tokens, request.seed, self.limits.vocab_size)
-        guesses = [token, next_token(tokens, ~request.seed, self.limits.vocab_size)]
-        if mask is not None and self.num_late_masks:
-            self.num_late_masks -= 1
+        if rule is not None:
             result.token_ids.append(-1)
+            self._draws[index] = slot, request, rule
             return
-        if mask is not None:
-            token = self._allowed(guesses, mask)
+        token = next_token(tokens, request.seed, self.limits.vocab_size)
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)
         if request.search is not None:
             entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
             token = entry[0][0]
-        if is_ahead:
-            assert self.sequences.draws_from_all(slot)
-            self.drawn_ahead[index] = slot, guesses
         self.sequences.append(slot, token)
-        self._tell(index, token, entry, result)
+        result.token_ids.append(token)
+        self._tell(index, entry, result)
 
     @staticmethod
-    def _tell(index: int, token: int, entry: Entry | None, result: Result) -> None:
-        result.token_ids.append(token)
-        if entry is not None:
-            result.logprobs = result.logprobs or [None] * index
-        if result.logprobs is not None:
-            result.logprobs.extend([None] * (index - len(result.logprobs)))
-            result.logprobs.append(entry)
+    def _tell(index: int, entry: Entry | None, result: Result) -> None:
+        if entry is None:
+            return
+        logprobs = result.logprobs = result.logprobs or []
+        logprobs.extend([None] * (len(result.token_ids) - len(logprobs)))
+        logprobs[index] = entry
 
     def _pool(self, index: int, request: Request, pooling_type: str, start: int, end: int, result: Result) -> None:
         """Each position once a request, and all of them for a mean."""

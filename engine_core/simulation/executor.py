@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from quire.engine_core.executor import LogprobsEntry, MasklessExecutor, RowMask
+from quire.engine_core.executor import LogprobsEntry, RowRule, RulelessExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.simulation.clock import VirtualClock
@@ -53,7 +53,7 @@ class _Sequences(Sequences):
         return slot
 
 
-class SimulatedExecutor(MasklessExecutor):
+class SimulatedExecutor(RulelessExecutor):
     """An `Executor` whose steps move `clock` instead of computing.
 
     Its model says EOS as soon as `min_tokens` lets it, and not before; who doesn't ignore it ends there.
@@ -69,7 +69,7 @@ class SimulatedExecutor(MasklessExecutor):
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()
+        self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()
     ) -> SimulatedDraw:
         """Shares what is computed, and draws a token for each sequence that has caught up."""
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))

@@ -1,8 +1,8 @@
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -143,6 +143,14 @@ void pack_integer_matrix(Runner& runner, Address target, int bits, std::int64_t 
                 first_tile, tile_step);
 }
 
+void settle(Runner& runner, StepResult& result) {
+  {
+    const nb::gil_scoped_release release;
+    runner.settle(result);
+  }
+  runner.release_rules();  // which are the interpreter's
+}
+
 void bind_memory(nb::class_<Runner>& runner) {
   runner
       .def(
@@ -188,34 +196,17 @@ void bind_memory(nb::class_<Runner>& runner) {
       });
 }
 
-using Masks = std::vector<std::pair<std::int32_t, std::optional<TokenMask*>>>;
+using Rules = std::vector<std::pair<std::int32_t, std::shared_ptr<TokenRule>>>;
 
-std::vector<RowMask> row_masks_of(const Masks& masks) {
-  std::vector<RowMask> rows;
-  for (const auto& [index, mask] : masks) rows.push_back({index, mask.value_or(nullptr)});
+std::vector<RowRule> row_rules_of(const Rules& rules) {
+  std::vector<RowRule> rows;
+  for (const auto& [index, rule] : rules) rows.push_back({index, rule});
   return rows;
-}
-
-void bind_mask(nb::module_& m) {
-  using Tokens = std::vector<std::int32_t>;
-  nb::class_<TokenMask>(m, "TokenMask", "Which tokens may be drawn next: a bit for each.")
-      .def(nb::init<std::int32_t>(), nb::arg("num_tokens"))
-      .def_prop_ro("address", [](TokenMask& mask) { return reinterpret_cast<Address>(mask.words().data()); })
-      .def_prop_ro("num_bytes", [](TokenMask& mask) { return mask.words().size_bytes(); })
-      .def_prop_ro("is_ready", &TokenMask::is_ready)
-      .def_prop_ro("allows_any", &TokenMask::allows_any)
-      .def("reset", &TokenMask::reset, "From now on it is being written.")
-      .def("publish", &TokenMask::publish, "It is written: the sampler may read it.")
-      .def("ban_all", &TokenMask::ban_all)
-      .def(
-          "allow", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, true); }, nb::arg("token_ids"))
-      .def("ban", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, false); }, nb::arg("token_ids"));
 }
 
 }  // namespace
 
 void bind_runner(nb::module_& m) {
-  bind_mask(m);
   m.attr("HUGE_PAGE") = kHugePage;
   m.attr("BLOCK_TOKENS") = kBlockTokens;
   m.attr("MOST_PARTS") = kMostParts;
@@ -256,17 +247,14 @@ void bind_runner(nb::module_& m) {
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
-             const std::vector<std::int64_t>& counts, const Masks& masks) {
-            const std::vector<RowMask> row_masks = row_masks_of(masks);
+             const std::vector<std::int64_t>& counts, const Rules& rules) {
+            const std::vector<RowRule> row_rules = row_rules_of(rules);
             nb::gil_scoped_release release;
-            return r.step(slots, starts, counts, row_masks);
+            return r.step(slots, starts, counts, row_rules);
           },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("masks") = Masks{})
-      .def("guess_again", &Runner::guess_again, nb::arg("result"), nb::arg("index"), nb::arg("takes"),
-           "Gives a sequence of the last step, which drew without its mask, another guess; False if none is taken.")
-      .def(
-          "redraw", [](Runner& r, StepResult& result, const Masks& masks) { r.redraw(result, row_masks_of(masks)); },
-          nb::arg("result"), nb::arg("masks"), "Gives such sequences what they would have drawn by their masks.")
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("rules") = Rules{})
+      .def("settle", &settle, nb::arg("result"),
+           "Adds to the result of the last step what the sequences with rules have drawn.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

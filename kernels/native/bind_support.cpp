@@ -73,11 +73,11 @@ nb::dict dict_of(std::int32_t token, const std::optional<TokenLogprobs>& logprob
 }
 
 nb::dict sample_row(const Logits& logits, const Tokens& tokens, std::int64_t num_prompt_tokens, std::int64_t position,
-                    const nb::dict& config, const TokenMask* mask) {
+                    const nb::dict& config, TokenRule* rule) {
   const SamplingState state(config_of(config), tokens, num_prompt_tokens, static_cast<std::int32_t>(logits.size()));
   std::vector<float> row(logits.data(), logits.data() + logits.size());
   SamplerScratch scratch;
-  const SampleResult result = sample(row, state, tokens, position, scratch, mask);
+  const SampleResult result = sample(row, state, tokens, position, scratch, rule);
   return dict_of(result.token, result.logprobs);
 }
 
@@ -130,7 +130,7 @@ void bind_support(nb::module_& m) {
   m.def("philox_block", &philox_block, "counter"_a, "key"_a, "Philox4x32-10.");
   m.def("philox", &uniform, "seed"_a, "position"_a, "draw"_a = 0, "The number in [0, 1) drawn at a position.");
   m.def("sample", &sample_row, "logits"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a, "config"_a,
-        "mask"_a.none() = nb::none(), "One draw with a fresh state, for tests: config holds fields of SamplingConfig.");
+        "rule"_a.none() = nb::none(), "One draw with a fresh state, for tests: config holds fields of SamplingConfig.");
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
         "Log probability and rank of a token, and the likeliest tokens.");
 }

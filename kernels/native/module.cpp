@@ -5,5 +5,6 @@ NB_MODULE(_native, m) {
   quire::bind_jit(m);
   quire::bind_support(m);
   quire::bind_sequences(m);
+  quire::bind_grammar(m);
   quire::bind_runner(m);
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 
 #include "first_touch.h"
@@ -12,8 +13,8 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kItemsPerThread = 2;             // of attention; with fewer, threads would wait for each other
-constexpr int kPatience = 20;                           // the part of a step that is spent on waiting for a late mask
-constexpr std::chrono::milliseconds kLongestWait{100};  // where nobody waits but those whose mask is late
+constexpr int kPatience = 20;                           // the part of a step that is spent on waiting for a late rule
+constexpr std::chrono::milliseconds kLongestWait{100};  // where nobody waits but those whose rule is late
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -47,9 +48,19 @@ void* Runner::allocate_by_node(std::size_t bytes) {
   return memory;
 }
 
+Runner::~Runner() {
+  try {
+    draws_.next = draws_.rows.size();  // nobody begins with another one
+    if (is_drawing_) threads_.finish();
+  } catch (const std::exception&) {
+    // nobody is left to be told
+  }
+}
+
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                        std::span<const std::int64_t> counts, std::span<const RowMask> masks) {
-  const auto begun = TokenMask::Clock::now();
+                        std::span<const std::int64_t> counts, std::span<const RowRule> rules) {
+  const auto begun = TokenRule::Clock::now();
+  if (is_drawing_) throw std::logic_error("the last step is to be settled before the next one");
   check(slots, starts, counts);
   if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
     kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
@@ -60,7 +71,8 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   state_rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], dims);
-  set_masks(masks, slots.size());
+  num_sequences_ = slots.size();
+  set_rules(rules);
   split_attention(dims);
   body_.run(threads_, dims);
 
@@ -69,62 +81,53 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   result.logprobs.resize(slots.size());
   pool_states(slots, dims, result);
   const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
-  kept_logits_.clear();
-  if (rows_.size() > at_once) {
-    const auto overwritten = std::span(rows_).first((rows_.size() - 1) / at_once * at_once);
-    kept_logits_.reserve(
-        static_cast<std::size_t>(std::ranges::count_if(overwritten, &LogitRow::ahead) * config_.vocab_size));
-  }
+  std::span<LogitRow> ruled;
   for (std::size_t first = 0; first < rows_.size(); first += at_once) {
+    if (!ruled.empty()) {  // their logits are about to be overwritten
+      begin_draws(ruled, begun, result);
+      settle(result);
+    }
     const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
     compute_logits(rows, dims);
-    if (!masks.empty()) await_masks(rows, begun);
-    std::vector<Drawn> drawn = read_logits(rows);
-    for (std::size_t i = 0; i < rows.size(); i++)
-      if (!rows[i].late && !result.errors.contains(rows[i].index)) take(rows[i], std::move(drawn[i]), result);
-    if (first + at_once < rows_.size()) keep_logits(rows);
+    ruled = std::ranges::stable_partition(rows, std::logical_not{}, &LogitRow::rule);
+    set_draws(rows.first(rows.size() - ruled.size()));
+    if (draws_.rows.size() > 1)
+      threads_.run([&](int thread) { read_logits(thread); });
+    else
+      read_logits(0);
+    take_draws(result);
   }
-  std::vector<std::int64_t> ends(slots.size());
-  for (std::size_t i = 0; i < slots.size(); i++) ends[i] = starts[i] + counts[i];
-  for (const LogitRow& row : rows_) ends[row.index] -= row.late;
+  std::vector<bool> draws_later(slots.size());
+  for (const LogitRow& row : rows_) draws_later[row.index] = draws_later[row.index] || row.rule != nullptr;
   for (std::size_t i = 0; i < slots.size(); i++)
-    if (!result.errors.contains(static_cast<std::int32_t>(i))) sequences_.share(slots[i], ends[i]);
+    if (!draws_later[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
+      sequences_.share(slots[i], starts[i] + counts[i]);
+  if (!ruled.empty()) begin_draws(ruled, begun, result);
   return result;
 }
 
-bool Runner::guess_again(StepResult& result, std::int32_t index, const std::function<bool(std::int32_t)>& takes) {
-  LogitRow& row = row_ahead(index);
-  const SamplingState& sampling = sequences_.at(row.slot).sampling;
-  const std::vector<std::int32_t> tokens = guesses(row.logits, sampling, row.position, scratch_.front());
-  const auto taken = std::find_if(tokens.begin() + 1, tokens.end(), takes);
-  if (taken == tokens.end()) return false;
-  row.ahead = false;
-  take_another(row, {report(*taken, row.logits, sampling, scratch_.front()), {}}, result);
-  return true;
+void Runner::begin_draws(std::span<LogitRow> rows, TokenRule::Clock::time_point begun, const StepResult& result) {
+  await_rules(rows, begun);
+  for (LogitRow& row : rows) row.late = row.late || result.errors.contains(row.index);  // the caller ends them
+  set_draws(rows);
+  is_drawing_ = true;
+  threads_.begin([](void* runner, int thread) { static_cast<Runner*>(runner)->read_logits(thread); }, this);
 }
 
-void Runner::redraw(StepResult& result, std::span<const RowMask> masks) {
-  std::vector<LogitRow> rows;
-  for (const RowMask& each : masks) {
-    if (each.mask == nullptr) throw std::invalid_argument("a token can't be drawn again without a mask");
-    LogitRow& row = row_ahead(each.index);
-    row.ahead = false;
-    row.mask = each.mask;
-    rows.push_back(row);
-  }
-  std::vector<Drawn> drawn = read_logits(rows);
-  for (std::size_t i = 0; i < rows.size(); i++) take_another(rows[i], std::move(drawn[i]), result);
-}
-
-Runner::LogitRow& Runner::row_ahead(std::int32_t index) {
-  const auto row = std::ranges::find_if(rows_, [&](const LogitRow& each) { return each.ahead && each.index == index; });
-  if (row == rows_.end())
-    throw std::invalid_argument("sequence " + std::to_string(index) + " of the last step did not draw without a mask");
-  return *row;
+void Runner::settle(StepResult& result) {
+  if (!is_drawing_) return;
+  if (result.token_ids.size() != num_sequences_)
+    throw std::invalid_argument("a result of " + std::to_string(result.token_ids.size()) +
+                                " sequences is not that of the last step, which had " + std::to_string(num_sequences_));
+  is_drawing_ = false;
+  threads_.finish();
+  take_draws(result);
+  for (const LogitRow& row : draws_.rows)
+    if (!result.errors.contains(row.index)) sequences_.share(row.slot, row.position - row.late);
 }
 
 void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
-  Sequence& sequence = sequences_.at(row.slot);
+  Sequence& sequence = *row.sequence;
   if (!drawn.error.empty()) {
     result.errors[row.index] = std::move(drawn.error);
   } else if (row.sample) {
@@ -137,40 +140,26 @@ void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
   }
 }
 
-void Runner::take_another(const LogitRow& row, Drawn drawn, StepResult& result) {
-  const std::int32_t token = drawn.error.empty() ? drawn.result.token : -1;
-  result.token_ids[row.index] = token;
-  if (token < 0) {
-    result.errors[row.index] = std::move(drawn.error);
-  } else {
-    result.logprobs[row.index] = std::move(drawn.result.logprobs);
-    sequences_.at(row.slot).replace_last(token);
+void Runner::set_rules(std::span<const RowRule> rules) {
+  if (rules.empty()) return;
+  std::vector<TokenRule*> of_sequence(num_sequences_);
+  for (const RowRule& each : rules) {
+    of_sequence.at(static_cast<std::size_t>(each.index)) = each.rule.get();
+    rules_.push_back(each.rule);
   }
+  for (LogitRow& row : rows_)
+    if (row.sample) row.rule = of_sequence[row.index];
 }
 
-void Runner::set_masks(std::span<const RowMask> masks, std::size_t num_sequences) {
-  if (masks.empty()) return;
-  std::vector<const RowMask*> of_sequence(num_sequences);
-  for (const RowMask& each : masks) of_sequence.at(static_cast<std::size_t>(each.index)) = &each;
-  for (LogitRow& row : rows_) {
-    if (!row.sample || of_sequence[row.index] == nullptr) continue;
-    row.mask = of_sequence[row.index]->mask;
-    row.ahead = row.mask == nullptr;
-    if (row.ahead && !sequences_.at(row.slot).sampling.draws_from_all())
-      throw std::invalid_argument("slot " + std::to_string(row.slot) +
-                                  " does not draw from all tokens alike, so that its mask must be known first");
-  }
-}
-
-/// Others wait for a mask no longer than a small part of what the step has taken so far. Where nobody else would draw,
+/// Others wait for a rule no longer than a small part of what the step has taken so far. Where nobody else would draw,
 /// the step waits for the first one.
-void Runner::await_masks(std::span<LogitRow> rows, TokenMask::Clock::time_point begun) {
-  const auto now = TokenMask::Clock::now();
+void Runner::await_rules(std::span<LogitRow> rows, TokenRule::Clock::time_point begun) {
+  const auto now = TokenRule::Clock::now();
   const auto soon = now + (now - begun) / kPatience;
-  bool any = std::ranges::any_of(rows_, [](const LogitRow& row) { return row.mask == nullptr; });
+  bool any = std::ranges::any_of(rows_, [](const LogitRow& row) { return row.rule == nullptr; });
   for (LogitRow& row : rows) {
-    if (row.mask == nullptr) continue;
-    row.late = !row.mask->wait_until(any ? soon : now + kLongestWait);
+    if (row.rule == nullptr) continue;
+    row.late = !row.rule->wait_until(any ? soon : now + kLongestWait);
     any |= !row.late;
   }
 }
@@ -235,12 +224,12 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
   if (sequence.sampling.config().prompt_logprobs >= 0)
     for (std::int64_t next = std::max(start + 1, sequence.prompt_logprobs_done);
          next <= end && next < sequence.num_prompt_tokens; next++)
-      rows_.push_back({index, slot, static_cast<std::int32_t>(first + next - 1 - start), next, false});
+      rows_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + next - 1 - start), next, false});
   if (sequence.pooling) {
     for (std::int64_t next = std::max(start, sequence.pooling->next()); next < end; next++)
       state_rows_.push_back({index, static_cast<std::int32_t>(first + next - start)});
   } else if (end == length) {
-    rows_.push_back({index, slot, static_cast<std::int32_t>(first + count - 1), length, true});
+    rows_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + count - 1), length, true});
   }
   dim(dims, Dim::tokens) += count;
 }
@@ -312,39 +301,35 @@ void Runner::compute_logits(std::span<LogitRow> rows, Dims& dims) {
   head_.run(threads_, dims);
 }
 
-/// Other rows are about to be computed where theirs stand.
-void Runner::keep_logits(std::span<LogitRow> rows) {
-  for (LogitRow& row : rows) {
-    if (!row.ahead) continue;
-    const std::size_t begin = kept_logits_.size();
-    kept_logits_.insert(kept_logits_.end(), row.logits.begin(), row.logits.end());
-    row.logits = std::span(kept_logits_).subspan(begin);
-  }
+void Runner::set_draws(std::span<const LogitRow> rows) {
+  draws_.rows = rows;
+  draws_.drawn.assign(rows.size(), {});
+  draws_.next = 0;
 }
 
-std::vector<Runner::Drawn> Runner::read_logits(std::span<const LogitRow> rows) {
-  std::vector<Drawn> drawn(rows.size());
-  if (rows.size() == 1) {
-    if (!rows[0].late) drawn[0] = read_row(rows[0], scratch_.front());
-    return drawn;
+void Runner::read_logits(int thread) {
+  for (std::size_t i; (i = draws_.next.fetch_add(1, std::memory_order_relaxed)) < draws_.rows.size();)
+    if (!draws_.rows[i].late) draws_.drawn[i] = read_row(draws_.rows[i], scratch_[thread]);
+}
+
+void Runner::take_draws(StepResult& result) {
+  for (std::size_t i = 0; i < draws_.rows.size(); i++) {
+    const LogitRow& row = draws_.rows[i];
+    if (!row.late && !result.errors.contains(row.index)) take(row, std::move(draws_.drawn[i]), result);
   }
-  std::atomic<std::size_t> next{0};
-  threads_.run([&](int thread) {
-    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();)
-      if (!rows[i].late) drawn[i] = read_row(rows[i], scratch_[thread]);
-  });
-  return drawn;
 }
 
 Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
-  const Sequence& sequence = sequences_.at(row.slot);
+  const Sequence& sequence = *row.sequence;
   try {
     if (!row.sample) {
       const std::int32_t token = sequence.tokens[row.position];
       return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
     }
-    return {sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.mask), {}};
-  } catch (const std::runtime_error& error) {
+    Drawn drawn{sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.rule), {}};
+    if (row.rule != nullptr) row.rule->follow(drawn.result.token);
+    return drawn;
+  } catch (const std::exception& error) {
     return {{}, error.what()};
   }
 }

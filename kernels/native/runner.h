@@ -1,9 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 #include "sampler.h"
 #include "sequences.h"
 #include "thread_pool.h"
+#include "token_rule.h"
 
 namespace quire {
 
@@ -84,16 +86,17 @@ struct StepResult {
   std::map<std::int32_t, std::vector<float>> pooled;  ///< of the sequences that are pooled and computed to their end
 };
 
-/// The mask of the token that the sequence at `index` of a step draws.
-struct RowMask {
+/// What the sequence at `index` of a step may draw.
+struct RowRule {
   std::int32_t index;
-  TokenMask* mask;  ///< nullptr: it is not known, and the token may be drawn again (Runner::redraw)
+  std::shared_ptr<TokenRule> rule;
 };
 
 /// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
  public:
   explicit Runner(const RunnerConfig& config);
+  ~Runner();
 
   Arena& arena() { return arena_; }
   ThreadPool& threads() { return threads_; }
@@ -115,20 +118,18 @@ class Runner {
   /// end, draws one token and appends it, or gives the pooled vector. Pages that are full now are shared. Throws
   /// std::invalid_argument when the batch can't be; nothing has changed then.
   ///
-  /// `masks` are waited for when the model has run. One that is late is waited for a little while, where others have
-  /// drawn: its sequence draws nothing then, and its last token is to be computed again. Without its mask a sequence
-  /// that draws from all (SamplingState) draws the first of its guesses. Throws std::invalid_argument for others that
-  /// have none.
+  /// Sequences with `rules` draw last, while the caller goes on with the others until it calls `settle`. The rules
+  /// follow what is drawn. One that is late is waited for a little while, where others have drawn: its sequence draws
+  /// nothing then, and its last token is to be computed again.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                  std::span<const std::int64_t> counts, std::span<const RowMask> masks = {});
+                  std::span<const std::int64_t> counts, std::span<const RowRule> rules = {});
 
-  /// Gives a sequence of the last step, which drew without its mask and gave `result`, the first of its other guesses
-  /// that `takes` likes; false if there is none. Throws std::invalid_argument where it had a mask, or was drawn again.
-  bool guess_again(StepResult& result, std::int32_t index, const std::function<bool(std::int32_t)>& takes);
+  /// Adds to the result of the last step what the sequences with rules have drawn. Does nothing the second time. Throws
+  /// std::invalid_argument for the result of another step.
+  void settle(StepResult& result);
 
-  /// Gives such sequences what they would have drawn if `masks` had been known. Throws as `guess_again`, and where a
-  /// mask is missing.
-  void redraw(StepResult& result, std::span<const RowMask> masks);
+  /// Holds the rules of the last step no longer, which is settled.
+  void release_rules() { rules_.clear(); }
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -138,12 +139,12 @@ class Runner {
   struct LogitRow {
     std::int32_t index;  ///< in the batch
     std::int32_t slot;
+    Sequence* sequence;
     std::int32_t row;       ///< in the step's tokens
     std::int64_t position;  ///< of the token that the logits predict
     bool sample;            ///< draw it, or else report the prompt token that stands there
-    TokenMask* mask = nullptr;
-    bool late = false;   ///< the mask was not there in time
-    bool ahead = false;  ///< of a mask that is not known
+    TokenRule* rule = nullptr;
+    bool late = false;  ///< the rule could not be asked in time
     std::span<float> logits = {};
   };
   struct StateRow {
@@ -155,21 +156,28 @@ class Runner {
     std::string error;
   };
 
+  /// Rows that threads draw one by one.
+  struct Draws {
+    std::span<const LogitRow> rows;
+    std::vector<Drawn> drawn;
+    std::atomic<std::size_t> next{0};
+  };
+
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts);
   void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, Dims& dims);
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
-  void set_masks(std::span<const RowMask> masks, std::size_t num_sequences);
-  void await_masks(std::span<LogitRow> rows, TokenMask::Clock::time_point begun);
+  void set_rules(std::span<const RowRule> rules);
+  void await_rules(std::span<LogitRow> rows, TokenRule::Clock::time_point begun);
   void compute_logits(std::span<LogitRow> rows, Dims& dims);
-  void keep_logits(std::span<LogitRow> rows);
-  std::vector<Drawn> read_logits(std::span<const LogitRow> rows);
+  void begin_draws(std::span<LogitRow> rows, TokenRule::Clock::time_point begun, const StepResult& result);
+  void set_draws(std::span<const LogitRow> rows);
+  void read_logits(int thread);
+  void take_draws(StepResult& result);
   Drawn read_row(const LogitRow& row, SamplerScratch& scratch);
-  LogitRow& row_ahead(std::int32_t index);
   void take(const LogitRow& row, Drawn drawn, StepResult& result);
-  void take_another(const LogitRow& row, Drawn drawn, StepResult& result);
 
   RunnerConfig config_;
   Arena arena_;
@@ -179,8 +187,11 @@ class Runner {
   StepInputs inputs_;
   Plan body_, head_, states_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
+  std::size_t num_sequences_ = 0;        ///< of the last step
+  std::vector<std::shared_ptr<TokenRule>> rules_;
   std::vector<LogitRow> rows_;
-  std::vector<float> kept_logits_;  ///< of rows that may be drawn again, where a step has more than fit at once
+  Draws draws_;
+  bool is_drawing_ = false;  ///< until `settle`
   std::vector<StateRow> state_rows_;
 };
 

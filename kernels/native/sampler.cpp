@@ -5,16 +5,18 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "denormals.h"
 #include "logit_math.h"
 #include "philox.h"
+#include "token_mask.h"
 
 namespace quire {
 namespace {
 
-constexpr std::uint64_t kGuesses = 4;  ///< random numbers of a position that are drawn by without a mask
-constexpr std::size_t kFew = 8;        ///< one part of so many of the vocabulary is looked at token by token
+constexpr std::uint64_t kGuesses = 16;  ///< random numbers of a position that are drawn by without a mask
+constexpr std::size_t kFew = 8;         ///< one part of so many of the vocabulary is looked at token by token
 
 double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number) {
   return uniform(state.config().seed, static_cast<std::uint64_t>(position), number);
@@ -113,6 +115,14 @@ void check_not_all_banned(bool any, std::size_t vocab_size) {
 
 bool reports(const SamplingState& state) { return state.config().logprobs >= 0; }
 
+/// The result of drawing `token`, where `raw` is what the model gave.
+SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
+                    SamplerScratch& scratch) {
+  SampleResult result{.token = token, .logprobs = {}};
+  if (reports(state)) result.logprobs = logprobs_of(raw, token, state.config().logprobs, scratch);
+  return result;
+}
+
 /// Draws from processed logits by random number `number`; log probabilities are of those that the model gave, `raw`.
 SampleResult draw(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
                   std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
@@ -123,8 +133,8 @@ SampleResult draw(std::span<const float> logits, std::span<const float> raw, con
   return report(state.greedy() ? scan.argmax() : Draw(scan, config, random, scratch).token(), raw, state, scratch);
 }
 
-/// Draws from what the mask allows, where it allows none of the `guesses` that have been made of these logits, which
-/// may be overwritten. Throws std::runtime_error if the mask allows nothing.
+/// Draws from what the mask allows, where it allows none of the guesses that have been made of these logits, which may
+/// be overwritten. Throws std::runtime_error if the mask allows nothing.
 SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
                             SamplerScratch& scratch, const TokenMask& mask) {
   if (mask.num_allowed() > logits.size() / kFew) {
@@ -147,27 +157,77 @@ SampleResult sample_allowed(std::span<float> logits, const SamplingState& state,
   return report(token, logits, state, scratch);
 }
 
+/// Draws from all, and from the others again where the rule does not allow what was drawn; none if it allows none of
+/// some. Whatever has been refused, the others' parts are as the model has them, so that the token is drawn as if only
+/// what is allowed had been there.
+class Guesses {
+ public:
+  Guesses(std::span<float> logits, const SamplingState& state, std::int64_t position, SamplerScratch& scratch)
+      : logits_(logits), state_(state), position_(position), scan_(logits, scratch) {
+    check_not_all_banned(scan_.max_key() > kLeastKey, logits.size());
+    if (state.greedy()) return;
+    scale_ = inverse_temperature(state.config());
+    mass_ = scan_.weigh(scale_);
+    least_mass_ = mass_ / kLeastPart;
+  }
+
+  std::optional<std::int32_t> first_allowed(TokenRule& rule) {
+    for (std::uint64_t number = 0; number < kGuesses && is_left(); number++) {
+      const std::int32_t token = draw(number);
+      if (rule.allows(token)) return token;
+      refuse(token);
+    }
+    return std::nullopt;
+  }
+
+  /// Puts the refused tokens back.
+  ~Guesses() {
+    for (const auto& [token, logit] : refused_) logits_[token] = logit;
+  }
+  Guesses(const Guesses&) = delete;
+  Guesses& operator=(const Guesses&) = delete;
+
+ private:
+  bool is_left() const { return state_.greedy() ? scan_.any() : mass_ > least_mass_; }
+
+  std::int32_t draw(std::uint64_t number) const {
+    if (state_.greedy()) return scan_.argmax();
+    return scan_.token_at(target(random_number(state_, position_, number), mass_), scale_);
+  }
+
+  void refuse(std::int32_t token) {
+    refused_.emplace_back(token, logits_[token]);
+    logits_[token] = -std::numeric_limits<float>::infinity();
+    scan_.ban(token);
+    if (!state_.greedy()) mass_ -= scan_.drop_mass(token, scale_);
+  }
+
+  static constexpr std::uint64_t kLeastPart = 1 << 16;  ///< of the mass; less would be too coarse
+
+  std::span<float> logits_;
+  const SamplingState& state_;
+  std::int64_t position_;
+  VocabScan scan_;
+  float scale_ = 0;
+  std::uint64_t mass_ = 0, least_mass_ = 0;
+  std::vector<std::pair<std::int32_t, float>> refused_;
+};
+
 }  // namespace
 
-SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
-                    SamplerScratch& scratch) {
-  SampleResult result{.token = token, .logprobs = {}};
-  if (reports(state)) result.logprobs = logprobs_of(raw, token, state.config().logprobs, scratch);
-  return result;
-}
-
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
-                    std::int64_t position, SamplerScratch& scratch, const TokenMask* mask) {
+                    std::int64_t position, SamplerScratch& scratch, TokenRule* rule) {
   if (std::ssize(logits) != state.vocab_size()) {
     throw std::invalid_argument(std::to_string(logits.size()) + " logits for a vocabulary of " +
                                 std::to_string(state.vocab_size()));
   }
   const FlushDenormals flush;
-  if (mask != nullptr && state.draws_from_all()) {
-    for (const std::int32_t token : guesses(logits, state, position, scratch))
-      if (mask->allows(token)) return report(token, logits, state, scratch);
-    return sample_allowed(logits, state, position, scratch, *mask);
+  if (rule != nullptr && state.draws_from_all()) {
+    const std::optional<std::int32_t> token = Guesses(logits, state, position, scratch).first_allowed(*rule);
+    if (token) return report(*token, logits, state, scratch);
+    return sample_allowed(logits, state, position, scratch, rule->mask());
   }
+  const TokenMask* mask = rule == nullptr ? nullptr : &rule->mask();
   const bool edits = state.edits_logits(), changes = mask != nullptr || edits;
   const bool yields = mask != nullptr && edits;
   if (changes) {
@@ -181,22 +241,6 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
     }
   }
   return draw(logits, changes ? std::span<const float>(scratch.raw) : logits, state, position, 0, scratch);
-}
-
-std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
-                                  SamplerScratch& scratch) {
-  const FlushDenormals flush;
-  VocabScan scan(logits, scratch);
-  check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
-  if (state.greedy()) return {scan.argmax()};
-  const float scale = inverse_temperature(state.config());
-  const std::uint64_t total = scan.weigh(scale);
-  std::vector<std::int32_t> tokens;
-  for (std::uint64_t number = 0; number < kGuesses; number++) {
-    const std::int32_t token = scan.token_at(target(random_number(state, position, number), total), scale);
-    if (std::ranges::find(tokens, token) == tokens.end()) tokens.push_back(token);
-  }
-  return tokens;
 }
 
 TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std::int32_t top_n,

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "sampling_state.h"
-#include "token_mask.h"
+#include "token_rule.h"
 #include "vocab_scan.h"
 
 namespace quire {
@@ -27,28 +27,20 @@ struct SampleResult {
 /// Draws the next token of a sequence. `logits` is the model's row and is overwritten; `tokens` are all of the sequence
 /// so far; `position` is the index that the new token will have, which picks its random numbers.
 ///
-/// The order of things is vLLM's: the mask, allowed tokens, bad words, min_tokens, bias, penalties, then (unless
+/// The order of things is vLLM's: the rule's mask, allowed tokens, bad words, min_tokens, bias, penalties, then (unless
 /// greedy) temperature, min_p, top_k, top_p, each on what the ones before have left. The token is drawn by running
 /// through what is left in order of ids. Equal logits are told apart by id everywhere, the lower one winning. The
 /// result depends on the arguments alone, not on the CPU. Does not update `state`: see SamplingState::append.
 ///
-/// `mask`, which must be ready, is that of a grammar, or nullptr. Where everything that it allows is banned by what
-/// comes after it, it alone counts: what a grammar demands is drawn, whatever else was asked for. Where
-/// `state.draws_from_all()`, the token is the first of its `guesses` that the mask allows, and only if it allows none
-/// of them drawn with the mask: the distribution is the same, and the mask need not be known if a guess holds.
+/// `rule`, if there is one, must not have to be waited for; the caller lets it follow the token. Where everything that
+/// it allows is banned by what comes after it, it alone counts: what it demands is drawn, whatever else was asked for.
+/// Where `state.draws_from_all()` a few tokens are drawn as if there were no rule, and the first one that it allows is
+/// taken; only if it allows none of them one is drawn among all those that its mask allows. The distribution is the
+/// same, and most masks need not be written.
 ///
 /// Throws std::runtime_error if a logit is NaN or infinite or if every token is banned.
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
-                    std::int64_t position, SamplerScratch& scratch, const TokenMask* mask = nullptr);
-
-/// What a sequence that draws from all draws without a mask, in this order, by a few random numbers; each token once.
-/// Throws as `sample` does.
-std::vector<std::int32_t> guesses(std::span<const float> logits, const SamplingState& state, std::int64_t position,
-                                  SamplerScratch& scratch);
-
-/// The result of drawing `token`, where `raw` is what the model gave.
-SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
-                    SamplerScratch& scratch);
+                    std::int64_t position, SamplerScratch& scratch, TokenRule* rule = nullptr);
 
 /// Log probability and rank of `token`, and the `top_n` likeliest tokens. Throws std::invalid_argument if `token` or
 /// `top_n` is out of the vocabulary's range, std::runtime_error if a logit is NaN or infinite.

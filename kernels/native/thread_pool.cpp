@@ -110,19 +110,23 @@ void ThreadPool::stop() noexcept {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run(Task task, void* context) {
+void ThreadPool::begin(Task task, void* context) {
   if (running_.exchange(true, std::memory_order_acquire)) {
     throw std::logic_error("ThreadPool::run was called while the pool is running; one launch at a time");
   }
   task_ = task;
   context_ = context;
+  caller_cpu_.store(current_cpu(), std::memory_order_relaxed);
+  launch_.store(launch_.load() + 1);
+}
+
+void ThreadPool::finish() {
+  if (!running_.load(std::memory_order_relaxed))
+    throw std::logic_error("ThreadPool::finish was called and nothing has begun");
   {
     const FlushDenormals flush;
-    caller_cpu_.store(current_cpu(), std::memory_order_relaxed);
-    const std::uint32_t launch = launch_.load() + 1;
-    launch_.store(launch);
     execute(0);
-    end_launch(launch);
+    end_launch();
   }
   std::exception_ptr error;
   if (failed_.load(std::memory_order_relaxed)) {
@@ -134,7 +138,8 @@ void ThreadPool::run(Task task, void* context) {
 }
 
 /// Keeps workers out that have not entered, and waits for those that have.
-void ThreadPool::end_launch(std::uint32_t launch) noexcept {
+void ThreadPool::end_launch() noexcept {
+  const std::uint32_t launch = launch_.load();
   for (int thread = 1; thread < size(); ++thread) {
     Slot& slot = slots_[thread];
     std::uint32_t entered = slot.entered.load(std::memory_order_relaxed);

@@ -46,7 +46,15 @@ class ThreadPool {
   /// Calls task(context, 0) here, and task(context, thread) on every worker that comes before this has returned; it
   /// comes back when all those are done. The first exception of any of them is rethrown. Throws std::logic_error if
   /// the pool is running already.
-  void run(Task task, void* context);
+  void run(Task task, void* context) {
+    begin(task, context);
+    finish();
+  }
+
+  /// The same in two parts, between which the caller does other things. Workers that have nothing else to do begin at
+  /// once; nobody may call `run` before `finish` has returned, which throws std::logic_error if nothing has begun.
+  void begin(Task task, void* context);
+  void finish();
 
   template <class F>
     requires std::invocable<F&, int>
@@ -78,7 +86,7 @@ class ThreadPool {
   std::uint32_t await_launch(std::uint32_t seen, std::chrono::steady_clock::duration& spin);
   bool avoid_caller() const;
   void execute(int thread) noexcept;
-  void end_launch(std::uint32_t launch) noexcept;
+  void end_launch() noexcept;
   void stop() noexcept;
 
   std::vector<Place> places_;      ///< by thread

@@ -37,7 +37,7 @@ void TokenMask::set(std::span<const std::int32_t> tokens, bool allowed) {
 
 void TokenMask::ban_all() { std::ranges::fill(words_, 0); }
 
-bool TokenMask::allows(std::int32_t token) const {
+bool TokenMask::has(std::int32_t token) const {
   const std::size_t word = static_cast<std::size_t>(token) / kBits;
   return word < words_.size() && (words_[word] >> (static_cast<std::size_t>(token) % kBits) & 1);
 }

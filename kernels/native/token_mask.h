@@ -1,23 +1,21 @@
 #pragma once
 
 #include <bit>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "token_rule.h"
 #include "waitable.h"
 
 namespace quire {
 
-/// Which tokens a sequence may draw next: a bit for each, the first token in the lowest bit of the first word. One
-/// thread writes it and publishes it while the model runs; the sampler waits until then. From `reset` to `publish` the
-/// words belong to the writer, and else nobody writes.
-class TokenMask {
+/// Which tokens a sequence may draw: a bit for each, the first token in the lowest bit of the first word. One thread
+/// writes it and publishes it while the model runs. From `reset` to `publish` the words belong to the writer, and else
+/// nobody writes.
+class TokenMask final : public TokenRule {
  public:
-  using Clock = std::chrono::steady_clock;
-
   /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
   explicit TokenMask(std::int32_t num_tokens);
 
@@ -26,13 +24,15 @@ class TokenMask {
   void reset() { ready_.reset(0); }
   void publish() { ready_.store(1); }
 
-  /// Whether it has been published by then.
-  bool wait_until(Clock::time_point deadline);
+  bool wait_until(Clock::time_point deadline) override;  ///< until it is published
+  bool allows(std::int32_t token) override { return has(token); }
+  const TokenMask& mask() override { return *this; }
+  void follow(std::int32_t) override {}  ///< it allows the same again
 
   /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
   void set(std::span<const std::int32_t> tokens, bool allowed);
   void ban_all();
-  bool allows(std::int32_t token) const;
+  bool has(std::int32_t token) const;
   bool allows_any() const;
   std::size_t num_allowed() const;
 

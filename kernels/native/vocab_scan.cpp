@@ -28,6 +28,14 @@ KeyRange key_range(const float* logits) {
   return {least, most};
 }
 
+std::uint64_t mass_of_block(const float* logits, float max, float inverse_temperature) {
+  std::uint64_t masses[kBlock];
+  masses_of(logits, max, inverse_temperature, masses);
+  std::uint64_t mass = 0;
+  for (int i = 0; i < kBlock; ++i) mass += masses[i];
+  return mass;
+}
+
 std::string not_a_number(std::span<const float> logits) {
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const std::int32_t key = order_key(logits[i]);
@@ -69,10 +77,26 @@ VocabScan::VocabScan(std::span<const float> logits, SamplerScratch& scratch) : l
 
 float VocabScan::max() const { return key_value(max_key_); }
 
+void VocabScan::ban(std::int32_t token) {
+  const std::size_t block = static_cast<std::size_t>(token) / kBlock;
+  with_block(block, [&](const float* x) { scratch_.block_max[block] = key_range(x).most; });
+}
+
+bool VocabScan::any() const {
+  return std::ranges::any_of(scratch_.block_max, [](std::int32_t key) { return key > kLeastKey; });
+}
+
+std::uint64_t VocabScan::drop_mass(std::int32_t token, float inverse_temperature) {
+  const std::size_t block = static_cast<std::size_t>(token) / kBlock;
+  const std::uint64_t before = scratch_.block_mass[block];
+  with_block(block, [&](const float* x) { scratch_.block_mass[block] = mass_of_block(x, max(), inverse_temperature); });
+  return before - scratch_.block_mass[block];
+}
+
 std::int32_t VocabScan::argmax() const {
-  const auto block = std::find(scratch_.block_max.begin(), scratch_.block_max.end(), max_key_);
+  const auto block = std::ranges::max_element(scratch_.block_max);
   std::size_t token = static_cast<std::size_t>(block - scratch_.block_max.begin()) * kBlock;
-  while (order_key(logits_[token]) != max_key_) ++token;
+  while (order_key(logits_[token]) != *block) ++token;
   return static_cast<std::int32_t>(token);
 }
 
@@ -81,12 +105,8 @@ std::uint64_t VocabScan::weigh(float inverse_temperature) {
   scratch_.block_mass.resize(scratch_.block_max.size());
   for (std::size_t block = 0; block < scratch_.block_mass.size(); ++block) {
     with_block(block, [&](const float* x) {
-      std::uint64_t masses[kBlock];
-      masses_of(x, max(), inverse_temperature, masses);
-      std::uint64_t mass = 0;
-      for (int i = 0; i < kBlock; ++i) mass += masses[i];
-      scratch_.block_mass[block] = mass;
-      total += mass;
+      scratch_.block_mass[block] = mass_of_block(x, max(), inverse_temperature);
+      total += scratch_.block_mass[block];
     });
   }
   return total;

@@ -26,8 +26,15 @@ class VocabScan {
  public:
   static constexpr int kBlock = kMassBlock;
 
-  /// Finds the maxima. Throws std::runtime_error if a logit is NaN or +inf. `logits` and `scratch` must outlive it.
+  /// Finds the maxima. Throws std::runtime_error if a logit is NaN or +inf. `logits` and `scratch` must outlive it. A
+  /// logit may become -inf later, of which `ban` is to be told; masses stay relative to the maximum of now.
   VocabScan(std::span<const float> logits, SamplerScratch& scratch);
+
+  void ban(std::int32_t token);
+  bool any() const;  ///< whether a logit is left that is not -inf
+
+  /// What the banned token had of the total mass. After `weigh`.
+  std::uint64_t drop_mass(std::int32_t token, float inverse_temperature);
 
   std::int32_t max_key() const { return max_key_; }
   float max() const;

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bench.cache_shapes import VOCAB_SIZE, Shape
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import MasklessExecutor, RowMask
+from quire.engine_core.executor import RowRule, RulelessExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
@@ -29,7 +29,7 @@ class Result:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-class InstantExecutor(MasklessExecutor):
+class InstantExecutor(RulelessExecutor):
     """Real sequences, pages and prefix cache; each request's answer is known beforehand."""
 
     def __init__(self, sequences: Sequences) -> None:
@@ -42,7 +42,7 @@ class InstantExecutor(MasklessExecutor):
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> Result:
         """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from bench.instant_engine import Result
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import MasklessExecutor, RowMask
+from quire.engine_core.executor import RowRule, RulelessExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
@@ -32,7 +32,7 @@ PAGE_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
 TOKEN = 7
 
 
-class InstantExecutor(MasklessExecutor):
+class InstantExecutor(RulelessExecutor):
     """Real sequences, pages and prefix cache, and always the same token."""
 
     def __init__(self, num_pages: int, step_seconds: float) -> None:
@@ -43,7 +43,7 @@ class InstantExecutor(MasklessExecutor):
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], masks: Sequence[RowMask] = ()) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> Result:
         """Keeps the sequences' tokens and the prefix cache as a model's runner does, and computes nothing."""
         sequences = self.sequences
         if self.step_seconds:

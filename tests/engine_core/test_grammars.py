@@ -8,20 +8,25 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import small_tokenizers
 from paged_executor import Engine, allowed_tokens
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from quire.engine_core import constraint
 from quire.engine_core import grammars as module
-from quire.engine_core.constraint import Constraint
+from quire.engine_core import mask_writer
 from quire.engine_core.grammar_tokenizer import GrammarTokenizer
-from quire.engine_core.grammars import Grammar, Grammars
+from quire.engine_core.grammars import Grammars, compile_matcher
 from quire.engine_core.policies import POLICIES
 from quire.engine_core.request import RequestStatus
+from quire.kernels import _native
+from quire.kernels.checkpoint import Checkpoint
+from quire.kernels.runner import Constraint, Matcher, TokenMask, Vocabulary
 from quire.protocol.messages import Abort, ErrorKind, FinishReason, Goodbye, StructuredOutputs
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLTokenizer
 
 EOS = 4
 WAITS = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
@@ -32,7 +37,7 @@ class Gate:
     """Compiles as ever, but only what it is told to let through."""
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
-        self._compile = Grammars(tokenizer, timeout=1.0)._compile_matcher
+        self._tokenizer = tokenizer
         self._open = threading.Event()
         self.begun: list[str] = []
         self.has_begun = threading.Event()
@@ -40,11 +45,11 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
-    def __call__(self, structured: StructuredOutputs) -> LLMatcher:
+    def __call__(self, structured: StructuredOutputs) -> Matcher:
         self.begun.append(str(structured.regex))
         self.has_begun.set()
         self._open.wait(60)
-        return self._compile(structured)
+        return compile_matcher(self._tokenizer, structured)
 
 
 _BENCHES: list[Bench] = []
@@ -99,9 +104,18 @@ def tokenizer(demo_model: Path) -> GrammarTokenizer:
     return GrammarTokenizer(str(demo_model))
 
 
+@pytest.fixture(scope="module")
+def native(demo_model: Path) -> LLTokenizer:
+    """The same as llguidance has it in Python."""
+    from llguidance import LLTokenizer
+
+    text = (demo_model / "tokenizer.json").read_text(encoding="utf-8")
+    return LLTokenizer(text, eos_token=Checkpoint(str(demo_model)).eos_token_ids())
+
+
 @pytest.fixture
-def text_of(tokenizer: GrammarTokenizer) -> Callable[[list[int]], str]:
-    return lambda token_ids: tokenizer.get().decode_str([token for token in token_ids if token != EOS])
+def text_of(native: LLTokenizer) -> Callable[[list[int]], str]:
+    return lambda token_ids: native.decode_str([token for token in token_ids if token != EOS])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -271,20 +285,24 @@ def test_forced_tokens_are_not_drawn(tokenizer: GrammarTokenizer, text_of: Calla
     assert all(len(output.new_token_ids) == 1 for output in bench.engine.outputs("b"))
 
 
-def test_no_token_is_forced_that_the_model_lacks(tokenizer: GrammarTokenizer) -> None:
+def forced(constraint: Constraint) -> list[int]:
+    return [constraint.pop_forced() for _ in range(constraint.num_forced)]
+
+
+def test_no_token_is_forced_that_the_model_lacks(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
     """The tokenizer has 2,048 of them."""
-    [first] = tokenizer.get().tokenize_str("x")
-    grammars = Grammars(tokenizer, timeout=60.0)
-    grammar = Grammar(("choice", "", False, None), StructuredOutputs())
-    grammar.matcher = grammars._compile_matcher(StructuredOutputs(choice=["x the quick brown fox"]))
-    forced = []
+    [first] = native.tokenize_str("x")
+    matcher = compile_matcher(tokenizer, StructuredOutputs(choice=["x the quick brown fox"]))
+    found = []
     for vocab_size in (2048, 300):
-        constraint = grammars.constrain(grammar, vocab_size, [EOS])
+        constraint = Constraint(matcher, vocab_size, [EOS])
         constraint.follow(first)
-        forced.append(list(constraint.forced))
+        found.append(forced(constraint))
         assert constraint.error is None
-    assert max(forced[0]) >= 300 > max(forced[1], default=0)
-    assert forced[0][: len(forced[1])] == forced[1]
+    assert max(found[0]) >= 300 > max(found[1], default=0)
+    assert found[0][: len(found[1])] == found[1]
+    with pytest.raises(IndexError, match="no token is forced"):
+        constraint.pop_forced()
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 20))
@@ -317,12 +335,12 @@ def test_a_preempted_request_goes_on_where_it_was(tokenizer: GrammarTokenizer, n
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize("structured", [DATE, StructuredOutputs(regex="([a-z]{1,9} ){9}"), StructuredOutputs(json={})])
-def test_what_is_drawn_ahead_of_its_mask_is_what_the_mask_would_allow(
+def test_masks_that_are_written_ahead_change_no_token(
     tokenizer: GrammarTokenizer, structured: StructuredOutputs, ignore_eos: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for most_seconds in (0.0, 60.0):
-        monkeypatch.setattr(constraint, "_MOST_GUESS_SECONDS", most_seconds)
+    for long_seconds in (0.0, 60.0):
+        monkeypatch.setattr(mask_writer, "_LONG_SECONDS", long_seconds)
         bench = Bench(tokenizer, is_open=True)
         for seed in range(6):
             bench.add(str(seed), structured, seed=seed, ignore_eos=ignore_eos)
@@ -332,62 +350,276 @@ def test_what_is_drawn_ahead_of_its_mask_is_what_the_mask_would_allow(
 
 
 @pytest.mark.parametrize(
-    "regex", [r"\d{4}-\d\d", "([a-z]{1,9} ){3,9}", r'\{"[^"\\]{2,60}": (true|[0-9]+)\}', "(ab|abc|é€)+"]
+    "regex",
+    [
+        "the quick brown fox [a-z]+",
+        "hello, (world|all) [.]",
+        r"\d{4}-\d\d",
+        "([a-z]{1,9} ){3,9}",
+        r'\{"[^"\\]{2,60}": (true|[0-9]+)\}',
+        "(ab|abc|é€)+",
+    ],
 )
 @pytest.mark.parametrize("stop_token_ids", [[EOS], []])
-def test_a_token_is_taken_as_the_mask_has_it(
+def test_a_token_is_allowed_as_the_mask_has_it(
     tokenizer: GrammarTokenizer, regex: str, stop_token_ids: list[int]
 ) -> None:
-    """Of all tokens; a refused one leaves everything as it was. Of an eos that does not stop only the mask can tell."""
-    native, random = tokenizer.get(), Random(regex)
-    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex=regex))
-    num_taken = 0
+    """Of all tokens, on a walk through the grammar; those that have the mask already, and those that don't."""
+    matcher, random = compile_matcher(tokenizer, StructuredOutputs(regex=regex)), Random(regex)
+    num_tokens = tokenizer.get().num_tokens
+    unmasked, masked = (Constraint(matcher, num_tokens, stop_token_ids) for _ in range(2))
+    num_followed = 0
     for _ in range(12):
-        ruled = Constraint(matcher.deep_copy(), native, native.vocab_size, stop_token_ids)
-        ruled.begin_mask()
-        ruled.write_mask()
-        allowed = set(allowed_tokens(ruled.mask))
-        banned = [token for token in range(native.vocab_size + 9) if token not in allowed]
-        assert not any(map(ruled.take, banned))
-        for token in random.sample(sorted(allowed), min(9, len(allowed))):
-            other = Constraint(matcher.deep_copy(), native, native.vocab_size, stop_token_ids)
-            assert not any(map(other.take, banned[:2]))
-            assert other.take(token) == (token != EOS or bool(stop_token_ids))
-            num_taken += 1
-        if not (going_on := sorted(allowed - {EOS})):
+        if masked.begin_mask():
+            masked.write_mask()
+        allowed = allowed_tokens(masked.mask)
+        for ruled in (unmasked, masked):
+            assert [token for token in range(num_tokens + 9) if ruled.allows(token)] == allowed
+        if not (going_on := [token for token in allowed if token != EOS]):
             break
-        assert matcher.consume_token(random.choice(going_on))
-    assert num_taken > 5
+        token = random.choice(going_on)
+        for ruled in (unmasked, masked):
+            ruled.follow(token)
+        num_followed += 1
+        assert unmasked.num_forced == masked.num_forced
+        assert unmasked.has_ended == masked.has_ended
+        if unmasked.has_ended:
+            break
+    assert num_followed > 1
+    assert unmasked.error is None
+
+
+@pytest.mark.parametrize(
+    "grammar", ['start: "a"* <|begin|> "b"', 'start: ("a" | <|end|>) "b"', 'start: "a"+ <|user|>?']
+)
+@pytest.mark.parametrize("stop_token_ids", [[], [EOS], [0, 2, EOS]])
+def test_eos_tokens_are_allowed_as_the_mask_has_it(
+    tokenizer: GrammarTokenizer, native: LLTokenizer, grammar: str, stop_token_ids: list[int]
+) -> None:
+    matcher = compile_matcher(tokenizer, StructuredOutputs(grammar=grammar))
+    unmasked, masked = (Constraint(matcher, native.vocab_size, stop_token_ids) for _ in range(2))
+    [letter] = native.tokenize_str("a")
+    for _ in range(3):
+        assert [token for token in range(native.vocab_size) if unmasked.allows(token)] == masked.mask.token_ids
+        for ruled in (unmasked, masked):
+            ruled.follow(letter)
 
 
 @pytest.mark.parametrize(("grammar", "allowed"), [('start: ("a" | <|end|>) "b"', "a"), ('start: <|end|> "b"', None)])
 def test_an_eos_that_the_text_may_have_and_that_does_not_stop(
-    tokenizer: GrammarTokenizer, grammar: str, allowed: str | None
+    tokenizer: GrammarTokenizer, native: LLTokenizer, grammar: str, allowed: str | None
 ) -> None:
-    """It comes only where nothing else may, by a mask and ahead of it."""
-    native = tokenizer.get()
-    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(grammar=grammar))
-    ruled = Constraint(matcher, native, native.vocab_size, [])
-    ruled.begin_mask()
-    ruled.write_mask()
+    """It comes only where nothing else may, whether the mask is written or not."""
+    matcher = compile_matcher(tokenizer, StructuredOutputs(grammar=grammar))
+    ruled = Constraint(matcher, native.vocab_size, [])
+    assert ruled.allows(EOS) == (allowed is None)
     assert allowed_tokens(ruled.mask) == ([EOS] if allowed is None else native.tokenize_str(allowed))
-    assert not ruled.take(EOS)  # only the mask can tell
+    assert ruled.allows(EOS) == (allowed is None)
+
+
+def test_a_stop_token_ends_the_text(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    matcher = compile_matcher(tokenizer, StructuredOutputs(regex="[a-z]+"))
+    ruled, [letter] = Constraint(matcher, native.vocab_size, [EOS]), native.tokenize_str("x")
+    assert not ruled.allows(EOS)
+    ruled.follow(letter)
+    assert ruled.allows(EOS)
+    assert not ruled.has_ended
+    ruled.follow(EOS)
+    assert ruled.is_complete
+    assert ruled.has_ended
+
+
+def test_a_token_that_may_not_come_is_told(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    ruled = Constraint(compile_matcher(tokenizer, DATE), native.vocab_size, [EOS])
+    ruled.follow(native.tokenize_str("x")[0])
+    assert "can't be followed any further" in (ruled.error or "")
+    assert ruled.has_ended
+    assert not ruled.restart([EOS])
+    with pytest.raises(RuntimeError, match="can't be followed any further"):
+        _ = ruled.mask
+
+
+def test_what_is_given_back_begins_anew(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    """Wherever it was: at the end, in the midst, with forced tokens left, with a mask; with other stop tokens."""
+    structured = StructuredOutputs(json={"type": "object", "properties": {"name": {"type": "string"}}})
+    matcher, random = compile_matcher(tokenizer, structured), Random(3)
+    used = Constraint(matcher, native.vocab_size, [EOS])
+    for length in (0, 1, 2, 5, 9, 30, 60):
+        stop_token_ids = random.choice([[EOS], []])
+        assert used.restart(stop_token_ids)
+        fresh = Constraint(matcher, native.vocab_size, stop_token_ids)
+        for _ in range(length):
+            if fresh.has_ended:
+                break
+            assert allowed_tokens(used.mask) == allowed_tokens(fresh.mask)
+            token = random.choice(allowed_tokens(fresh.mask))
+            for ruled in (used, fresh):
+                ruled.follow(token)
+            assert used.num_forced == fresh.num_forced
+            assert used.is_complete == fresh.is_complete
+            if random.random() < 0.5:
+                assert forced(used) == forced(fresh)
+    used.restart([EOS])
+    assert used.begin_mask()
+    assert not used.restart([EOS])  # it is being written
+
+
+def test_requests_share_what_is_known_of_a_grammar(tokenizer: GrammarTokenizer) -> None:
+    """Whoever comes later gets the constraint of one who has ended, of its own grammar, and the same tokens."""
+    bench = Bench(tokenizer, is_open=True)
+    for name, structured in [("a", DATE), ("b", StructuredOutputs(regex="[a-z]{9}")), ("c", DATE), ("d", DATE)]:
+        bench.add(name, structured)
+        bench.finish()
+    assert len(bench.grammars._spare) == 2
+    assert bench.engine.tokens("a") == bench.engine.tokens("c") == bench.engine.tokens("d")
+
+
+def test_forced_texts_are_tokenized_as_by_the_tokenizer(native: LLTokenizer) -> None:
+    """Also long ones; those that come again are not asked for again, but where the tokenizer failed they are."""
+    import llguidance
+
+    text = "the quick brown fox, " * 40
+    asked: list[bytes] = []
+
+    def tokenize(words: bytes) -> list[int]:
+        asked.append(words)
+        if is_failing:
+            raise MemoryError
+        return native.tokenize_bytes(words)
+
+    texts = [native.decode_bytes([token]) for token in range(native.vocab_size)]
+    vocabulary = Vocabulary(llguidance._lib.__file__, texts, native.eos_tokens, tokenize)
+    for is_failing in (True, False):
+        asked.clear()
+        matcher = Matcher(vocabulary, "lark", f'start: "x" "{text}" | "y"')
+        for _ in range(2):
+            ruled = Constraint(matcher, native.vocab_size, [EOS])
+            ruled.follow(native.tokenize_str("x")[0])
+            written = native.decode_str(forced(ruled))
+            assert written == ("" if is_failing else text[: len(written)])
+            assert (len(written) > 800) == (not is_failing)
+        assert (len(asked) == len(set(asked))) == (not is_failing)
+
+
+def test_a_vocabulary_that_is_of_no_use(native: LLTokenizer) -> None:
+    import llguidance
+
+    library = llguidance._lib.__file__
+    for texts, eos_token_ids, words in [([], [0], "of 0 tokens"), ([b"a"], [], "0 end the text"), ([b"a"], [7], "EOS")]:
+        with pytest.raises(ValueError, match=words):
+            Vocabulary(library, texts, eos_token_ids, native.tokenize_bytes)
+    for file, words in [
+        ("nowhere.so", "llguidance can't be loaded: nowhere.so"),
+        (_native.__file__, r"has no function llg_new_tokenizer_v2; install llguidance 1\.9"),
+    ]:
+        with pytest.raises(RuntimeError, match=words):
+            Vocabulary(str(file), [b"a"], [0], native.tokenize_bytes)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "unigram", "not special"])
+def test_tokens_write_what_the_tokenizer_says(demo_model: Path, tmp_path: Path, kind: str) -> None:
+    """Against llguidance's own matcher in Python: each token where anything may come, and a special one."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    if kind == "unigram":
+        pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256)), ("▁the", -1.0), ("é", -2.0)]
+        model = models.Unigram(pieces, unk_id=0, byte_fallback=True)
+        tokenizer = Tokenizer(model)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer.add_special_tokens(["<|end|>"])
+    else:
+        tokenizer = small_tokenizers.KINDS["byte_level" if kind == "not special" else kind]()
+    if kind == "not special":
+        tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    text = tokenizer.to_str()
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(demo_model / name)
+    own = LLTokenizer(text, eos_token=Checkpoint(str(tmp_path)).eos_token_ids())
+    vocabulary = GrammarTokenizer(str(tmp_path)).get()
+    assert vocabulary.num_tokens == own.vocab_size
+    names = [name for name in ("<think>", "<|end|>", "</s>") if tokenizer.token_to_id(name) is not None]
+    for lark in ("start: /(.|\\n)+/", *(f"start: {name}" for name in names)):
+        theirs = LLMatcher(own, lark)
+        ours = Constraint(Matcher(vocabulary, "lark", lark), own.vocab_size, own.eos_tokens)
+        assert (theirs.get_error() or None) == ours.error
+        allowed = TokenMask(own.vocab_size)
+        words = np.zeros((own.vocab_size + 31) // 32, dtype=np.uint32)
+        theirs.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        allowed.allow([token for token in range(own.vocab_size) if words[token // 32] >> (token % 32) & 1])
+        assert ours.mask.token_ids == allowed.token_ids != []
 
 
 @pytest.mark.parametrize("num_late", [1, 2, 5, 40])
-def test_a_late_mask_changes_no_token(tokenizer: GrammarTokenizer, num_late: int) -> None:
+def test_a_late_rule_changes_no_token(tokenizer: GrammarTokenizer, num_late: int) -> None:
     """Whether its sequence is in prefill or decodes; its last token is computed again."""
     bench = Bench(tokenizer, is_open=True)
     structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
     answers = []
     for late in (0, num_late):
-        bench.engine.executor.num_late_masks = late
+        bench.engine.executor.num_late_rules = late
         for index in range(3):
             bench.add(f"{late} {index}", structured, seed=index, prompt=tuple(range(index, 9)), max_tokens=12)
         bench.finish()
         answers.append([bench.engine.tokens(f"{late} {index}") for index in range(3)])
     assert answers[0] == answers[1]
-    assert bench.engine.executor.num_late_masks == 0
+    assert bench.engine.executor.num_late_rules == 0
+
+
+def test_a_grammar_that_ends_nowhere_fails_its_own_requests(tokenizer: GrammarTokenizer) -> None:
+    """It can be followed for a while, and then no token of the model may come: no fault of the engine's."""
+    bench = Bench(tokenizer, is_open=True)
+    lost = StructuredOutputs(grammar='%llguidance {"allow_invalid_utf8": true}\nstart: /a/ /\\xff/')
+    bench.add("lost", lost)
+    bench.add("other")
+    bench.finish()
+    end = bench.engine.end("lost")
+    assert end.finish_reason is FinishReason.ERROR
+    assert end.error_kind is ErrorKind.INVALID
+    assert "the grammar can't be followed any further" in (end.error or "")
+    assert bench.engine.end("other").finish_reason is FinishReason.STOP
+
+
+def test_draws_that_fail_as_a_whole_end_those_who_draw(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("before")
+    bench.finish()
+    bench.add("ruled")
+    bench.engine.add("free", [5, 6, 7], max_tokens=9)
+    while not bench.engine.outputs("ruled"):
+        bench.engine.step()
+    bench.engine.executor.fail_settle = OSError("the disk is gone")
+    bench.finish()
+    assert bench.engine.end("ruled").finish_reason is FinishReason.ERROR
+    assert "the disk is gone" in (bench.engine.end("ruled").error or "")
+    assert bench.engine.end("free").finish_reason is FinishReason.LENGTH
+
+
+def test_nobody_draws_any_more_when_the_engine_fails(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends the loop while tokens are being drawn waits for them: their sequences are closed next."""
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("ruled")
+    bench.finish()
+    bench.add("again")
+    settled: list[object] = []
+    settle = bench.engine.executor.settle
+
+    def settle_too(result: Any) -> None:
+        settled.append(result)
+        settle(result)
+
+    def fail(*_: object) -> None:
+        raise OSError("it failed")
+
+    monkeypatch.setattr(bench.engine.executor, "settle", settle_too)
+    monkeypatch.setattr(bench.engine.core, "_advance", fail)
+    with pytest.raises(OSError, match="it failed"):
+        bench.engine.core.step()
+    assert len(settled) == 1
+    monkeypatch.undo()
+    bench.engine.core.end_all("it failed")
 
 
 def test_threads_end_with_the_engine_unless_they_are_stuck(
@@ -419,45 +651,3 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     bench.finish()
     assert "tokenizer.json" in (bench.engine.end("a").error or "")
     assert bench.engine.end("a").error_kind is ErrorKind.INVALID
-
-
-def guessing(tokenizer: GrammarTokenizer, regex: str) -> tuple[Constraint, int, int]:
-    """One whose masks take no time, a letter and a digit."""
-    native = tokenizer.get()
-    matcher = Grammars(tokenizer, timeout=60)._compile_matcher(StructuredOutputs(regex=regex))
-    ruled = Constraint(matcher, native, native.vocab_size, [EOS])
-    ruled.draws_from_all, ruled.mask_seconds = True, 0.0
-    [letter], [digit] = native.tokenize_str("x"), native.tokenize_str("7")
-    return ruled, letter, digit
-
-
-def test_who_is_refused_again_and_again_makes_fewer_guesses(tokenizer: GrammarTokenizer) -> None:
-    ruled, letter, digit = guessing(tokenizer, "[a-z]{300}")
-    guesses = []
-    for place in range(80):
-        if ruled.may_guess:
-            guesses.append(place)
-            assert not ruled.take(digit)
-            ruled.pause()
-        ruled.follow(letter)
-    assert guesses == [0, 1, 3, 7, 15, 31, 47, 63, 79]
-    while not ruled.may_guess:
-        ruled.follow(letter)
-    for _ in range(9):
-        assert ruled.may_guess
-        assert not ruled.take(digit)
-        assert ruled.take(letter)
-        ruled.follow(letter)
-
-
-def test_guesses_are_made_again_after_what_must_follow(tokenizer: GrammarTokenizer) -> None:
-    ruled, letter, digit = guessing(tokenizer, "[0-9]{16}, friend: [a-z]{9}")
-    for _ in range(16):
-        if ruled.may_guess:
-            assert not ruled.take(letter)
-            ruled.pause()
-        ruled.follow(digit)
-    assert 0 < len(ruled.forced) < 12
-    while ruled.forced:
-        ruled.follow(ruled.forced[0])
-    assert ruled.may_guess

@@ -1,0 +1,263 @@
+"""Rules: what the sampler draws under a mask, and a step whose sequences have rules, of which some are late."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.engine_core.grammar_tokenizer import GrammarTokenizer
+from quire.kernels import _native, options, runner
+from quire.kernels.runner import Constraint, Matcher, ModelRunner, TokenMask
+
+
+def mask_of(allowed: list[int], num_tokens: int) -> TokenMask:
+    mask = TokenMask(num_tokens)
+    mask.allow(allowed)
+    mask.publish()
+    return mask
+
+
+def draw(logits: np.ndarray, mask: TokenMask | None, position: int = 0, **config: Any) -> dict[str, Any]:
+    return _native.sample(logits.astype(np.float32), [], 0, position, config, mask)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 300, 4099])
+def test_only_what_is_allowed_is_drawn_and_as_if_there_were_nothing_else(vocab_size: int) -> None:
+    random = np.random.default_rng(vocab_size)
+    for position in range(50):
+        logits = random.normal(size=vocab_size)
+        allowed = sorted(random.choice(vocab_size, size=random.integers(1, vocab_size + 1), replace=False).tolist())
+        banned = np.where(np.isin(np.arange(vocab_size), allowed), logits, -np.inf)
+        config = {"seed": 7, "top_p": 0.9 if position % 2 else 1.0, "logprobs": 1}
+        got = draw(logits, mask_of(allowed, vocab_size), position, **config)
+        first = draw(logits, None, position, **config)["token"]
+        if position % 2:
+            assert got["token"] == draw(banned, None, position, **config)["token"]
+        elif first in allowed:
+            assert got["token"] == first
+        assert got["token"] in allowed
+        raw = logits.astype(np.float32).astype(np.float64)
+        expected = raw[got["token"]] - np.log(np.exp(raw).sum())
+        assert got["logprob"] == pytest.approx(expected, abs=1e-4)  # of the model alone
+        assert got["top_ids"] == [int(np.argmax(logits.astype(np.float32)))]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "others", "most"),
+    [([0, 2, 3, 5], 0, 16.3), ([2, 4, 5], 0, 13.8), ([4, 5], 0, 10.8), ([2, 4, 5], 90, 13.8)],
+)
+def test_guesses_leave_the_distribution_as_it_is(allowed: list[int], others: int, most: float) -> None:
+    """`most` is what chi squared reaches by chance once in a thousand times; with many others the mask decides."""
+    logits, draws = np.array([2.0, 1.0, 0.0, 1.5, -1.0, 0.5, *[1.0] * others]), 20_000
+    counts = np.zeros(len(logits))
+    for position in range(draws):
+        counts[draw(logits, mask_of(allowed, len(logits)), position, seed=1)["token"]] += 1
+    expected = np.where(np.isin(np.arange(len(logits)), allowed), np.exp(logits), 0)
+    expected *= draws / expected.sum()
+    assert counts.sum() == counts[allowed].sum()
+    assert ((counts - expected)[allowed] ** 2 / expected[allowed]).sum() < most
+
+
+def test_what_is_almost_impossible_is_drawn_in_its_parts() -> None:
+    """Less than a part in 2^40 of all mass, which guesses can't tell apart."""
+    logits = np.array([0.0, -30.0, -31.0, -32.0])
+    counts = np.zeros(4)
+    for position in range(4000):
+        counts[draw(logits, mask_of([1, 2, 3], 4), position, seed=1)["token"]] += 1
+    assert counts / 4000 == pytest.approx([0, 0.665, 0.245, 0.09], abs=0.03)
+
+
+def test_a_greedy_guess_is_the_likeliest_that_is_allowed() -> None:
+    logits = np.random.default_rng(4).normal(size=300)
+    for allowed in ([7], [7, 8], list(range(200, 300)), list(range(300))):
+        got = draw(logits, mask_of(allowed, 300), temperature=0.0, logprobs=3)
+        assert got["token"] == max(allowed, key=lambda token: np.float32(logits[token]))
+        assert got["top_ids"] == np.argsort(-logits)[:3].tolist()  # refused ones too: the model's own
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_few_tokens_are_drawn_like_many(temperature: float) -> None:
+    """One part in eight of the vocabulary is looked at token by token, and what is more as a whole."""
+    random = np.random.default_rng(5)
+    for position in range(400):
+        logits = np.append(random.normal(size=63), -1000.0)
+        mask = mask_of(random.choice(63, size=8, replace=False).tolist(), 64)
+        config = {"seed": 9, "temperature": temperature, "logprobs": 2}
+        few, many = draw(logits, mask, position, **config), draw(logits[:63], mask, position, **config)
+        assert few == many
+
+
+def test_tokens_beyond_the_mask_are_banned() -> None:
+    logits = np.arange(100.0)
+    assert draw(logits, mask_of([3, 5], 40), temperature=0.0)["token"] == 5
+
+
+def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
+    assert draw(np.arange(10.0), mask_of([3, 31], 32), temperature=0.0)["token"] == 3
+
+
+@pytest.mark.parametrize(
+    "config", [{"allowed": [1, 2]}, {"bad_words": [[5]]}, {"stop_token_ids": [5], "min_tokens": 3}], ids=str
+)
+def test_what_the_mask_demands_is_drawn_whatever_else_bans_it(config: dict[str, Any]) -> None:
+    assert draw(np.arange(10.0), mask_of([5], 10), temperature=0.0, **config)["token"] == 5
+
+
+def test_bans_hold_as_far_as_the_mask_leaves_a_choice() -> None:
+    assert draw(np.arange(10.0), mask_of([4, 5], 10), temperature=0.0, bad_words=[[5]])["token"] == 4
+
+
+def test_an_empty_mask_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="may be drawn"):
+        draw(np.arange(10.0), mask_of([], 10))
+
+
+def test_masks_hold_what_they_are_told() -> None:
+    mask = TokenMask(70)
+    assert mask.token_ids == []
+    mask.allow([69, 0])
+    assert mask.token_ids == [0, 69]
+    assert [token for token in range(99) if mask.allows(token)] == [0, 69]
+    with pytest.raises(IndexError):
+        mask.allow([96])
+    with pytest.raises(ValueError, match="at least 1"):
+        TokenMask(0)
+
+
+@pytest.fixture(scope="module")
+def engine(demo_model: Path) -> ModelRunner:
+    return runner.load_model(options.LoadOptions(str(demo_model), num_pages=400, threads=2))
+
+
+def opened(engine: ModelRunner, tokens: list[int], **sampling: Any) -> int:
+    slot = engine.sequences.open(tokens, len(tokens), **{"seed": 3, **sampling})
+    assert engine.sequences.reserve(slot, len(tokens) + 8)
+    return slot
+
+
+def settled(engine: ModelRunner, *step: Any) -> _native.StepResult:
+    result = engine.step(*step)
+    engine.settle(result)
+    return result
+
+
+def test_a_late_mask_delays_its_own_sequence_alone(engine: ModelRunner) -> None:
+    tokens = [0, 5, 300, 301, 302]
+    allowed = list(range(500, 600))
+    [in_time] = settled(engine, [opened(engine, tokens)], [0], [5], [(0, mask_of(allowed, 2048))]).token_ids
+    assert in_time in allowed
+    late = mask_of(allowed, 2048)
+    late.reset()
+    slot, other = opened(engine, tokens), opened(engine, tokens)
+    result = settled(engine, [slot, other], [0, 0], [5, 5], [(0, late)])
+    assert result.token_ids[0] == -1
+    assert result.token_ids[1] >= 0
+    assert not result.errors
+    assert engine.sequences.tokens(slot) == tokens
+    late.publish()
+    assert settled(engine, [slot, other], [4, 5], [1, 1], [(0, late)]).token_ids[0] == in_time
+
+
+def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
+    mask = mask_of([700], 2048)
+    mask.reset()
+    writer = threading.Timer(0.01, mask.publish)
+    writer.start()
+    slot = opened(engine, [0, 5, 300])
+    tokens = [-1]
+    while tokens == [-1]:  # a step waits for a while, and then the next one does
+        start = 0 if tokens else 2
+        tokens = settled(engine, [slot], [start], [3 - start], [(0, mask)]).token_ids
+    assert tokens == [700]
+    writer.join()
+
+
+@pytest.fixture(scope="module")
+def grammar(demo_model: Path) -> Matcher:
+    """Two tokens in a row, out of 100."""
+    return Matcher(GrammarTokenizer(str(demo_model)).get(), "lark", "start: <[500-599]> <[500-599]>")
+
+
+@pytest.mark.parametrize("count", [1, 5, 140])  # 128 rows of logits are computed at once
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 20}], ids=str)
+def test_the_token_does_not_depend_on_when_the_mask_is_written(
+    engine: ModelRunner, grammar: Matcher, count: int, sampling: dict[str, Any]
+) -> None:
+    """Ahead of the step, or by the thread that draws, if it needs it; every third sequence has no rule."""
+    prompt, sequences, ruled = [0, 5, 300, 301, 302], engine.sequences, [row for row in range(count) if row % 3 != 1]
+    answers = []
+    for is_ahead in (False, True):
+        slots = [opened(engine, prompt, seed=seed, logprobs=2, **sampling) for seed in range(count)]
+        rules = [(row, Constraint(grammar, 2048, [])) for row in ruled]
+        found = []
+        for start, length in ((0, 5), (5, 1)):
+            for _, rule in rules:
+                if is_ahead and rule.begin_mask():
+                    rule.write_mask()
+            result = engine.step(slots, [start] * count, [length] * count, rules)
+            assert all((token < 0) <= (row in ruled) for row, token in enumerate(result.token_ids))
+            engine.settle(result)
+            found.append((result.token_ids, result.logprobs))
+        assert all(rule.is_complete for _, rule in rules)
+        assert all(500 <= tokens[row] < 600 for tokens, _ in found for row in ruled)
+        assert [sequences.tokens(slot) for slot in slots] == [
+            [*prompt, *each] for each in zip(*(tokens for tokens, _ in found), strict=True)
+        ]
+        answers.append(found)
+        for slot in slots:
+            sequences.close(slot)
+    assert answers[0] == answers[1]
+
+
+def test_a_step_is_settled_before_the_next(engine: ModelRunner, grammar: Matcher) -> None:
+    slot = opened(engine, [0, 5, 300])
+    rules = [(0, Constraint(grammar, 2048, []))]
+    result = engine.step([slot], [0], [3], rules)
+    with pytest.raises(RuntimeError, match="settled before the next"):
+        engine.step([slot], [3], [1], rules)
+    engine.settle(result)
+    drawn = result.token_ids
+    engine.settle(result)
+    assert result.token_ids == drawn
+    assert engine.sequences.tokens(slot) == [0, 5, 300, *drawn]
+
+
+def test_only_the_last_step_is_settled(engine: ModelRunner, grammar: Matcher) -> None:
+    other = engine.step([opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])], [0, 0], [3, 3])
+    result = engine.step([opened(engine, [0, 5, 302])], [0], [3], [(0, Constraint(grammar, 2048, []))])
+    with pytest.raises(ValueError, match="a result of 2 sequences is not that of the last step, which had 1"):
+        engine.settle(other)
+    engine.settle(result)
+    assert 500 <= result.token_ids[0] < 600
+
+
+def test_a_runner_ends_in_the_midst_of_its_draws(demo_model: Path, grammar: Matcher) -> None:
+    for count in (1, 8):
+        runner_of_few = runner.load_model(options.LoadOptions(str(demo_model), num_pages=40, threads=2))
+        slots = [opened(runner_of_few, [0, 5, 300]) for _ in range(count)]
+        rules = [(row, Constraint(grammar, 2048, [])) for row in range(count)]
+        runner_of_few.step(slots, [0] * count, [3] * count, rules)
+        del runner_of_few
+
+
+def test_a_mask_that_allows_nothing_fails_its_own_sequence_alone(engine: ModelRunner) -> None:
+    slots = [opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])]
+    result = settled(engine, slots, [0, 0], [3, 3], [(0, mask_of([], 2048)), (1, mask_of([700], 2048))])
+    assert result.token_ids == [-1, 700]
+    assert list(result.errors) == [0]
+    assert "ban them all" in result.errors[0]
+
+
+def test_a_grammar_that_can_not_go_on_fails_its_own_sequence_alone(engine: ModelRunner, grammar: Matcher) -> None:
+    slots = [opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])]
+    rules = [(row, Constraint(grammar, 2048, [])) for row in range(2)]
+    rules[0][1].follow(7)
+    result = settled(engine, slots, [0, 0], [3, 3], rules)
+    assert result.token_ids[0] == -1
+    assert 500 <= result.token_ids[1] < 600
+    assert list(result.errors) == [0]
+    assert "the grammar can't be followed any further" in result.errors[0]
