@@ -5,8 +5,9 @@ Some requests are free, and others are ruled by a grammar in every second run; a
 are the medians, over the turns, of the ratios of the times between tokens, and the ratios of the shortest: of those who
 are free in both, and of those who are ruled in one.
 
-`strings` allows any JSON strings, so that every token is drawn among many; so does `text`, whose masks take longer;
-`records` has many forced tokens.
+`strings` allows an array of any JSON strings. Those of `counted` have 4,000 characters at least, each of which is a
+state of the grammar of its own; so it is with `text`, sentences of words by a regex, whose masks take longer. `records`
+has many forced tokens.
 """
 
 from __future__ import annotations

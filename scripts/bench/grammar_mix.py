@@ -19,7 +19,8 @@ _RECORD = {
     "additionalProperties": False,
 }
 GRAMMARS: dict[str, StructuredOutputsParams] = {
-    "strings": StructuredOutputsParams(
+    "strings": StructuredOutputsParams(json={"type": "array", "items": {"type": "string"}, "minItems": 1000}),
+    "counted": StructuredOutputsParams(
         json={"type": "array", "items": {"type": "string", "minLength": 4000}, "minItems": 1000}
     ),
     "records": StructuredOutputsParams(
@@ -48,12 +49,14 @@ class Mix:
         self._tokens = tokens
         self._seconds: dict[str, list[tuple[float, float]]] = {"free": [], "ruled": []}  # without and with the grammar
         self.num_turns = 0
+        self._num_begun = 0
         self._num_stolen = 0
         self.name = f"{free:2} free and {ruled:2} ruled by {grammar}"
 
     def turn(self, most_stolen: float) -> None:
         """Runs the batch both ways. It does not count if others had a larger share of the CPU time meanwhile."""
         order = (None, self._grammar) if self.num_turns % 2 else (self._grammar, None)
+        self._num_begun += 1  # each turn has texts of its own
         stolen = StolenTime()
         found = {grammar is not None: self._run(grammar) for grammar in order}
         if (stolen.share or 0.0) > most_stolen:
@@ -78,8 +81,9 @@ class Mix:
 
     def _run(self, grammar: StructuredOutputsParams | None) -> dict[str, list[RequestOutput]]:
         common: dict[str, Any] = {"max_tokens": self._tokens, "ignore_eos": True}
-        free = [SamplingParams(seed=seed, **common) for seed in range(self._free)]
-        ruled = [SamplingParams(seed=seed, structured_outputs=grammar, **common) for seed in range(self._ruled)]
-        prompts = [[10 + seed, 300, 301] for seed in range(self._free + self._ruled)]
+        first = 100 * self._num_begun
+        free = [SamplingParams(seed=first + row, **common) for row in range(self._free)]
+        ruled = [SamplingParams(seed=first + row, structured_outputs=grammar, **common) for row in range(self._ruled)]
+        prompts = [[10 + row, 300, 301] for row in range(self._free + self._ruled)]
         outputs = self._llm.generate(prompts, free + ruled, use_tqdm=False)
         return {"free": outputs[: self._free], "ruled": outputs[self._free :]}
