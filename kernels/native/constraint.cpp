@@ -87,7 +87,9 @@ void Constraint::force() {
 }
 
 void Constraint::fail() {
-  error_ = "the grammar can't be followed any further: " + matcher_.error().value_or("the reason is not known");
+  std::string words = matcher_.error().value_or("the reason is not known");
+  if (words.starts_with("NoExtension")) words = "none of the model's tokens may come next";
+  error_ = "the grammar can't be followed any further: " + words;
 }
 
 std::int32_t Constraint::pop_forced() {
