@@ -93,18 +93,18 @@ class Grammars:
     def constrain(self, grammar: Grammar, vocab_size: int, stop_token_ids: Collection[int]) -> Constraint:
         """A constraint at the beginning of a grammar that has been compiled: one that was given back, if one was."""
         stops = sorted(stop_token_ids)
-        for spare in self._spare:
-            if spare[0] is grammar:
-                self._spare.remove(spare)
-                if spare[1].restart(stops):
-                    return spare[1]
-                break
-        assert grammar.matcher is not None
-        return Constraint(grammar.matcher, vocab_size, stops)
+        spare = next((each for each in self._spare if each[0] is grammar), None)
+        if spare is None:
+            assert grammar.matcher is not None
+            return Constraint(grammar.matcher, vocab_size, stops)
+        self._spare.remove(spare)
+        constraint = spare[1]
+        constraint.stop_at(stops)
+        return constraint
 
     def give_back(self, grammar: Grammar, constraint: Constraint) -> None:
         """Another request may have it: it knows the grammar better than a new one."""
-        if constraint.restart([]):
+        if constraint.restart():
             self._spare.append((grammar, constraint))
 
     def leave(self, grammar: Grammar, request: Request) -> None:

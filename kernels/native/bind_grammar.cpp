@@ -91,8 +91,9 @@ void bind_grammar(nb::module_& m) {
   nb::class_<Constraint, TokenRule>(m, "Constraint", "A request's place in its grammar.")
       .def(nb::init<const Matcher&, std::int32_t, Tokens>(), nb::arg("grammar"), nb::arg("vocab_size"),
            nb::arg("stop_token_ids"))
-      .def("restart", &Constraint::restart, nb::arg("stop_token_ids"),
+      .def("restart", &Constraint::restart,
            "Goes back to the beginning, for another request; False, and it is of no use any more, if it can't.")
+      .def("stop_at", &Constraint::stop_at, nb::arg("stop_token_ids"), "Takes these instead, at the beginning.")
       .def_prop_ro("num_forced", &Constraint::num_forced, "How many tokens must come next.")
       .def("pop_forced", &Constraint::pop_forced, "Takes the first of them, which is given to the request.")
       .def_prop_ro("is_complete", &Constraint::is_complete, "Whether the text is whole, and nothing may follow.")

@@ -22,21 +22,20 @@ Constraint::Constraint(const Matcher& grammar, std::int32_t vocab_size, std::vec
     : matcher_(grammar),
       vocab_size_(vocab_size),
       mask_(std::max(vocab_size, static_cast<std::int32_t>(kWordTokens * matcher_.mask_words()))) {
-  set_stop_tokens(std::move(stop_token_ids));
+  stop_at(std::move(stop_token_ids));
   force();
 }
 
-void Constraint::set_stop_tokens(std::vector<std::int32_t> stop_token_ids) {
+void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
   stop_token_ids_ = std::move(stop_token_ids);
   ignored_.clear();
   std::ranges::copy_if(matcher_.vocabulary().eos_token_ids(), std::back_inserter(ignored_),
                        [&](std::int32_t token) { return !contains(stop_token_ids_, token); });
 }
 
-bool Constraint::restart(std::vector<std::int32_t> stop_token_ids) {
+bool Constraint::restart() {
   const bool is_written = has_mask_ && !mask_.is_ready();  // by another thread
   if (is_written || error_ || num_followed_ > kMostKnown || !matcher_.reset()) return false;
-  set_stop_tokens(std::move(stop_token_ids));
   forced_.clear();
   is_stopped_ = has_mask_ = false;
   force();

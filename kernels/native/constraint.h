@@ -24,7 +24,10 @@ class Constraint final : public TokenRule {
 
   /// Goes back to the beginning of the grammar, for another request; what is known of the grammar by now makes that one
   /// faster. False, and it is of no use any more, if it can't, or knows so much that it takes much memory.
-  bool restart(std::vector<std::int32_t> stop_token_ids);
+  bool restart();
+
+  /// Takes these stop tokens instead, at the beginning.
+  void stop_at(std::vector<std::int32_t> stop_token_ids);
 
   bool wait_until(Clock::time_point deadline) override;
   bool allows(std::int32_t token) override;
@@ -52,7 +55,6 @@ class Constraint final : public TokenRule {
   void write_mask();  ///< Throws nothing: an `error` is told by what needs the mask.
 
  private:
-  void set_stop_tokens(std::vector<std::int32_t> stop_token_ids);
   void force();
   void ask_mask();
   void ban_ignored();

@@ -434,7 +434,7 @@ def test_a_token_that_may_not_come_is_told(tokenizer: GrammarTokenizer, native: 
     ruled.follow(native.tokenize_str("x")[0])
     assert "can't be followed any further" in (ruled.error or "")
     assert ruled.has_ended
-    assert not ruled.restart([EOS])
+    assert not ruled.restart()
     with pytest.raises(RuntimeError, match="can't be followed any further"):
         _ = ruled.mask
 
@@ -446,7 +446,8 @@ def test_what_is_given_back_begins_anew(tokenizer: GrammarTokenizer, native: LLT
     used = Constraint(matcher, native.vocab_size, [EOS])
     for length in (0, 1, 2, 5, 9, 30, 60):
         stop_token_ids = random.choice([[EOS], []])
-        assert used.restart(stop_token_ids)
+        assert used.restart()
+        used.stop_at(stop_token_ids)
         fresh = Constraint(matcher, native.vocab_size, stop_token_ids)
         for _ in range(length):
             if fresh.has_ended:
@@ -459,9 +460,9 @@ def test_what_is_given_back_begins_anew(tokenizer: GrammarTokenizer, native: LLT
             assert used.is_complete == fresh.is_complete
             if random.random() < 0.5:
                 assert forced(used) == forced(fresh)
-    used.restart([EOS])
+    assert used.restart()
     assert used.begin_mask()
-    assert not used.restart([EOS])  # it is being written
+    assert not used.restart()  # it is being written
 
 
 def test_requests_share_what_is_known_of_a_grammar(tokenizer: GrammarTokenizer) -> None:
