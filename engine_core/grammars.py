@@ -23,7 +23,7 @@ _MOST_WORDS = 500  # characters of what is told of one that is wrong
 _MOST_STUCK = 4  # threads whose grammar takes too long, before others have to wait for one of them
 
 Key = tuple[str, str, bool, str | None]
-Compile = Callable[[StructuredOutputs], "Matcher"]
+Compile = Callable[[StructuredOutputs], Matcher]
 
 
 class Grammar:

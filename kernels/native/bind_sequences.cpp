@@ -136,10 +136,6 @@ void bind_sequences(nb::module_& m) {
       .def("reserve", &Sequences::reserve, nb::arg("slot"), nb::arg("num_tokens"))
       .def("share", &Sequences::share, nb::arg("slot"), nb::arg("num_computed"))
       .def(
-          "draws_from_all", [](Sequences& s, std::int32_t slot) { return s.at(slot).sampling.draws_from_all(); },
-          nb::arg("slot"),
-          "Whether a token is drawn from all by their own logits: such a sequence may draw ahead of its mask.")
-      .def(
           "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
           nb::arg("slot"), nb::arg("token_id"))
       .def(
