@@ -63,7 +63,7 @@ constexpr std::size_t kMostForced = 4096;    // tokens that are told at once
 constexpr std::size_t kMostError = 500;      // bytes of what it says
 
 std::size_t tokenize_for(const void* context, const std::uint8_t* text, std::size_t size, std::uint32_t* token_ids,
-                         std::size_t capacity) {
+                         std::size_t capacity) noexcept {
   const Vocabulary& vocabulary = *static_cast<const Vocabulary*>(context);
   const Vocabulary::Tokens found = vocabulary.tokenize({reinterpret_cast<const char*>(text), size});
   std::copy_n(found.begin(), std::min(found.size(), capacity), token_ids);

@@ -34,9 +34,9 @@ struct SampleResult {
 ///
 /// `rule`, if there is one, must not have to be waited for; the caller lets it follow the token. Where everything that
 /// it allows is banned by what comes after it, it alone counts: what it demands is drawn, whatever else was asked for.
-/// Where `state.draws_from_all()` a few tokens are drawn as if there were no rule, and the first one that it allows is
-/// taken; only if it allows none of them one is drawn among all those that its mask allows. The distribution is the
-/// same, and most masks need not be written.
+/// Where `state.draws_from_all()` a token is drawn as if there were no rule, and another one among those that are left
+/// if it is refused; only if the rule allows none of a few, one is drawn among all that its mask allows. The
+/// distribution is the same, and most masks need not be written.
 ///
 /// Throws std::runtime_error if a logit is NaN or infinite or if every token is banned.
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
