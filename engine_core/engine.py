@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -290,6 +290,7 @@ class EngineCore:
     def _update(self, batch: Batch, result: StepResult, now: float) -> None:
         """Moves each request of the batch on by what was computed, those with a rule last: they may still draw."""
         ruled = dict(batch.rules)
+        drawn = self._settle(batch, result) if ruled else ()
         rows = range(len(batch.requests))  # the beams' rows come after these
         try:
             for index, entries in result.prompt_logprobs.items():
@@ -299,19 +300,22 @@ class EngineCore:
                 if request.search is not None and not request.status.is_finished:
                     request.num_computed_tokens += 1
                     self._search_on(request, request.search, result, beams, now)
-        finally:  # nobody may draw for a request that ends
-            has_settled = bool(ruled) and self._settle(batch, result)
-        if has_settled:
-            self._advance(batch, result, list(ruled), self.clock())
+            for some in drawn:
+                self._advance(batch, result, some, self.clock())
+        finally:
+            for _ in drawn:  # nobody may draw for a request that ends
+                pass
 
-    def _settle(self, batch: Batch, result: StepResult) -> bool:
-        """Waits for the tokens of those who have rules; False if they failed as a whole, and have ended."""
+    def _settle(self, batch: Batch, result: StepResult) -> Iterator[Sequence[int]]:
+        """The rows of those who have rules, as they draw. If they fail as a whole, those who are left have ended."""
+        num_settled = 0
         try:
-            self._executor.settle(result)
+            while num_settled < len(batch.rules):
+                rows = self._executor.settle(result)
+                num_settled += len(rows)
+                yield rows
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
-            self._fail([batch.requests[row] for row, _ in batch.rules], error)
-            return False
-        return True
+            self._fail([batch.requests[row] for row, _ in batch.rules[num_settled:]], error)
 
     def _advance(self, batch: Batch, result: StepResult, rows: Sequence[int], now: float) -> None:
         """Moves the requests of some rows on. This is the per-token path: keep it short."""

@@ -56,17 +56,21 @@ class Executor(Protocol):
     def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
-        Who has a rule draws last, maybe still when this returns: the result has what is drawn by then, and the rest
-        when `settle` returns. The rules follow what is drawn; their masks may be written while a step computes.
+        Who has a rule draws last, maybe still when this returns, as `settle` tells. The rules follow what is drawn;
+        their masks may be written while a step computes.
         """
 
-    def settle(self, result: Any) -> None:
-        """Adds what those with rules have drawn to the result of the last step, before anything else is computed."""
+    def settle(self, result: Any) -> Sequence[int]:
+        """Adds to the result of the last step what those with rules have drawn, and tells who: the next of the batch.
+
+        It waits for one of them at least, until all have been told, before anything else is computed. Then it tells of
+        nobody.
+        """
 
 
 class RulelessExecutor:
     """What those derive from to whom no request with a grammar comes."""
 
-    def settle(self, result: Any) -> None:
+    def settle(self, result: Any) -> Sequence[int]:
         """Is never called."""
         raise AssertionError(f"{type(self).__name__} has no rules to follow: {result}")

@@ -133,26 +133,32 @@ class PagedExecutor:
             result.logprobs.extend([None] * (len(slots) - len(result.logprobs)))
         return result
 
-    def settle(self, result: Result) -> None:
-        draws, self._draws = self._draws, {}
-        if self.fail_settle is not None:
+    def settle(self, result: Result) -> list[int]:
+        """Tells of all but one at once, and then of that one, if there are so many."""
+        if self.fail_settle is not None and len(self._draws) <= 1:
             error, self.fail_settle = self.fail_settle, None
+            self._draws = {}
             raise error
-        for index, (slot, request, rule) in draws.items():
-            tokens = self.sequences.tokens(slot)
-            is_late = self.num_late_rules > 0
-            self.num_late_rules -= is_late
-            if not is_late:
-                try:
-                    token = self._draw(tokens, request, rule)
-                except RuntimeError as error:
-                    result.errors[index] = str(error)
-                    continue
-                rule.follow(token)
-                self.sequences.append(slot, token)
-                result.token_ids[index] = token
-                self._tell(index, None if request.sampling.logprobs is None else logprobs_entry(token), result)
-            self.sequences.share(slot, len(tokens) - is_late)
+        told = list(self._draws)[: max(1, len(self._draws) - 1)]
+        for index in told:
+            self._settle(index, *self._draws.pop(index), result)
+        return told
+
+    def _settle(self, index: int, slot: int, request: Request, rule: Constraint, result: Result) -> None:
+        tokens = self.sequences.tokens(slot)
+        is_late = self.num_late_rules > 0
+        self.num_late_rules -= is_late
+        if not is_late:
+            try:
+                token = self._draw(tokens, request, rule)
+            except RuntimeError as error:
+                result.errors[index] = str(error)
+                return
+            rule.follow(token)
+            self.sequences.append(slot, token)
+            result.token_ids[index] = token
+            self._tell(index, None if request.sampling.logprobs is None else logprobs_entry(token), result)
+        self.sequences.share(slot, len(tokens) - is_late)
 
     def _draw(self, tokens: list[int], request: Request, rule: Constraint) -> int:
         """Guesses first, as the native runner does."""

@@ -143,12 +143,14 @@ void pack_integer_matrix(Runner& runner, Address target, int bits, std::int64_t 
                 first_tile, tile_step);
 }
 
-void settle(Runner& runner, StepResult& result) {
+std::vector<std::int32_t> settle(Runner& runner, StepResult& result) {
+  std::vector<std::int32_t> told;
   {
     const nb::gil_scoped_release release;
-    runner.settle(result);
+    told = runner.settle(result);
   }
   runner.release_rules();  // which are the interpreter's
+  return told;
 }
 
 void bind_memory(nb::class_<Runner>& runner) {
@@ -253,8 +255,9 @@ void bind_runner(nb::module_& m) {
             return r.step(slots, starts, counts, row_rules);
           },
           nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("rules") = Rules{})
-      .def("settle", &settle, nb::arg("result"),
-           "Adds to the result of the last step what the sequences with rules have drawn.")
+      .def(
+          "settle", &settle, nb::arg("result"),
+          "Adds to the result of the last step what sequences with rules have drawn, and tells which; none in the end.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

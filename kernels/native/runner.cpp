@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
+#include <utility>
 
 #include "first_touch.h"
 
@@ -50,8 +51,7 @@ void* Runner::allocate_by_node(std::size_t bytes) {
 
 Runner::~Runner() {
   try {
-    draws_.next = draws_.rows.size();  // nobody begins with another one
-    if (is_drawing_) threads_.finish();
+    if (is_drawing_) end_draws();
   } catch (const std::exception&) {
     // nobody is left to be told
   }
@@ -60,7 +60,7 @@ Runner::~Runner() {
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                         std::span<const std::int64_t> counts, std::span<const RowRule> rules) {
   const auto begun = TokenRule::Clock::now();
-  if (is_drawing_) throw std::logic_error("the last step is to be settled before the next one");
+  if (is_drawing_ || !untold_.empty()) throw std::logic_error("the last step is to be settled before the next one");
   check(slots, starts, counts);
   if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
     kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
@@ -85,7 +85,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   for (std::size_t first = 0; first < rows_.size(); first += at_once) {
     if (!ruled.empty()) {  // their logits are about to be overwritten
       begin_draws(ruled, begun, result);
-      settle(result);
+      while (is_drawing_) untold_.push_back(settle_next(result));
     }
     const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
     compute_logits(rows, dims);
@@ -95,7 +95,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
       threads_.run([&](int thread) { read_logits(thread); });
     else
       read_logits(0);
-    take_draws(result);
+    while (draws_.num_taken < draws_.rows.size()) take_next(result);
   }
   std::vector<bool> draws_later(slots.size());
   for (const LogitRow& row : rows_) draws_later[row.index] = draws_later[row.index] || row.rule != nullptr;
@@ -114,30 +114,38 @@ void Runner::begin_draws(std::span<LogitRow> rows, TokenRule::Clock::time_point 
   threads_.begin([](void* runner, int thread) { static_cast<Runner*>(runner)->read_logits(thread); }, this);
 }
 
-void Runner::settle(StepResult& result) {
-  if (!is_drawing_) return;
+std::vector<std::int32_t> Runner::settle(StepResult& result) {
   if (result.token_ids.size() != num_sequences_)
     throw std::invalid_argument("a result of " + std::to_string(result.token_ids.size()) +
                                 " sequences is not that of the last step, which had " + std::to_string(num_sequences_));
-  is_drawing_ = false;
-  threads_.finish();
-  take_draws(result);
-  for (const LogitRow& row : draws_.rows)
-    if (!result.errors.contains(row.index)) sequences_.share(row.slot, row.position - row.late);
+  std::vector<std::int32_t> told = std::exchange(untold_, {});
+  try {
+    while (is_drawing_ && (told.empty() || draws_.drawn[draws_.num_taken].is_done.load() != 0))
+      told.push_back(settle_next(result));
+  } catch (...) {
+    if (is_drawing_) end_draws();
+    throw;
+  }
+  return told;
 }
 
-void Runner::take(const LogitRow& row, Drawn drawn, StepResult& result) {
-  Sequence& sequence = *row.sequence;
-  if (!drawn.error.empty()) {
-    result.errors[row.index] = std::move(drawn.error);
-  } else if (row.sample) {
-    result.token_ids[row.index] = drawn.result.token;
-    result.logprobs[row.index] = std::move(drawn.result.logprobs);
-    sequence.append(drawn.result.token);
-  } else {
-    result.prompt_logprobs[row.index].push_back({drawn.result.token, std::move(*drawn.result.logprobs)});
-    sequence.prompt_logprobs_done = row.position + 1;
-  }
+/// Draws others while somebody else draws it.
+std::int32_t Runner::settle_next(StepResult& result) {
+  const LogitRow& row = draws_.rows[draws_.num_taken];
+  Waitable& is_done = draws_.drawn[draws_.num_taken].is_done;
+  while (is_done.load() == 0)
+    if (!read_next(0)) threads_.wait_while(is_done, 0);
+  take_next(result);
+  if (!result.errors.contains(row.index)) sequences_.share(row.slot, row.position - row.late);
+  if (draws_.num_taken == draws_.rows.size()) end_draws();
+  return row.index;
+}
+
+/// Nobody begins with another one, and those who have begun are waited for.
+void Runner::end_draws() {
+  is_drawing_ = false;
+  draws_.next = draws_.rows.size();
+  threads_.finish();
 }
 
 void Runner::set_rules(std::span<const RowRule> rules) {
@@ -303,34 +311,54 @@ void Runner::compute_logits(std::span<LogitRow> rows, Dims& dims) {
 
 void Runner::set_draws(std::span<const LogitRow> rows) {
   draws_.rows = rows;
-  draws_.drawn.assign(rows.size(), {});
+  draws_.drawn = std::vector<Drawn>(rows.size());
   draws_.next = 0;
+  draws_.num_taken = 0;
 }
 
 void Runner::read_logits(int thread) {
-  for (std::size_t i; (i = draws_.next.fetch_add(1, std::memory_order_relaxed)) < draws_.rows.size();)
-    if (!draws_.rows[i].late) draws_.drawn[i] = read_row(draws_.rows[i], scratch_[thread]);
-}
-
-void Runner::take_draws(StepResult& result) {
-  for (std::size_t i = 0; i < draws_.rows.size(); i++) {
-    const LogitRow& row = draws_.rows[i];
-    if (!row.late && !result.errors.contains(row.index)) take(row, std::move(draws_.drawn[i]), result);
+  while (read_next(thread)) {
   }
 }
 
-Runner::Drawn Runner::read_row(const LogitRow& row, SamplerScratch& scratch) {
+/// False if there is none that nobody has begun with.
+bool Runner::read_next(int thread) {
+  const std::size_t i = draws_.next.fetch_add(1, std::memory_order_relaxed);
+  if (i >= draws_.rows.size()) return false;
+  if (!draws_.rows[i].late) read_row(draws_.rows[i], scratch_[thread], draws_.drawn[i]);
+  draws_.drawn[i].is_done.store(1);
+  return true;
+}
+
+void Runner::read_row(const LogitRow& row, SamplerScratch& scratch, Drawn& drawn) {
   const Sequence& sequence = *row.sequence;
   try {
     if (!row.sample) {
       const std::int32_t token = sequence.tokens[row.position];
-      return {{token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)}, {}};
+      drawn.result = {token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)};
+      return;
     }
-    Drawn drawn{sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.rule), {}};
+    drawn.result = sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.rule);
     if (row.rule != nullptr) row.rule->follow(drawn.result.token);
-    return drawn;
   } catch (const std::exception& error) {
-    return {{}, error.what()};
+    drawn.error = error.what();
+  }
+}
+
+void Runner::take_next(StepResult& result) {
+  const LogitRow& row = draws_.rows[draws_.num_taken];
+  Drawn& drawn = draws_.drawn[draws_.num_taken++];
+  if (row.late || result.errors.contains(row.index)) return;
+  Sequence& sequence = *row.sequence;
+  if (!drawn.error.empty()) {
+    result.errors[row.index] = std::move(drawn.error);
+  } else if (row.sample) {
+    result.token_ids[row.index] = drawn.result.token;
+    result.logprobs[row.index] = std::move(drawn.result.logprobs);
+    sequence.append(drawn.result.token);
+  } else {
+    result.prompt_logprobs[row.index].push_back({drawn.result.token, std::move(*drawn.result.logprobs)});
+    sequence.prompt_logprobs_done = row.position + 1;
   }
 }
 

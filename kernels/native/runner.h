@@ -17,6 +17,7 @@
 #include "sequences.h"
 #include "thread_pool.h"
 #include "token_rule.h"
+#include "waitable.h"
 
 namespace quire {
 
@@ -118,18 +119,22 @@ class Runner {
   /// end, draws one token and appends it, or gives the pooled vector. Pages that are full now are shared. Throws
   /// std::invalid_argument when the batch can't be; nothing has changed then.
   ///
-  /// Sequences with `rules` draw last, while the caller goes on with the others until it calls `settle`. The rules
-  /// follow what is drawn. One that is late is waited for a little while, where others have drawn: its sequence draws
-  /// nothing then, and its last token is to be computed again.
+  /// Sequences with `rules`, all of which reach their ends, draw last, while the caller goes on with the others until
+  /// it calls `settle`. The rules follow what is drawn. One that is late is waited for a little while, where others
+  /// have drawn: its sequence draws nothing then, and its last token is to be computed again.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts, std::span<const RowRule> rules = {});
 
-  /// Adds to the result of the last step what the sequences with rules have drawn. Does nothing the second time. Throws
-  /// std::invalid_argument for the result of another step.
-  void settle(StepResult& result);
+  /// Adds to the result of the last step what sequences with rules have drawn, and tells which: the next ones of the
+  /// batch, as many as have drawn, but at least one, which is waited for. When all have been told it tells of none, and
+  /// nobody draws any more. Throws std::invalid_argument for the result of another step; if it throws anything else,
+  /// those that it has not told of draw nothing.
+  std::vector<std::int32_t> settle(StepResult& result);
 
-  /// Holds the rules of the last step no longer, which is settled.
-  void release_rules() { rules_.clear(); }
+  /// Holds the rules of the last step no longer, once nobody draws any more.
+  void release_rules() {
+    if (!is_drawing_) rules_.clear();
+  }
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -152,15 +157,17 @@ class Runner {
     std::int32_t row;    ///< in the step's tokens
   };
   struct Drawn {
-    SampleResult result;
-    std::string error;
+    SampleResult result{};
+    std::string error{};
+    Waitable is_done{};  ///< 1 if it is
   };
 
   /// Rows that threads draw one by one.
   struct Draws {
     std::span<const LogitRow> rows;
     std::vector<Drawn> drawn;
-    std::atomic<std::size_t> next{0};
+    std::atomic<std::size_t> next{0};  ///< that nobody has begun with
+    std::size_t num_taken = 0;         ///< into the result of the step
   };
 
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
@@ -175,9 +182,11 @@ class Runner {
   void begin_draws(std::span<LogitRow> rows, TokenRule::Clock::time_point begun, const StepResult& result);
   void set_draws(std::span<const LogitRow> rows);
   void read_logits(int thread);
-  void take_draws(StepResult& result);
-  Drawn read_row(const LogitRow& row, SamplerScratch& scratch);
-  void take(const LogitRow& row, Drawn drawn, StepResult& result);
+  bool read_next(int thread);
+  void read_row(const LogitRow& row, SamplerScratch& scratch, Drawn& drawn);
+  void take_next(StepResult& result);
+  std::int32_t settle_next(StepResult& result);
+  void end_draws();
 
   RunnerConfig config_;
   Arena arena_;
@@ -191,7 +200,8 @@ class Runner {
   std::vector<std::shared_ptr<TokenRule>> rules_;
   std::vector<LogitRow> rows_;
   Draws draws_;
-  bool is_drawing_ = false;  ///< until `settle`
+  bool is_drawing_ = false;           ///< until all are settled
+  std::vector<std::int32_t> untold_;  ///< those that are settled and not told of
   std::vector<StateRow> state_rows_;
 };
 

@@ -581,18 +581,20 @@ def test_a_grammar_that_ends_nowhere_fails_its_own_requests(tokenizer: GrammarTo
     assert bench.engine.end("other").finish_reason is FinishReason.STOP
 
 
-def test_draws_that_fail_as_a_whole_end_those_who_draw(tokenizer: GrammarTokenizer) -> None:
+def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: GrammarTokenizer) -> None:
     bench = Bench(tokenizer, is_open=True)
     bench.add("before")
     bench.finish()
-    bench.add("ruled")
+    bench.add("drawn")
+    bench.add("lost")
     bench.engine.add("free", [5, 6, 7], max_tokens=9)
-    while not bench.engine.outputs("ruled"):
+    while not bench.engine.outputs("lost"):
         bench.engine.step()
     bench.engine.executor.fail_settle = OSError("the disk is gone")
     bench.finish()
-    assert bench.engine.end("ruled").finish_reason is FinishReason.ERROR
-    assert "the disk is gone" in (bench.engine.end("ruled").error or "")
+    assert bench.engine.end("lost").finish_reason is FinishReason.ERROR
+    assert "the disk is gone" in (bench.engine.end("lost").error or "")
+    assert bench.engine.end("drawn").finish_reason is FinishReason.STOP
     assert bench.engine.end("free").finish_reason is FinishReason.LENGTH
 
 
@@ -603,13 +605,14 @@ def test_nobody_draws_any_more_when_the_engine_fails(
     bench = Bench(tokenizer, is_open=True)
     bench.add("ruled")
     bench.finish()
-    bench.add("again")
-    settled: list[object] = []
+    for name in ("one", "two", "three"):
+        bench.add(name)
+    told: list[int] = []
     settle = bench.engine.executor.settle
 
-    def settle_too(result: Any) -> None:
-        settled.append(result)
-        settle(result)
+    def settle_too(result: Any) -> list[int]:
+        told.extend(rows := settle(result))
+        return rows
 
     def fail(*_: object) -> None:
         raise OSError("it failed")
@@ -618,7 +621,7 @@ def test_nobody_draws_any_more_when_the_engine_fails(
     monkeypatch.setattr(bench.engine.core, "_advance", fail)
     with pytest.raises(OSError, match="it failed"):
         bench.engine.core.step()
-    assert len(settled) == 1
+    assert told == [0, 1, 2]
     monkeypatch.undo()
     bench.engine.core.end_all("it failed")
 

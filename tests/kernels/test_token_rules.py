@@ -141,8 +141,16 @@ def opened(engine: ModelRunner, tokens: list[int], **sampling: Any) -> int:
 
 def settled(engine: ModelRunner, *step: Any) -> _native.StepResult:
     result = engine.step(*step)
-    engine.settle(result)
+    settle(engine, result)
     return result
+
+
+def settle(engine: ModelRunner, result: _native.StepResult) -> list[int]:
+    """The rows that were told of."""
+    told: list[int] = []
+    while rows := engine.settle(result):
+        told += rows
+    return told
 
 
 def test_a_late_mask_delays_its_own_sequence_alone(engine: ModelRunner) -> None:
@@ -200,7 +208,7 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
                     rule.write_mask()
             result = engine.step(slots, [start] * count, [length] * count, rules)
             assert all((token < 0) <= (row in ruled) for row, token in enumerate(result.token_ids))
-            engine.settle(result)
+            assert settle(engine, result) == ruled
             found.append((result.token_ids, result.logprobs))
         assert all(rule.is_complete for _, rule in rules)
         assert all(500 <= tokens[row] < 600 for tokens, _ in found for row in ruled)
@@ -219,9 +227,9 @@ def test_a_step_is_settled_before_the_next(engine: ModelRunner, grammar: Matcher
     result = engine.step([slot], [0], [3], rules)
     with pytest.raises(RuntimeError, match="settled before the next"):
         engine.step([slot], [3], [1], rules)
-    engine.settle(result)
+    assert engine.settle(result) == [0]
     drawn = result.token_ids
-    engine.settle(result)
+    assert engine.settle(result) == []
     assert result.token_ids == drawn
     assert engine.sequences.tokens(slot) == [0, 5, 300, *drawn]
 
@@ -231,7 +239,7 @@ def test_only_the_last_step_is_settled(engine: ModelRunner, grammar: Matcher) ->
     result = engine.step([opened(engine, [0, 5, 302])], [0], [3], [(0, Constraint(grammar, 2048, []))])
     with pytest.raises(ValueError, match="a result of 2 sequences is not that of the last step, which had 1"):
         engine.settle(other)
-    engine.settle(result)
+    assert engine.settle(result) == [0]
     assert 500 <= result.token_ids[0] < 600
 
 
