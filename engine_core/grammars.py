@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from quire.engine_core.request import Request
 
 MOST_GRAMMARS = 256  # that are kept
-_MOST_SPARE = 32  # constraints
+_MOST_SPARES = 256  # constraints, of 50 to 100 KiB
+_MOST_KNOWN = 262_144  # tokens that these have followed, each of which may have left a KiB of lexer states
 _MOST_WORDS = 500  # characters of what is told of one that is wrong
 _MOST_STUCK = 4  # threads whose grammar takes too long, before others have to wait for one of them
 
@@ -63,7 +64,8 @@ class Grammars:
         self._wake = wake
         self._compile = compile_grammar or partial(compile_matcher, tokenizer)
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
-        self._spare: deque[tuple[Grammar, Constraint]] = deque(maxlen=_MOST_SPARE)  # the oldest make room
+        self._spares: OrderedDict[Constraint, Grammar] = OrderedDict()  # the last one given back is the last
+        self._num_known = 0  # tokens that these have followed
         self._pending: set[Grammar] = set()
         self._lock = threading.Lock()  # of what follows
         self._queue: dict[Grammar, float] = {}  # since when
@@ -93,19 +95,29 @@ class Grammars:
     def constrain(self, grammar: Grammar, vocab_size: int, stop_token_ids: Collection[int]) -> Constraint:
         """A constraint at the beginning of a grammar that has been compiled: one that was given back, if one was."""
         stops = sorted(stop_token_ids)
-        spare = next((each for each in self._spare if each[0] is grammar), None)
+        spare = next((each for each, of in reversed(self._spares.items()) if of is grammar), None)
         if spare is None:
             assert grammar.matcher is not None
             return Constraint(grammar.matcher, vocab_size, stops)
-        self._spare.remove(spare)
-        constraint = spare[1]
-        constraint.stop_at(stops)
-        return constraint
+        self._take_spare(spare)
+        spare.stop_at(stops)
+        return spare
 
     def give_back(self, grammar: Grammar, constraint: Constraint) -> None:
-        """Another request may have it: it knows the grammar better than a new one."""
-        if constraint.restart():
-            self._spare.append((grammar, constraint))
+        """Another request may have it: it knows the grammar better than a new one.
+
+        The last one that was given back is taken first, so that few come to know much. The oldest make room.
+        """
+        if not constraint.restart():
+            return
+        self._spares[constraint] = grammar
+        self._num_known += constraint.num_followed
+        while len(self._spares) > _MOST_SPARES or self._num_known > _MOST_KNOWN:
+            self._take_spare(next(iter(self._spares)))
+
+    def _take_spare(self, spare: Constraint) -> None:
+        del self._spares[spare]
+        self._num_known -= spare.num_followed
 
     def leave(self, grammar: Grammar, request: Request) -> None:
         """A request waits for it no longer. If nobody does, and it has not been begun, it need not be compiled."""

@@ -93,6 +93,7 @@ void bind_grammar(nb::module_& m) {
            nb::arg("stop_token_ids"))
       .def("restart", &Constraint::restart,
            "Goes back to the beginning, for another request; False, and it is of no use any more, if it can't.")
+      .def_prop_ro("num_followed", &Constraint::num_followed, "Tokens of all requests that had it.")
       .def("stop_at", &Constraint::stop_at, nb::arg("stop_token_ids"), "Takes these instead, at the beginning.")
       .def_prop_ro("num_forced", &Constraint::num_forced, "How many tokens must come next.")
       .def("pop_forced", &Constraint::pop_forced, "Takes the first of them, which is given to the request.")

@@ -9,8 +9,8 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kWordTokens = 32;    // of a mask
-constexpr std::int64_t kMostKnown = 8192;  // tokens, each of which may have left some KiB of lexer states
+constexpr std::size_t kWordTokens = 32;     // of a mask
+constexpr std::int64_t kMostKnown = 32768;  // tokens, each of which may have left a KiB of lexer states
 
 bool contains(const std::vector<std::int32_t>& token_ids, std::int32_t token) {
   return std::ranges::find(token_ids, token) != token_ids.end();

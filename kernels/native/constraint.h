@@ -26,6 +26,9 @@ class Constraint final : public TokenRule {
   /// faster. False, and it is of no use any more, if it can't, or knows so much that it takes much memory.
   bool restart();
 
+  /// Tokens of all requests.
+  std::int64_t num_followed() const { return num_followed_; }
+
   /// Takes these stop tokens instead, at the beginning.
   void stop_at(std::vector<std::int32_t> stop_token_ids);
 
@@ -66,7 +69,7 @@ class Constraint final : public TokenRule {
   std::vector<std::int32_t> ignored_;  ///< eos tokens that don't stop
   std::deque<std::int32_t> forced_;
   std::optional<std::string> error_;
-  std::int64_t num_followed_ = 0;  ///< tokens of all requests
+  std::int64_t num_followed_ = 0;
   bool is_stopped_ = false;
   bool has_mask_ = false;  ///< or is going to have it
   TokenMask mask_;

@@ -471,7 +471,7 @@ def test_requests_share_what_is_known_of_a_grammar(tokenizer: GrammarTokenizer) 
     for name, structured in [("a", DATE), ("b", StructuredOutputs(regex="[a-z]{9}")), ("c", DATE), ("d", DATE)]:
         bench.add(name, structured)
         bench.finish()
-    assert len(bench.grammars._spare) == 2
+    assert len(bench.grammars._spares) == 2
     assert bench.engine.tokens("a") == bench.engine.tokens("c") == bench.engine.tokens("d")
 
 
