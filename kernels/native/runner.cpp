@@ -13,9 +13,8 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kItemsPerThread = 2;             // of attention; with fewer, threads would wait for each other
-constexpr int kPatience = 20;                           // the part of a step that is spent on waiting for a late rule
-constexpr std::chrono::milliseconds kLongestWait{100};  // where nobody waits but those whose rule is late
+constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
+constexpr int kPatience = 20;                // the part of a step that is spent on waiting for a late rule
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -26,7 +25,7 @@ Runner::Runner(const RunnerConfig& config)
       threads_(config.threads, config.pin),
       kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.page_size, config.num_pages}),
       sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.stripe()),
-      scratch_(static_cast<std::size_t>(config.threads)) {
+      draws_(threads_) {
   const auto capacity = static_cast<std::size_t>(config.capacity);
   const auto rows = static_cast<std::size_t>(config.logit_capacity);
   auto array = [&]<class T>(T*& target, std::size_t count) {
@@ -49,18 +48,11 @@ void* Runner::allocate_by_node(std::size_t bytes) {
   return memory;
 }
 
-Runner::~Runner() {
-  try {
-    if (is_drawing_) end_draws();
-  } catch (const std::exception&) {
-    // nobody is left to be told
-  }
-}
-
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                         std::span<const std::int64_t> counts, std::span<const RowRule> rules) {
   const auto begun = TokenRule::Clock::now();
-  if (is_drawing_ || !untold_.empty()) throw std::logic_error("the last step is to be settled before the next one");
+  if (draws_.is_any_left() || !untold_.empty())
+    throw std::logic_error("the last step is to be settled before the next one");
   check(slots, starts, counts);
   if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
     kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
@@ -80,38 +72,19 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   result.token_ids.assign(slots.size(), -1);
   result.logprobs.resize(slots.size());
   pool_states(slots, dims, result);
-  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
-  std::span<LogitRow> ruled;
-  for (std::size_t first = 0; first < rows_.size(); first += at_once) {
-    if (!ruled.empty()) {  // their logits are about to be overwritten
-      begin_draws(ruled, begun, result);
-      while (is_drawing_) untold_.push_back(settle_next(result));
-    }
-    const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
-    compute_logits(rows, dims);
-    ruled = std::ranges::stable_partition(rows, std::logical_not{}, &LogitRow::rule);
-    set_draws(rows.first(rows.size() - ruled.size()));
-    if (draws_.rows.size() > 1)
-      threads_.run([&](int thread) { read_logits(thread); });
-    else
-      read_logits(0);
-    while (draws_.num_taken < draws_.rows.size()) take_next(result);
+  try {
+    draw(begun, dims, result);
+  } catch (...) {
+    draws_.stop();
+    untold_.clear();
+    throw;
   }
-  std::vector<bool> draws_later(slots.size());
-  for (const LogitRow& row : rows_) draws_later[row.index] = draws_later[row.index] || row.rule != nullptr;
+  std::vector<bool> is_drawn(slots.size());  // now or later, and shared then
+  for (const LogitRow& row : rows_) is_drawn[row.index] = is_drawn[row.index] || row.sample;
   for (std::size_t i = 0; i < slots.size(); i++)
-    if (!draws_later[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
+    if (!is_drawn[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
       sequences_.share(slots[i], starts[i] + counts[i]);
-  if (!ruled.empty()) begin_draws(ruled, begun, result);
   return result;
-}
-
-void Runner::begin_draws(std::span<LogitRow> rows, TokenRule::Clock::time_point begun, const StepResult& result) {
-  await_rules(rows, begun);
-  for (LogitRow& row : rows) row.late = row.late || result.errors.contains(row.index);  // the caller ends them
-  set_draws(rows);
-  is_drawing_ = true;
-  threads_.begin([](void* runner, int thread) { static_cast<Runner*>(runner)->read_logits(thread); }, this);
 }
 
 std::vector<std::int32_t> Runner::settle(StepResult& result) {
@@ -120,32 +93,13 @@ std::vector<std::int32_t> Runner::settle(StepResult& result) {
                                 " sequences is not that of the last step, which had " + std::to_string(num_sequences_));
   std::vector<std::int32_t> told = std::exchange(untold_, {});
   try {
-    while (is_drawing_ && (told.empty() || draws_.drawn[draws_.num_taken].is_done.load() != 0))
-      told.push_back(settle_next(result));
+    while (draws_.is_any_left() && (told.empty() || draws_.is_next_done()))
+      told.push_back(take_next(rows_.size(), result).index);
   } catch (...) {
-    if (is_drawing_) end_draws();
+    draws_.stop();
     throw;
   }
   return told;
-}
-
-/// Draws others while somebody else draws it.
-std::int32_t Runner::settle_next(StepResult& result) {
-  const LogitRow& row = draws_.rows[draws_.num_taken];
-  Waitable& is_done = draws_.drawn[draws_.num_taken].is_done;
-  while (is_done.load() == 0)
-    if (!read_next(0)) threads_.wait_while(is_done, 0);
-  take_next(result);
-  if (!result.errors.contains(row.index)) sequences_.share(row.slot, row.position - row.late);
-  if (draws_.num_taken == draws_.rows.size()) end_draws();
-  return row.index;
-}
-
-/// Nobody begins with another one, and those who have begun are waited for.
-void Runner::end_draws() {
-  is_drawing_ = false;
-  draws_.next = draws_.rows.size();
-  threads_.finish();
 }
 
 void Runner::set_rules(std::span<const RowRule> rules) {
@@ -157,19 +111,6 @@ void Runner::set_rules(std::span<const RowRule> rules) {
   }
   for (LogitRow& row : rows_)
     if (row.sample) row.rule = of_sequence[row.index];
-}
-
-/// Others wait for a rule no longer than a small part of what the step has taken so far. Where nobody else would draw,
-/// the step waits for the first one.
-void Runner::await_rules(std::span<LogitRow> rows, TokenRule::Clock::time_point begun) {
-  const auto now = TokenRule::Clock::now();
-  const auto soon = now + (now - begun) / kPatience;
-  bool any = std::ranges::any_of(rows_, [](const LogitRow& row) { return row.rule == nullptr; });
-  for (LogitRow& row : rows) {
-    if (row.rule == nullptr) continue;
-    row.late = !row.rule->wait_until(any ? soon : now + kLongestWait);
-    any |= !row.late;
-  }
 }
 
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
@@ -309,46 +250,33 @@ void Runner::compute_logits(std::span<LogitRow> rows, Dims& dims) {
   head_.run(threads_, dims);
 }
 
-void Runner::set_draws(std::span<const LogitRow> rows) {
-  draws_.rows = rows;
-  draws_.drawn = std::vector<Drawn>(rows.size());
-  draws_.next = 0;
-  draws_.num_taken = 0;
-}
-
-void Runner::read_logits(int thread) {
-  while (read_next(thread)) {
+/// Those with rules are left to `settle`, unless their logits would be overwritten before.
+void Runner::draw(TokenRule::Clock::time_point begun, Dims& dims, StepResult& result) {
+  const bool has_others = std::ranges::any_of(rows_, std::logical_not{}, &LogitRow::rule);
+  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
+  for (std::size_t first = 0; first < rows_.size(); first += at_once) {
+    const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
+    compute_logits(rows, dims);
+    const auto ruled = std::ranges::stable_partition(rows, std::logical_not{}, &LogitRow::rule);
+    const auto now = TokenRule::Clock::now();
+    draws_.begin(rows, now + (now - begun) / kPatience, has_others);
+    const bool is_last = first + rows.size() == rows_.size();
+    const std::size_t end = is_last ? rows.size() - ruled.size() : rows.size();
+    for (std::size_t i = 0; i < end; i++)
+      if (const LogitRow& row = take_next(end, result); row.rule != nullptr) untold_.push_back(row.index);
   }
 }
 
-/// False if there is none that nobody has begun with.
-bool Runner::read_next(int thread) {
-  const std::size_t i = draws_.next.fetch_add(1, std::memory_order_relaxed);
-  if (i >= draws_.rows.size()) return false;
-  if (!draws_.rows[i].late) read_row(draws_.rows[i], scratch_[thread], draws_.drawn[i]);
-  draws_.drawn[i].is_done.store(1);
-  return true;
+const LogitRow& Runner::take_next(std::size_t end, StepResult& result) {
+  const LogitRow& row = draws_.next_row();
+  Drawn& drawn = draws_.take(end);
+  if (result.errors.contains(row.index)) return row;
+  if (!drawn.is_late) take(row, drawn, result);
+  if (row.sample && drawn.error.empty()) sequences_.share(row.slot, row.position - drawn.is_late);
+  return row;
 }
 
-void Runner::read_row(const LogitRow& row, SamplerScratch& scratch, Drawn& drawn) {
-  const Sequence& sequence = *row.sequence;
-  try {
-    if (!row.sample) {
-      const std::int32_t token = sequence.tokens[row.position];
-      drawn.result = {token, logprobs_of(row.logits, token, sequence.sampling.config().prompt_logprobs, scratch)};
-      return;
-    }
-    drawn.result = sample(row.logits, sequence.sampling, sequence.tokens, row.position, scratch, row.rule);
-    if (row.rule != nullptr) row.rule->follow(drawn.result.token);
-  } catch (const std::exception& error) {
-    drawn.error = error.what();
-  }
-}
-
-void Runner::take_next(StepResult& result) {
-  const LogitRow& row = draws_.rows[draws_.num_taken];
-  Drawn& drawn = draws_.drawn[draws_.num_taken++];
-  if (row.late || result.errors.contains(row.index)) return;
+void Runner::take(const LogitRow& row, Drawn& drawn, StepResult& result) {
   Sequence& sequence = *row.sequence;
   if (!drawn.error.empty()) {
     result.errors[row.index] = std::move(drawn.error);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -11,13 +10,13 @@
 #include <vector>
 
 #include "arena.h"
+#include "draws.h"
 #include "kv_memory.h"
 #include "plan.h"
 #include "sampler.h"
 #include "sequences.h"
 #include "thread_pool.h"
 #include "token_rule.h"
-#include "waitable.h"
 
 namespace quire {
 
@@ -97,7 +96,6 @@ struct RowRule {
 class Runner {
  public:
   explicit Runner(const RunnerConfig& config);
-  ~Runner();
 
   Arena& arena() { return arena_; }
   ThreadPool& threads() { return threads_; }
@@ -133,7 +131,7 @@ class Runner {
 
   /// Holds the rules of the last step no longer, once nobody draws any more.
   void release_rules() {
-    if (!is_drawing_) rules_.clear();
+    if (!draws_.is_any_left()) rules_.clear();
   }
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
@@ -141,33 +139,9 @@ class Runner {
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
  private:
-  struct LogitRow {
-    std::int32_t index;  ///< in the batch
-    std::int32_t slot;
-    Sequence* sequence;
-    std::int32_t row;       ///< in the step's tokens
-    std::int64_t position;  ///< of the token that the logits predict
-    bool sample;            ///< draw it, or else report the prompt token that stands there
-    TokenRule* rule = nullptr;
-    bool late = false;  ///< the rule could not be asked in time
-    std::span<float> logits = {};
-  };
   struct StateRow {
     std::int32_t index;  ///< in the batch
     std::int32_t row;    ///< in the step's tokens
-  };
-  struct Drawn {
-    SampleResult result{};
-    std::string error{};
-    Waitable is_done{};  ///< 1 if it is
-  };
-
-  /// Rows that threads draw one by one.
-  struct Draws {
-    std::span<const LogitRow> rows;
-    std::vector<Drawn> drawn;
-    std::atomic<std::size_t> next{0};  ///< that nobody has begun with
-    std::size_t num_taken = 0;         ///< into the result of the step
   };
 
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
@@ -177,16 +151,10 @@ class Runner {
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
   void set_rules(std::span<const RowRule> rules);
-  void await_rules(std::span<LogitRow> rows, TokenRule::Clock::time_point begun);
   void compute_logits(std::span<LogitRow> rows, Dims& dims);
-  void begin_draws(std::span<LogitRow> rows, TokenRule::Clock::time_point begun, const StepResult& result);
-  void set_draws(std::span<const LogitRow> rows);
-  void read_logits(int thread);
-  bool read_next(int thread);
-  void read_row(const LogitRow& row, SamplerScratch& scratch, Drawn& drawn);
-  void take_next(StepResult& result);
-  std::int32_t settle_next(StepResult& result);
-  void end_draws();
+  void draw(TokenRule::Clock::time_point begun, Dims& dims, StepResult& result);
+  const LogitRow& take_next(std::size_t end, StepResult& result);
+  void take(const LogitRow& row, Drawn& drawn, StepResult& result);
 
   RunnerConfig config_;
   Arena arena_;
@@ -195,14 +163,12 @@ class Runner {
   Sequences sequences_;
   StepInputs inputs_;
   Plan body_, head_, states_;
-  std::vector<SamplerScratch> scratch_;  ///< one per thread
-  std::size_t num_sequences_ = 0;        ///< of the last step
+  std::size_t num_sequences_ = 0;  ///< of the last step
   std::vector<std::shared_ptr<TokenRule>> rules_;
   std::vector<LogitRow> rows_;
-  Draws draws_;
-  bool is_drawing_ = false;           ///< until all are settled
-  std::vector<std::int32_t> untold_;  ///< those that are settled and not told of
+  std::vector<std::int32_t> untold_;  ///< those with rules of whose draws `settle` has not told, though they are done
   std::vector<StateRow> state_rows_;
+  Draws draws_;
 };
 
 }  // namespace quire
