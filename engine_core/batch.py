@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.engine_core.executor import RowRule
 from quire.engine_core.request import Request
 from quire.protocol.messages import EventType
 
@@ -26,7 +24,6 @@ class Batch:
 
     requests: list[Request] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # of all rows
-    rules: Sequence[RowRule] = ()  # of what is drawn
     searches: dict[Request, range] = field(default_factory=dict)  # and the rows of their beams
     num_decodes: int = 0
     prefill_cost: float = 0.0  # as Pace counts it

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from quire.engine_core.admission import Admission
-from quire.engine_core.batch import Batch
-from quire.engine_core.executor import RowRule
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.mask_writer import MaskWriter
@@ -31,7 +29,7 @@ class Constrained:
         self._sequences = sequences
         self._admission = admission
         self._masks = MaskWriter()
-        self._num_ruled = 0  # requests that have a constraint
+        self.num_ruled = 0  # requests that have a constraint
 
     @property
     def is_compiling(self) -> bool:
@@ -73,16 +71,15 @@ class Constrained:
                     self._rule(request, grammar)
                 yield request, None if grammar.error is None else _explain(grammar)
 
-    def rules(self, batch: Batch) -> Sequence[RowRule]:
-        """Of the tokens that a step draws, by row."""
-        return self._masks.rules(batch) if self._num_ruled else ()
-
     def follow(self, request: Request, constraint: Constraint, output: EngineCoreOutput) -> bool:
         """Adds to `output`, which has the token that was drawn, those that must follow; whether the request ends so."""
         token_ids = output.new_token_ids
         if constraint.num_forced and request.sampling.logprobs is None:
             self._jump(request, constraint, token_ids)
-        return constraint.has_ended or is_last(request, token_ids[-1])
+        if constraint.has_ended or is_last(request, token_ids[-1]):
+            return True
+        self._masks.prepare(constraint)
+        return False
 
     def _jump(self, request: Request, constraint: Constraint, token_ids: list[int]) -> None:
         """Adds the forced tokens. With the one that was drawn they are computed as a chunk, which is no decode."""
@@ -101,7 +98,7 @@ class Constrained:
             self._grammars.leave(grammar, request)
         else:
             self._grammars.give_back(grammar, constraint)
-            self._num_ruled -= 1
+            self.num_ruled -= 1
 
     def stop(self) -> bool:
         """Ends the threads; False if one of them is at something that takes too long, and can't be interrupted."""
@@ -111,7 +108,8 @@ class Constrained:
     def _rule(self, request: Request, grammar: Grammar) -> None:
         assert self._grammars is not None
         request.constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
-        self._num_ruled += 1
+        self._masks.prepare(request.constraint)
+        self.num_ruled += 1
 
 
 def _explain(grammar: Grammar) -> str:

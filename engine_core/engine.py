@@ -32,6 +32,7 @@ from quire.engine_core.validation import (
     check_request,
     check_sibling,
 )
+from quire.kernels.runner import DRAWN_LATER
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -275,8 +276,7 @@ class EngineCore:
     def _execute(self, batch: Batch) -> StepResult | None:
         """None if the step failed as a whole: its requests have ended then, and the others go on."""
         try:
-            batch.rules = self._constrained.rules(batch)
-            return self._executor.step(batch.slots, batch.starts, batch.counts, batch.rules)
+            return self._executor.step(batch.slots, batch.starts, batch.counts)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
             self._fail([*batch.requests, *batch.searches], error)
             return None
@@ -288,14 +288,12 @@ class EngineCore:
                 self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
 
     def _update(self, batch: Batch, result: StepResult, now: float) -> None:
-        """Moves each request of the batch on by what was computed, those with a rule last: they may still draw."""
-        ruled = dict(batch.rules)
-        drawn = self._settle(batch, result) if ruled else ()
-        rows = range(len(batch.requests))  # the beams' rows come after these
+        """Moves each request of the batch on by what was computed, those who may still draw last."""
+        drawn = self._settle(batch, result) if self._constrained.num_ruled else ()
         try:
             for index, entries in result.prompt_logprobs.items():
                 self._collect_prompt_logprobs(batch.requests[index], entries)
-            self._advance(batch, result, [row for row in rows if row not in ruled] if ruled else rows, now)
+            self._advance(batch, result, range(len(batch.requests)), now)  # the beams' rows come after these
             for request, beams in batch.searches.items():
                 if request.search is not None and not request.status.is_finished:
                     request.num_computed_tokens += 1
@@ -307,15 +305,13 @@ class EngineCore:
                 pass
 
     def _settle(self, batch: Batch, result: StepResult) -> Iterator[Sequence[int]]:
-        """The rows of those who have rules, as they draw. If they fail as a whole, those who are left have ended."""
-        num_settled = 0
+        """The rows of those who draw later, as they do. If they fail as a whole, those who are left have ended."""
         try:
-            while num_settled < len(batch.rules):
-                rows = self._executor.settle(result)
-                num_settled += len(rows)
+            while rows := self._executor.settle(result):
                 yield rows
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
-            self._fail([batch.requests[row] for row, _ in batch.rules[num_settled:]], error)
+            left = [row for row, token_id in enumerate(result.token_ids) if token_id == DRAWN_LATER]
+            self._fail([batch.requests[row] for row in left], error)
 
     def _advance(self, batch: Batch, result: StepResult, rows: Sequence[int], now: float) -> None:
         """Moves the requests of some rows on. This is the per-token path: keep it short."""
@@ -328,6 +324,8 @@ class EngineCore:
                 self._finish(request, RequestStatus.FINISHED_ERROR, text, kind)
         for row in rows:
             request, token_id = requests[row], token_ids[row]
+            if token_id == DRAWN_LATER:
+                continue
             request.num_computed_tokens += counts[row]
             if token_id < 0 or row in errors:  # which have ended above
                 request.keep_a_token_to_compute()

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from quire.kernels.runner import Constraint, Sequences
-
-RowRule = tuple[int, Constraint]
-"""What a sequence of a step may draw, by its index."""
+from quire.kernels.runner import Sequences
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
@@ -18,7 +15,10 @@ class StepResult(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late."""
+        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late.
+
+        DRAWN_LATER where `settle` is going to tell.
+        """
 
     @property
     def logprobs(self) -> Sequence[LogprobsEntry | None] | None:
@@ -53,7 +53,7 @@ class Executor(Protocol):
         Full pages are shared. False, and nothing has changed, when there are too few pages.
         """
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> StepResult:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
         """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
 
         Who has a rule draws last, maybe still when this returns, as `settle` tells. The rules follow what is drawn;
@@ -61,10 +61,9 @@ class Executor(Protocol):
         """
 
     def settle(self, result: Any) -> Sequence[int]:
-        """Adds to the result of the last step what those with rules have drawn, and tells who: the next of the batch.
+        """Adds to the result of the last step what was to be drawn later, and tells whose: that of the next rows.
 
-        It waits for one of them at least, until all have been told, before anything else is computed. Then it tells of
-        nobody.
+        It waits for one of them at least. When all have been told, it tells of none; then the next step may come.
         """
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 
-from quire.engine_core.batch import Batch
-from quire.engine_core.executor import RowRule
 from quire.kernels.runner import Constraint
 
 _LONG_SECONDS = 1e-4
@@ -20,23 +18,17 @@ class MaskWriter:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[list[Constraint] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Constraint | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def rules(self, batch: Batch) -> list[RowRule]:
-        """Of the tokens that a step draws, by row. The masks that take long are written from now on."""
-        rules: list[RowRule] = []
-        due: list[Constraint] = []
-        for row, (request, count) in enumerate(zip(batch.requests, batch.counts, strict=False)):  # then come beams
-            constraint = request.constraint
-            if constraint is None or request.num_computed_tokens + count < request.num_tokens:
-                continue
-            rules.append((row, constraint))
-            if constraint.mask_seconds > _LONG_SECONDS and constraint.begin_mask():
-                due.append(constraint)
-        if due:
-            self._hand_over(due)
-        return rules
+    def prepare(self, constraint: Constraint) -> None:
+        """Has its mask written from now on, if that takes long."""
+        if constraint.mask_seconds <= _LONG_SECONDS or not constraint.begin_mask():
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="quire-masks", daemon=True)
+            self._thread.start()
+        self._queue.put(constraint)
 
     def stop(self, seconds: float) -> bool:
         """Ends the thread when it has written what it was asked for; whether it has ended within so many seconds."""
@@ -46,19 +38,13 @@ class MaskWriter:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _hand_over(self, due: list[Constraint]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="quire-masks", daemon=True)
-            self._thread.start()
-        self._queue.put(due)
-
     def _run(self) -> None:
         while self._write_next():
             pass
 
     def _write_next(self) -> bool:
         """False at the end. What was written is not kept while the thread sleeps."""
-        due = self._queue.get()
-        for constraint in due or ():
+        constraint = self._queue.get()
+        if constraint is not None:
             constraint.write_mask()
-        return due is not None
+        return constraint is not None

@@ -19,6 +19,7 @@ def open_sequence(sequences: Sequences, request: Request, token_ids: list[int] |
         request.prompt_token_ids if token_ids is None else token_ids,
         request.num_prompt_tokens,
         cache_salt=request.cache_salt,
+        rule=request.constraint,
         **sampling_arguments(request),
         **pooling_arguments(request),
     )

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 HUGE_PAGE: int
 BLOCK_TOKENS: int
+DRAWN_LATER: int
 MOST_PARTS: int
 
 def host_features() -> list[str]: ...
@@ -120,6 +121,7 @@ class Sequences:
         pooling: str | None = None,
         normalize: bool = True,
         dimensions: int = 0,
+        rule: TokenRule | None = None,
     ) -> int: ...
     def match(self, slot: int) -> tuple[int, int, int]: ...
     def start(self, slot: int, num_tokens: int) -> int | None: ...
@@ -302,6 +304,5 @@ class Runner:
         slots: Sequence[int],
         starts: Sequence[int],
         counts: Sequence[int],
-        rules: Sequence[tuple[int, TokenRule]] = (),
     ) -> StepResult: ...
     def settle(self, result: StepResult) -> list[int]: ...

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.kernels import host
-from quire.kernels._native import Constraint, Jit, Matcher, Plan, Runner, Sequences, TokenMask, Vocabulary
+from quire.kernels._native import (
+    DRAWN_LATER,
+    Constraint,
+    Jit,
+    Matcher,
+    Plan,
+    Runner,
+    Sequences,
+    TokenMask,
+    Vocabulary,
+)
 from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.attention import Attention, tokens_per_entry
@@ -30,6 +40,7 @@ from quire.kernels.quantization import choose_quantization
 from quire.kernels.weights import Loader, check, weights_of
 
 __all__ = [
+    "DRAWN_LATER",
     "Assembly",
     "Constraint",
     "Matcher",

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RowRule
 from quire.engine_core.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
-from quire.kernels.runner import Constraint, Sequences, TokenMask
+from quire.kernels.runner import DRAWN_LATER, Constraint, Sequences, TokenMask
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -113,7 +112,7 @@ class PagedExecutor:
         self.num_forks += 1
         return True
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
@@ -123,11 +122,10 @@ class PagedExecutor:
             raise error
         result = Result([])
         requests = {slot: request for request in self.requests() for slot in request.slots}
-        ruled = dict(rules)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            self._compute(index, requests[slot], slot, start, count, result, ruled.get(index))
+            self._compute(index, requests[slot], slot, start, count, result)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            if index not in result.errors and index not in ruled:
+            if index not in result.errors and index not in self._draws:
                 self.sequences.share(slot, start + count)
         if result.logprobs is not None:
             result.logprobs.extend([None] * (len(slots) - len(result.logprobs)))
@@ -148,6 +146,7 @@ class PagedExecutor:
         tokens = self.sequences.tokens(slot)
         is_late = self.num_late_rules > 0
         self.num_late_rules -= is_late
+        result.token_ids[index] = -1
         if not is_late:
             try:
                 token = self._draw(tokens, request, rule)
@@ -178,7 +177,6 @@ class PagedExecutor:
         start: int,
         count: int,
         result: Result,
-        rule: Constraint | None,
     ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
@@ -204,9 +202,9 @@ class PagedExecutor:
         if end < len(tokens) or request.pooling is not None:
             result.token_ids.append(-1)
             return
-        if rule is not None:
-            result.token_ids.append(-1)
-            self._draws[index] = slot, request, rule
+        if request.constraint is not None:
+            result.token_ids.append(DRAWN_LATER)
+            self._draws[index] = slot, request, request.constraint
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from quire.engine_core.executor import LogprobsEntry, RowRule, RulelessExecutor
+from quire.engine_core.executor import LogprobsEntry, RulelessExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.simulation.clock import VirtualClock
@@ -68,9 +68,7 @@ class SimulatedExecutor(RulelessExecutor):
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(
-        self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()
-    ) -> SimulatedDraw:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> SimulatedDraw:
         """Shares what is computed, and draws a token for each sequence that has caught up."""
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))
         sequences, answers = self.sequences, self.sequences.answers

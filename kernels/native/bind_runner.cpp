@@ -1,8 +1,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -143,16 +141,6 @@ void pack_integer_matrix(Runner& runner, Address target, int bits, std::int64_t 
                 first_tile, tile_step);
 }
 
-std::vector<std::int32_t> settle(Runner& runner, StepResult& result) {
-  std::vector<std::int32_t> told;
-  {
-    const nb::gil_scoped_release release;
-    told = runner.settle(result);
-  }
-  runner.release_rules();  // which are the interpreter's
-  return told;
-}
-
 void bind_memory(nb::class_<Runner>& runner) {
   runner
       .def(
@@ -198,20 +186,13 @@ void bind_memory(nb::class_<Runner>& runner) {
       });
 }
 
-using Rules = std::vector<std::pair<std::int32_t, std::shared_ptr<TokenRule>>>;
-
-std::vector<RowRule> row_rules_of(const Rules& rules) {
-  std::vector<RowRule> rows;
-  for (const auto& [index, rule] : rules) rows.push_back({index, rule});
-  return rows;
-}
-
 }  // namespace
 
 void bind_runner(nb::module_& m) {
   m.attr("HUGE_PAGE") = kHugePage;
   m.attr("BLOCK_TOKENS") = kBlockTokens;
   m.attr("MOST_PARTS") = kMostParts;
+  m.attr("DRAWN_LATER") = kDrawnLater;
   nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
       .def_ro("token_ids", &StepResult::token_ids)
       .def_prop_ro("logprobs", &logprobs_list)
@@ -249,15 +230,14 @@ void bind_runner(nb::module_& m) {
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
-             const std::vector<std::int64_t>& counts, const Rules& rules) {
-            const std::vector<RowRule> row_rules = row_rules_of(rules);
+             const std::vector<std::int64_t>& counts) {
             nb::gil_scoped_release release;
-            return r.step(slots, starts, counts, row_rules);
+            return r.step(slots, starts, counts);
           },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("rules") = Rules{})
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"))
       .def(
-          "settle", &settle, nb::arg("result"),
-          "Adds to the result of the last step what sequences with rules have drawn, and tells which; none in the end.")
+          "settle", &Runner::settle, nb::arg("result"), nb::call_guard<nb::gil_scoped_release>(),
+          "Adds to its result what was to be drawn later, and tells whose: that of the next rows, or of none any more.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

@@ -1,5 +1,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -45,13 +46,14 @@ std::int32_t open_sequence(Sequences& sequences, std::vector<std::int32_t> token
                            std::vector<std::vector<std::int32_t>> bad_words, std::vector<std::int32_t> stop_token_ids,
                            std::int32_t min_tokens, std::uint64_t seed, std::int32_t logprobs,
                            std::int32_t prompt_logprobs, const std::optional<std::string>& cache_salt,
-                           const std::optional<std::string>& pooling, bool normalize, std::int32_t dimensions) {
+                           const std::optional<std::string>& pooling, bool normalize, std::int32_t dimensions,
+                           std::shared_ptr<TokenRule> rule) {
   return sequences.open(
       std::move(tokens), num_prompt_tokens,
       SamplingConfig{temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
                      std::move(logit_bias), std::move(allowed), std::move(bad_words), std::move(stop_token_ids),
                      min_tokens, seed, logprobs, prompt_logprobs},
-      cache_salt, pooling_config(pooling, normalize, dimensions));
+      cache_salt, pooling_config(pooling, normalize, dimensions), std::move(rule));
 }
 
 nb::tuple match_sequence(Sequences& sequences, std::int32_t slot) {
@@ -127,6 +129,7 @@ void bind_sequences(nb::module_& m) {
            nb::arg("stop_token_ids") = Tokens{}, nb::arg("min_tokens") = 0, nb::arg("seed") = 0,
            nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1, nb::arg("cache_salt").none() = nb::none(),
            nb::arg("pooling").none() = nb::none(), nb::arg("normalize") = true, nb::arg("dimensions") = 0,
+           nb::arg("rule").none() = nb::none(),
            "A slot with a new sequence. It shares its pages under its salt; without one it shares none. With `pooling` "
            "(mean or last) its hidden states are pooled, and no token is drawn.")
       .def("match", &match_sequence, nb::arg("slot"),

@@ -49,10 +49,9 @@ void* Runner::allocate_by_node(std::size_t bytes) {
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                        std::span<const std::int64_t> counts, std::span<const RowRule> rules) {
+                        std::span<const std::int64_t> counts) {
   const auto begun = TokenRule::Clock::now();
-  if (draws_.is_any_left() || !untold_.empty())
-    throw std::logic_error("the last step is to be settled before the next one");
+  if (draws_.is_any_left()) throw std::logic_error("the last step is to be settled before the next one");
   check(slots, starts, counts);
   if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
     kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
@@ -64,7 +63,6 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], dims);
   num_sequences_ = slots.size();
-  set_rules(rules);
   split_attention(dims);
   body_.run(threads_, dims);
 
@@ -76,7 +74,6 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
     draw(begun, dims, result);
   } catch (...) {
     draws_.stop();
-    untold_.clear();
     throw;
   }
   std::vector<bool> is_drawn(slots.size());  // now or later, and shared then
@@ -91,7 +88,7 @@ std::vector<std::int32_t> Runner::settle(StepResult& result) {
   if (result.token_ids.size() != num_sequences_)
     throw std::invalid_argument("a result of " + std::to_string(result.token_ids.size()) +
                                 " sequences is not that of the last step, which had " + std::to_string(num_sequences_));
-  std::vector<std::int32_t> told = std::exchange(untold_, {});
+  std::vector<std::int32_t> told;
   try {
     while (draws_.is_any_left() && (told.empty() || draws_.is_next_done()))
       told.push_back(take_next(rows_.size(), result).index);
@@ -100,17 +97,6 @@ std::vector<std::int32_t> Runner::settle(StepResult& result) {
     throw;
   }
   return told;
-}
-
-void Runner::set_rules(std::span<const RowRule> rules) {
-  if (rules.empty()) return;
-  std::vector<TokenRule*> of_sequence(num_sequences_);
-  for (const RowRule& each : rules) {
-    of_sequence.at(static_cast<std::size_t>(each.index)) = each.rule.get();
-    rules_.push_back(each.rule);
-  }
-  for (LogitRow& row : rows_)
-    if (row.sample) row.rule = of_sequence[row.index];
 }
 
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
@@ -178,7 +164,8 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
     for (std::int64_t next = std::max(start, sequence.pooling->next()); next < end; next++)
       state_rows_.push_back({index, static_cast<std::int32_t>(first + next - start)});
   } else if (end == length) {
-    rows_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + count - 1), length, true});
+    rows_.push_back(
+        {index, slot, &sequence, static_cast<std::int32_t>(first + count - 1), length, true, sequence.rule.get()});
   }
   dim(dims, Dim::tokens) += count;
 }
@@ -262,14 +249,16 @@ void Runner::draw(TokenRule::Clock::time_point begun, Dims& dims, StepResult& re
     draws_.begin(rows, now + (now - begun) / kPatience, has_others);
     const bool is_last = first + rows.size() == rows_.size();
     const std::size_t end = is_last ? rows.size() - ruled.size() : rows.size();
-    for (std::size_t i = 0; i < end; i++)
-      if (const LogitRow& row = take_next(end, result); row.rule != nullptr) untold_.push_back(row.index);
+    for (std::size_t i = 0; i < end; i++) take_next(end, result);
+    if (is_last)
+      for (const LogitRow& row : ruled) result.token_ids[row.index] = kDrawnLater;
   }
 }
 
 const LogitRow& Runner::take_next(std::size_t end, StepResult& result) {
   const LogitRow& row = draws_.next_row();
   Drawn& drawn = draws_.take(end);
+  if (row.sample) result.token_ids[row.index] = -1;
   if (result.errors.contains(row.index)) return row;
   if (!drawn.is_late) take(row, drawn, result);
   if (row.sample && drawn.error.empty()) sequences_.share(row.slot, row.position - drawn.is_late);

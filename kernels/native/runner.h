@@ -22,6 +22,7 @@ namespace quire {
 
 inline constexpr std::int64_t kBlockTokens = 256;  ///< of a block of attention (emit/attention.py)
 inline constexpr std::int64_t kMostParts = 1024;   ///< of a step's attention that are computed apart
+inline constexpr std::int32_t kDrawnLater = -2;
 
 /// One query chunk of a sequence, as the attention kernel reads it (emit/attention.py).
 struct AttentionEntry {
@@ -79,17 +80,11 @@ struct Position {
 
 /// What a step gave, by index in the batch.
 struct StepResult {
-  std::vector<std::int32_t> token_ids;  ///< -1 where none was drawn
+  std::vector<std::int32_t> token_ids;  ///< -1 where none was drawn, kDrawnLater where `settle` is going to tell
   std::vector<std::optional<TokenLogprobs>> logprobs;
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
   std::map<std::int32_t, std::vector<float>> pooled;  ///< of the sequences that are pooled and computed to their end
-};
-
-/// What the sequence at `index` of a step may draw.
-struct RowRule {
-  std::int32_t index;
-  std::shared_ptr<TokenRule> rule;
 };
 
 /// Runs a model: owns its memory, threads, sequences and plan.
@@ -117,22 +112,17 @@ class Runner {
   /// end, draws one token and appends it, or gives the pooled vector. Pages that are full now are shared. Throws
   /// std::invalid_argument when the batch can't be; nothing has changed then.
   ///
-  /// Sequences with `rules`, all of which reach their ends, draw last, while the caller goes on with the others until
-  /// it calls `settle`. The rules follow what is drawn. One that is late is waited for a little while, where others
+  /// Those that have rules draw last, while the caller goes on with the others until it calls `settle`: their token is
+  /// kDrawnLater so far. The rules follow what is drawn. One that is late is waited for a little while, where others
   /// have drawn: its sequence draws nothing then, and its last token is to be computed again.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                  std::span<const std::int64_t> counts, std::span<const RowRule> rules = {});
+                  std::span<const std::int64_t> counts);
 
-  /// Adds to the result of the last step what sequences with rules have drawn, and tells which: the next ones of the
+  /// Adds to the result of the last step what was to be drawn later, and tells whose: that of the next ones in the
   /// batch, as many as have drawn, but at least one, which is waited for. When all have been told it tells of none, and
   /// nobody draws any more. Throws std::invalid_argument for the result of another step; if it throws anything else,
   /// those that it has not told of draw nothing.
   std::vector<std::int32_t> settle(StepResult& result);
-
-  /// Holds the rules of the last step no longer, once nobody draws any more.
-  void release_rules() {
-    if (!draws_.is_any_left()) rules_.clear();
-  }
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -150,7 +140,6 @@ class Runner {
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
-  void set_rules(std::span<const RowRule> rules);
   void compute_logits(std::span<LogitRow> rows, Dims& dims);
   void draw(TokenRule::Clock::time_point begun, Dims& dims, StepResult& result);
   const LogitRow& take_next(std::size_t end, StepResult& result);
@@ -164,9 +153,7 @@ class Runner {
   StepInputs inputs_;
   Plan body_, head_, states_;
   std::size_t num_sequences_ = 0;  ///< of the last step
-  std::vector<std::shared_ptr<TokenRule>> rules_;
   std::vector<LogitRow> rows_;
-  std::vector<std::int32_t> untold_;  ///< those with rules of whose draws `settle` has not told, though they are done
   std::vector<StateRow> state_rows_;
   Draws draws_;
 };

@@ -22,16 +22,16 @@ Sequences::~Sequences() {
 }
 
 std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
-                             const std::optional<std::string>& cache_salt,
-                             const std::optional<PoolingConfig>& pooling) {
+                             const std::optional<std::string>& cache_salt, const std::optional<PoolingConfig>& pooling,
+                             std::shared_ptr<TokenRule> rule) {
   if (tokens.empty()) throw std::invalid_argument("a sequence needs at least one token");
   for (std::int32_t token : tokens)
     if (token < 0 || token >= vocab_size_)
       throw std::invalid_argument("token id " + std::to_string(token) + " is not in [0, " +
                                   std::to_string(vocab_size_) + ")");
   SamplingState state(std::move(sampling), tokens, num_prompt_tokens, vocab_size_);
-  auto sequence = std::make_unique<Sequence>(
-      Sequence{std::move(tokens), num_prompt_tokens, 1, {}, RadixTree::kNone, 0, std::move(state), {}});
+  auto sequence = std::make_unique<Sequence>(Sequence{
+      std::move(tokens), num_prompt_tokens, 1, {}, RadixTree::kNone, 0, std::move(state), {}, std::move(rule)});
   if (pooling) sequence->pooling.emplace(*pooling, std::ssize(sequence->tokens));
   if (cache_salt) sequence->root = tree_.enter(*cache_salt);
   if (free_.empty()) {

@@ -13,6 +13,7 @@
 #include "pooling.h"
 #include "radix_tree.h"
 #include "sampling_state.h"
+#include "token_rule.h"
 
 namespace quire {
 
@@ -25,7 +26,8 @@ struct Sequence {
   std::int32_t root;                  ///< of its prefixes in the tree; kNone: it finds none there and leaves none
   std::int64_t shared;                ///< so many of its first pages are the tree's
   SamplingState sampling;
-  std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
+  std::optional<Pooling> pooling;   ///< if its hidden states are wanted, and no token after them
+  std::shared_ptr<TokenRule> rule;  ///< of what is drawn, if there is one
 
   /// Adds a token that was drawn.
   void append(std::int32_t token) {
@@ -56,7 +58,8 @@ class Sequences {
   /// std::invalid_argument when tokens or sampling are of no use.
   std::int32_t open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
                     const std::optional<std::string>& cache_salt,
-                    const std::optional<PoolingConfig>& pooling = std::nullopt);
+                    const std::optional<PoolingConfig>& pooling = std::nullopt,
+                    std::shared_ptr<TokenRule> rule = nullptr);
 
   /// What the prefix cache holds of the slot's tokens now. At least one token is always left to compute, and every
   /// prompt token whose logprobs are still to be told, or whose hidden state is still to be pooled.

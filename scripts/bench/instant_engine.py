@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bench.cache_shapes import VOCAB_SIZE, Shape
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RowRule, RulelessExecutor
+from quire.engine_core.executor import RulelessExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
@@ -42,7 +42,7 @@ class InstantExecutor(RulelessExecutor):
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
         """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}

@@ -14,12 +14,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 
 from bench.instant_engine import Result
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RowRule, RulelessExecutor
+from quire.engine_core.executor import RulelessExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
@@ -43,7 +42,7 @@ class InstantExecutor(RulelessExecutor):
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], rules: Sequence[RowRule] = ()) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
         """Keeps the sequences' tokens and the prefix cache as a model's runner does, and computes nothing."""
         sequences = self.sequences
         if self.step_seconds:

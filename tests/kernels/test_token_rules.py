@@ -11,7 +11,7 @@ import pytest
 
 from quire.engine_core.grammar_tokenizer import GrammarTokenizer
 from quire.kernels import _native, options, runner
-from quire.kernels.runner import Constraint, Matcher, ModelRunner, TokenMask
+from quire.kernels.runner import DRAWN_LATER, Constraint, Matcher, ModelRunner, TokenMask
 
 
 def mask_of(allowed: list[int], num_tokens: int) -> TokenMask:
@@ -156,18 +156,18 @@ def settle(engine: ModelRunner, result: _native.StepResult) -> list[int]:
 def test_a_late_mask_delays_its_own_sequence_alone(engine: ModelRunner) -> None:
     tokens = [0, 5, 300, 301, 302]
     allowed = list(range(500, 600))
-    [in_time] = settled(engine, [opened(engine, tokens)], [0], [5], [(0, mask_of(allowed, 2048))]).token_ids
+    [in_time] = settled(engine, [opened(engine, tokens, rule=mask_of(allowed, 2048))], [0], [5]).token_ids
     assert in_time in allowed
     late = mask_of(allowed, 2048)
     late.reset()
-    slot, other = opened(engine, tokens), opened(engine, tokens)
-    result = settled(engine, [slot, other], [0, 0], [5, 5], [(0, late)])
+    slot, other = opened(engine, tokens, rule=late), opened(engine, tokens)
+    result = settled(engine, [slot, other], [0, 0], [5, 5])
     assert result.token_ids[0] == -1
     assert result.token_ids[1] >= 0
     assert not result.errors
     assert engine.sequences.tokens(slot) == tokens
     late.publish()
-    assert settled(engine, [slot, other], [4, 5], [1, 1], [(0, late)]).token_ids[0] == in_time
+    assert settled(engine, [slot, other], [4, 5], [1, 1]).token_ids[0] == in_time
 
 
 def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
@@ -175,11 +175,11 @@ def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
     mask.reset()
     writer = threading.Timer(0.01, mask.publish)
     writer.start()
-    slot = opened(engine, [0, 5, 300])
+    slot = opened(engine, [0, 5, 300], rule=mask)
     tokens = [-1]
     while tokens == [-1]:  # a step waits for a while, and then the next one does
         start = 0 if tokens else 2
-        tokens = settled(engine, [slot], [start], [3 - start], [(0, mask)]).token_ids
+        tokens = settled(engine, [slot], [start], [3 - start]).token_ids
     assert tokens == [700]
     writer.join()
 
@@ -199,18 +199,19 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
     prompt, sequences, ruled = [0, 5, 300, 301, 302], engine.sequences, [row for row in range(count) if row % 3 != 1]
     answers = []
     for is_ahead in (False, True):
-        slots = [opened(engine, prompt, seed=seed, logprobs=2, **sampling) for seed in range(count)]
-        rules = [(row, Constraint(grammar, 2048, [])) for row in ruled]
+        rules = {row: Constraint(grammar, 2048, []) for row in ruled}
+        slots = [opened(engine, prompt, seed=row, logprobs=2, rule=rules.get(row), **sampling) for row in range(count)]
         found = []
         for start, length in ((0, 5), (5, 1)):
-            for _, rule in rules:
+            for rule in rules.values():
                 if is_ahead and rule.begin_mask():
                     rule.write_mask()
-            result = engine.step(slots, [start] * count, [length] * count, rules)
-            assert all((token < 0) <= (row in ruled) for row, token in enumerate(result.token_ids))
-            assert settle(engine, result) == ruled
+            result = engine.step(slots, [start] * count, [length] * count)
+            later = [row for row, token in enumerate(result.token_ids) if token == DRAWN_LATER]
+            assert later == [row for row in ruled if row >= count // 128 * 128]
+            assert settle(engine, result) == later
             found.append((result.token_ids, result.logprobs))
-        assert all(rule.is_complete for _, rule in rules)
+        assert all(rule.is_complete for rule in rules.values())
         assert all(500 <= tokens[row] < 600 for tokens, _ in found for row in ruled)
         assert [sequences.tokens(slot) for slot in slots] == [
             [*prompt, *each] for each in zip(*(tokens for tokens, _ in found), strict=True)
@@ -222,11 +223,11 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
 
 
 def test_a_step_is_settled_before_the_next(engine: ModelRunner, grammar: Matcher) -> None:
-    slot = opened(engine, [0, 5, 300])
-    rules = [(0, Constraint(grammar, 2048, []))]
-    result = engine.step([slot], [0], [3], rules)
+    slot = opened(engine, [0, 5, 300], rule=Constraint(grammar, 2048, []))
+    result = engine.step([slot], [0], [3])
+    assert result.token_ids == [DRAWN_LATER]
     with pytest.raises(RuntimeError, match="settled before the next"):
-        engine.step([slot], [3], [1], rules)
+        engine.step([slot], [3], [1])
     assert engine.settle(result) == [0]
     drawn = result.token_ids
     assert engine.settle(result) == []
@@ -236,7 +237,7 @@ def test_a_step_is_settled_before_the_next(engine: ModelRunner, grammar: Matcher
 
 def test_only_the_last_step_is_settled(engine: ModelRunner, grammar: Matcher) -> None:
     other = engine.step([opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])], [0, 0], [3, 3])
-    result = engine.step([opened(engine, [0, 5, 302])], [0], [3], [(0, Constraint(grammar, 2048, []))])
+    result = engine.step([opened(engine, [0, 5, 302], rule=Constraint(grammar, 2048, []))], [0], [3])
     with pytest.raises(ValueError, match="a result of 2 sequences is not that of the last step, which had 1"):
         engine.settle(other)
     assert engine.settle(result) == [0]
@@ -246,25 +247,24 @@ def test_only_the_last_step_is_settled(engine: ModelRunner, grammar: Matcher) ->
 def test_a_runner_ends_in_the_midst_of_its_draws(demo_model: Path, grammar: Matcher) -> None:
     for count in (1, 8):
         runner_of_few = runner.load_model(options.LoadOptions(str(demo_model), num_pages=40, threads=2))
-        slots = [opened(runner_of_few, [0, 5, 300]) for _ in range(count)]
-        rules = [(row, Constraint(grammar, 2048, [])) for row in range(count)]
-        runner_of_few.step(slots, [0] * count, [3] * count, rules)
+        slots = [opened(runner_of_few, [0, 5, 300], rule=Constraint(grammar, 2048, [])) for _ in range(count)]
+        runner_of_few.step(slots, [0] * count, [3] * count)
         del runner_of_few
 
 
 def test_a_mask_that_allows_nothing_fails_its_own_sequence_alone(engine: ModelRunner) -> None:
-    slots = [opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])]
-    result = settled(engine, slots, [0, 0], [3, 3], [(0, mask_of([], 2048)), (1, mask_of([700], 2048))])
+    slots = [opened(engine, [0, 5, 300 + row], rule=mask_of([700] * row, 2048)) for row in range(2)]
+    result = settled(engine, slots, [0, 0], [3, 3])
     assert result.token_ids == [-1, 700]
     assert list(result.errors) == [0]
     assert "ban them all" in result.errors[0]
 
 
 def test_a_grammar_that_can_not_go_on_fails_its_own_sequence_alone(engine: ModelRunner, grammar: Matcher) -> None:
-    slots = [opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])]
-    rules = [(row, Constraint(grammar, 2048, [])) for row in range(2)]
-    rules[0][1].follow(7)
-    result = settled(engine, slots, [0, 0], [3, 3], rules)
+    rules = [Constraint(grammar, 2048, []) for _ in range(2)]
+    rules[0].follow(7)
+    slots = [opened(engine, [0, 5, 300 + row], rule=rule) for row, rule in enumerate(rules)]
+    result = settled(engine, slots, [0, 0], [3, 3])
     assert result.token_ids[0] == -1
     assert 500 <= result.token_ids[1] < 600
     assert list(result.errors) == [0]
