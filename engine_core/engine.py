@@ -317,7 +317,8 @@ class EngineCore:
         """Moves the requests of some rows on. This is the per-token path: keep it short."""
         requests, counts, token_ids = batch.requests, batch.counts, result.token_ids
         increments, logprobs, errors = self._increments, result.logprobs, result.errors
-        for request, text in {batch.owner(row): text for row, text in errors.items()}.items():
+        failed = {batch.owner(row): text for row, text in errors.items() if token_ids[row] != DRAWN_LATER}
+        for request, text in failed.items():
             if not request.status.is_finished:
                 is_own = request.constraint is not None and request.constraint.error is not None
                 kind = ErrorKind.INVALID if is_own else ErrorKind.FAILED  # as in `_end`

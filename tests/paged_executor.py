@@ -147,6 +147,8 @@ class PagedExecutor:
         is_late = self.num_late_rules > 0
         self.num_late_rules -= is_late
         result.token_ids[index] = -1
+        if index in result.errors:
+            return
         if not is_late:
             try:
                 token = self._draw(tokens, request, rule)
@@ -193,7 +195,11 @@ class PagedExecutor:
         if self.fail_sequence == request.request_id:
             self.fail_sequence = None
             result.errors[index] = "the logits are not a number"
-            result.token_ids.append(0 if self.fail_with_token else -1)
+            if request.constraint is not None and end == len(tokens):  # it may still be drawn for
+                result.token_ids.append(DRAWN_LATER)
+                self._draws[index] = slot, request, request.constraint
+            else:
+                result.token_ids.append(0 if self.fail_with_token else -1)
             return
         if request.sampling.prompt_logprobs is not None:
             self._tell_prompt(index, request, end, result)

@@ -475,6 +475,34 @@ def test_requests_share_what_is_known_of_a_grammar(tokenizer: GrammarTokenizer) 
     assert bench.engine.tokens("a") == bench.engine.tokens("c") == bench.engine.tokens("d")
 
 
+def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For those that are too many, or know too much together."""
+    monkeypatch.setattr(module, "_MOST_SPARES", 3)
+    monkeypatch.setattr(module, "_MOST_KNOWN", 40)
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("first", StructuredOutputs(regex="[a-z]{9}"))
+    bench.finish()
+    [grammar] = bench.grammars._kept.values()
+    used = [bench.grammars.constrain(grammar, 1000, [EOS]) for _ in range(5)]
+    for constraint in used:
+        bench.grammars.give_back(grammar, constraint)
+    assert [*bench.grammars._spares] == used[2:]
+    assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
+    while used[4].num_followed < 39:
+        assert used[4].restart()
+        for _ in range(3):
+            used[4].follow(allowed_tokens(used[4].mask)[0])
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == used[2:]
+    assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
+    for _ in range(2):
+        used[4].follow(allowed_tokens(used[4].mask)[0])
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == []
+
+
 def test_forced_texts_are_tokenized_as_by_the_tokenizer(native: LLTokenizer) -> None:
     """Also long ones; those that come again are not asked for again, but where the tokenizer failed they are."""
     import llguidance
@@ -596,6 +624,21 @@ def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: Gram
     assert "the disk is gone" in (bench.engine.end("lost").error or "")
     assert bench.engine.end("drawn").finish_reason is FinishReason.STOP
     assert bench.engine.end("free").finish_reason is FinishReason.LENGTH
+
+
+def test_who_fails_while_a_token_is_drawn_for_it_ends_after_that(tokenizer: GrammarTokenizer) -> None:
+    """The log probabilities of its prompt failed, beside the draw; its sequence must be there until that has ended."""
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("before")
+    bench.finish()
+    bench.add("lost")
+    bench.add("other")
+    bench.engine.executor.fail_sequence = "lost"
+    bench.finish()
+    assert bench.engine.end("lost").finish_reason is FinishReason.ERROR
+    assert bench.engine.end("lost").error == "the logits are not a number"
+    assert bench.engine.end("lost").error_kind is ErrorKind.FAILED
+    assert bench.engine.end("other").finish_reason is FinishReason.STOP
 
 
 def test_nobody_draws_any_more_when_the_engine_fails(
