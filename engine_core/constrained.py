@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quire.engine_core.admission import Admission
+from quire.engine_core.batch import Batch
 from quire.engine_core.grammars import Grammar, Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.mask_writer import MaskWriter
@@ -12,7 +13,7 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.stopping import is_last
 from quire.engine_core.validation import RequestError
 from quire.kernels.runner import Constraint, Sequences
-from quire.protocol.messages import EngineCoreOutput, SamplingParams
+from quire.protocol.messages import EngineCoreOutput, EventType, SamplingParams
 
 _STOP_SECONDS = 2.0
 
@@ -29,7 +30,6 @@ class Constrained:
         self._sequences = sequences
         self._admission = admission
         self._masks = MaskWriter()
-        self.num_ruled = 0  # requests that have a constraint
 
     @property
     def is_compiling(self) -> bool:
@@ -71,6 +71,12 @@ class Constrained:
                     self._rule(request, grammar)
                 yield request, None if grammar.error is None else _explain(grammar)
 
+    def prepare(self, batch: Batch) -> None:
+        """Has the first mask of those who start written, if that takes long. Later ones are begun by `follow`."""
+        for move in batch.moves:
+            if move.event is EventType.SCHEDULED and move.request.constraint is not None:
+                self._masks.prepare(move.request.constraint)
+
     def follow(self, request: Request, constraint: Constraint, output: EngineCoreOutput) -> bool:
         """Adds to `output`, which has the token that was drawn, those that must follow; whether the request ends so."""
         token_ids = output.new_token_ids
@@ -98,7 +104,6 @@ class Constrained:
             self._grammars.leave(grammar, request)
         else:
             self._grammars.give_back(grammar, constraint)
-            self.num_ruled -= 1
 
     def stop(self) -> bool:
         """Ends the threads; False if one of them is at something that takes too long, and can't be interrupted."""
@@ -108,8 +113,6 @@ class Constrained:
     def _rule(self, request: Request, grammar: Grammar) -> None:
         assert self._grammars is not None
         request.constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
-        self._masks.prepare(request.constraint)
-        self.num_ruled += 1
 
 
 def _explain(grammar: Grammar) -> str:

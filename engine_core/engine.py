@@ -238,6 +238,7 @@ class EngineCore:
             self.tracer.scheduled(batch)
         for request, text in batch.failed:
             self._finish(request, RequestStatus.FINISHED_ERROR, text, ErrorKind.INVALID)
+        self._constrained.prepare(batch)
         self.flush()  # refusals and aborts need not wait for the step
         if not batch.counts:
             self.tracer.flush(begun)
@@ -289,43 +290,48 @@ class EngineCore:
 
     def _update(self, batch: Batch, result: StepResult, now: float) -> None:
         """Moves each request of the batch on by what was computed, those who may still draw last."""
-        drawn = self._settle(batch, result) if self._constrained.num_ruled else ()
         try:
             for index, entries in result.prompt_logprobs.items():
                 self._collect_prompt_logprobs(batch.requests[index], entries)
-            self._advance(batch, result, range(len(batch.requests)), now)  # the beams' rows come after these
+            later = self._advance(batch, result, range(len(batch.requests)), now)  # the beams' rows come after these
             for request, beams in batch.searches.items():
                 if request.search is not None and not request.status.is_finished:
                     request.num_computed_tokens += 1
                     self._search_on(request, request.search, result, beams, now)
-            for some in drawn:
+            for some in self._settle(batch, result, later):
                 self._advance(batch, result, some, self.clock())
-        finally:
-            for _ in drawn:  # nobody may draw for a request that ends
+        except BaseException:
+            while self._executor.settle(result):  # nobody may draw for a request that ends
                 pass
+            raise
 
-    def _settle(self, batch: Batch, result: StepResult) -> Iterator[Sequence[int]]:
-        """The rows of those who draw later, as they do. If they fail as a whole, those who are left have ended."""
+    def _settle(self, batch: Batch, result: StepResult, later: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The rows of those who draw `later`, as they do. If they fail as a whole, those who are left have ended."""
+        num_settled = 0
         try:
-            while rows := self._executor.settle(result):
+            while num_settled < len(later):
+                rows = self._executor.settle(result)
+                num_settled += len(rows)
                 yield rows
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
-            left = [row for row, token_id in enumerate(result.token_ids) if token_id == DRAWN_LATER]
-            self._fail([batch.requests[row] for row in left], error)
+            self._fail([batch.requests[row] for row in later[num_settled:]], error)
 
-    def _advance(self, batch: Batch, result: StepResult, rows: Sequence[int], now: float) -> None:
-        """Moves the requests of some rows on. This is the per-token path: keep it short."""
+    def _advance(self, batch: Batch, result: StepResult, rows: Sequence[int], now: float) -> list[int]:
+        """Moves some rows on, but for those that it returns, who draw later. The per-token path: keep it short."""
         requests, counts, token_ids = batch.requests, batch.counts, result.token_ids
-        increments, logprobs, errors = self._increments, result.logprobs, result.errors
+        increments, errors = self._increments, result.errors
+        later: list[int] = []
         failed = {batch.owner(row): text for row, text in errors.items() if token_ids[row] != DRAWN_LATER}
         for request, text in failed.items():
             if not request.status.is_finished:
-                is_own = request.constraint is not None and request.constraint.error is not None
+                rule = request.constraint
+                is_own = rule is not None and rule.wait(0.0) and rule.error is not None
                 kind = ErrorKind.INVALID if is_own else ErrorKind.FAILED  # as in `_end`
                 self._finish(request, RequestStatus.FINISHED_ERROR, text, kind)
         for row in rows:
             request, token_id = requests[row], token_ids[row]
             if token_id == DRAWN_LATER:
+                later.append(row)
                 continue
             request.num_computed_tokens += counts[row]
             if token_id < 0 or row in errors:  # which have ended above
@@ -340,12 +346,13 @@ class EngineCore:
                 if request.num_output_tokens == 1:
                     request.record(EventType.FIRST_TOKEN, now)
                 _attach(request, output)
-            if logprobs is not None and (entry := logprobs[row]) is not None:
+            if request.sampling.logprobs is not None and (entry := result.logprobs(row)) is not None:
                 output.new_logprobs = [TokenLogprobs(*entry)]
             rule = request.constraint
             if is_last(request, token_id) if rule is None else self._constrained.follow(request, rule, output):
                 self._end(request, output.new_token_ids[-1], output, now)
             increments[request.client_id].append(output)
+        return later
 
     def _end_pooled(self, batch: Batch, result: StepResult, now: float) -> None:
         """Ends the requests whose prompts have become embeddings."""
@@ -356,8 +363,7 @@ class EngineCore:
 
     def _search_on(self, request: Request, search: BeamSearch, result: StepResult, rows: range, now: float) -> None:
         """Takes a step of a beam search, of whose beams these are the rows."""
-        assert result.logprobs is not None
-        entries = [result.logprobs[row] for row in rows]
+        entries = [result.logprobs(row) for row in rows]
         search.advance([entry for entry in entries if entry is not None], self.sequences)
         request.num_tokens += 1
         if request.num_output_tokens == 1:

@@ -20,9 +20,8 @@ class StepResult(Protocol):
         DRAWN_LATER where `settle` is going to tell.
         """
 
-    @property
-    def logprobs(self) -> Sequence[LogprobsEntry | None] | None:
-        """For each sequence that asked, the logprobs of its sampled token; None if nobody asked."""
+    def logprobs(self, row: int) -> LogprobsEntry | None:
+        """Of the token that was sampled for a sequence; None if it did not ask."""
 
     @property
     def prompt_logprobs(self) -> Mapping[int, Sequence[LogprobsEntry]]:
@@ -70,6 +69,6 @@ class Executor(Protocol):
 class RulelessExecutor:
     """What those derive from to whom no request with a grammar comes."""
 
-    def settle(self, result: Any) -> Sequence[int]:
-        """Is never called."""
-        raise AssertionError(f"{type(self).__name__} has no rules to follow: {result}")
+    def settle(self, _result: Any) -> Sequence[int]:
+        """Nobody draws later."""
+        return ()

@@ -76,10 +76,13 @@ def logprobs_entry(token_id: int) -> Entry:
 @dataclass
 class Result:
     token_ids: list[int]
-    logprobs: list[Entry | None] | None = None
+    entries: dict[int, Entry] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+
+    def logprobs(self, row: int) -> Entry | None:
+        return self.entries.get(row)
 
 
 class PagedExecutor:
@@ -127,8 +130,6 @@ class PagedExecutor:
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             if index not in result.errors and index not in self._draws:
                 self.sequences.share(slot, start + count)
-        if result.logprobs is not None:
-            result.logprobs.extend([None] * (len(slots) - len(result.logprobs)))
         return result
 
     def settle(self, result: Result) -> list[int]:
@@ -223,11 +224,8 @@ class PagedExecutor:
 
     @staticmethod
     def _tell(index: int, entry: Entry | None, result: Result) -> None:
-        if entry is None:
-            return
-        logprobs = result.logprobs = result.logprobs or []
-        logprobs.extend([None] * (len(result.token_ids) - len(logprobs)))
-        logprobs[index] = entry
+        if entry is not None:
+            result.entries[index] = entry
 
     def _pool(self, index: int, request: Request, pooling_type: str, start: int, end: int, result: Result) -> None:
         """Each position once a request, and all of them for a mean."""

@@ -22,10 +22,12 @@ class SimulatedDraw:
     """What a step has drawn. Nobody asks for logprobs, and nothing fails."""
 
     token_ids: list[int]
-    logprobs: None = None
     prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+
+    def logprobs(self, _row: int) -> None:
+        """None of the token."""
 
 
 @dataclass(slots=True)

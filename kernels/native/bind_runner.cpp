@@ -72,14 +72,9 @@ nb::object logprobs_tuple(std::int32_t token, const TokenLogprobs& entry) {
   return nb::make_tuple(nb::cast(ids), nb::cast(values), entry.rank);
 }
 
-nb::object logprobs_list(const StepResult& result) {
-  bool any = false;
-  for (const auto& entry : result.logprobs) any |= entry.has_value();
-  if (!any) return nb::none();
-  nb::list list;
-  for (std::size_t i = 0; i < result.logprobs.size(); i++)
-    list.append(result.logprobs[i] ? logprobs_tuple(result.token_ids[i], *result.logprobs[i]) : nb::none());
-  return list;
+nb::object logprobs_of_row(const StepResult& result, std::size_t row) {
+  const std::optional<TokenLogprobs>& entry = result.logprobs.at(row);
+  return entry ? logprobs_tuple(result.token_ids[row], *entry) : nb::none();
 }
 
 nb::dict pooled_dict(const StepResult& result) {
@@ -195,7 +190,7 @@ void bind_runner(nb::module_& m) {
   m.attr("DRAWN_LATER") = kDrawnLater;
   nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
       .def_ro("token_ids", &StepResult::token_ids)
-      .def_prop_ro("logprobs", &logprobs_list)
+      .def("logprobs", &logprobs_of_row, nb::arg("row"), "Of the token that was drawn; None if nobody asked.")
       .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
       .def_prop_ro("pooled", &pooled_dict, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);

@@ -61,10 +61,9 @@ const TokenMask& Constraint::mask() {
 
 void Constraint::follow(std::int32_t token) {
   has_mask_ = false;
+  if (!forced_.empty()) return forced_.pop_front();
   ++num_followed_;
-  if (!forced_.empty()) {
-    forced_.pop_front();
-  } else if (contains(stop_token_ids_, token)) {
+  if (contains(stop_token_ids_, token)) {
     is_stopped_ = true;
   } else if (!matcher_.take({&token, 1})) {
     fail();
@@ -82,6 +81,7 @@ void Constraint::force() {
   if (next.empty()) return;
   if (!matcher_.take(next)) return fail();
   forced_.assign(next.begin(), next.end());
+  num_followed_ += std::ssize(next);
   is_stopped_ = matcher_.is_stopped();
 }
 

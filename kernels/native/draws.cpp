@@ -1,5 +1,6 @@
 #include "draws.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 
@@ -7,6 +8,7 @@ namespace quire {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestWait{100};  // where nobody waits but those whose rule is late
+constexpr std::chrono::milliseconds kLook{1};           // then this often at whether somebody has drawn
 
 }  // namespace
 
@@ -20,9 +22,10 @@ void Draws::begin(std::span<const LogitRow> rows, Clock::time_point soon, bool h
   next_ = 0;
   num_taken_ = 0;
   soon_ = soon;
+  late_ = Clock::now() + kLongestWait;
   has_others_ = has_others;
   is_running_ = !rows.empty();
-  is_alone_ = rows.size() <= 1 && has_others;  // then it is drawn at once, sooner than another thread would come
+  is_alone_ = rows.size() <= 1 && has_others;  // who waits for it has it sooner than another thread would come
   if (is_alone_ || !is_running_) return;
   threads_.begin(
       [](void* draws, int thread) {
@@ -35,7 +38,7 @@ void Draws::begin(std::span<const LogitRow> rows, Clock::time_point soon, bool h
 Drawn& Draws::take(std::size_t end) {
   Drawn& drawn = drawn_[num_taken_];
   while (drawn.is_done.load() == 0)
-    if (next_.load(std::memory_order_relaxed) >= end || !draw_next(0)) threads_.wait_while(drawn.is_done, 0);
+    if (!is_worth_a_draw(end) || !draw_next(0)) threads_.wait_while(drawn.is_done, 0);
   if (++num_taken_ == rows_.size()) stop();
   return drawn;
 }
@@ -47,6 +50,14 @@ void Draws::stop() {
   if (!is_alone_) threads_.finish();
 }
 
+/// Whether the caller should draw the next row: the one that it waits for, or another that it need not wait for.
+bool Draws::is_worth_a_draw(std::size_t end) const {
+  const std::size_t next = next_.load(std::memory_order_relaxed);
+  if (next >= std::min(end, rows_.size())) return false;
+  TokenRule* const rule = rows_[next].rule;
+  return next == num_taken_ || rule == nullptr || rule->wait_until({});
+}
+
 /// False if there is none that nobody has begun with.
 bool Draws::draw_next(int thread) {
   const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
@@ -56,11 +67,15 @@ bool Draws::draw_next(int thread) {
   return true;
 }
 
-/// Whether it can be asked. Where nobody else draws, the first one is waited for.
+/// Whether it can be asked.
 bool Draws::await_rule(TokenRule& rule) {
-  const bool is_ready = rule.wait_until(has_others_.load() ? soon_ : Clock::now() + kLongestWait);
-  if (is_ready) has_others_.store(true);
-  return is_ready;
+  do {
+    if (rule.wait_until(std::min(deadline(), Clock::now() + kLook))) {
+      has_others_.store(true);
+      return true;
+    }
+  } while (Clock::now() < deadline());
+  return false;
 }
 
 void Draws::draw(const LogitRow& row, SamplerScratch& scratch, Drawn& drawn) {

@@ -46,7 +46,7 @@ class Draws {
   Draws(const Draws&) = delete;
   Draws& operator=(const Draws&) = delete;
 
-  /// Rules are waited for until `soon` if there are others who wait, or else for a while, until one has been asked.
+  /// Rules are waited for until `soon`, but where nobody else draws (`has_others`) for longer, until one is ready.
   void begin(std::span<const LogitRow> rows, Clock::time_point soon, bool has_others);
 
   bool is_any_left() const { return is_running_; }                         ///< to be taken
@@ -54,7 +54,7 @@ class Draws {
   bool is_next_done() const { return drawn_[num_taken_].is_done.load(); }  ///< so that `take` would not wait
 
   /// What came of `next_row`. While another thread is at it, those of the first `end` rows that nobody is at are drawn
-  /// here.
+  /// here, unless their rule is late.
   Drawn& take(std::size_t end);
 
   /// Nobody begins with another row; those who have begun are waited for.
@@ -62,6 +62,8 @@ class Draws {
 
  private:
   bool draw_next(int thread);
+  bool is_worth_a_draw(std::size_t end) const;
+  Clock::time_point deadline() const { return has_others_.load() ? soon_ : late_; }
   bool await_rule(TokenRule& rule);
   void draw(const LogitRow& row, SamplerScratch& scratch, Drawn& drawn);
 
@@ -71,10 +73,10 @@ class Draws {
   std::vector<Drawn> drawn_;
   std::atomic<std::size_t> next_{0};  ///< row that nobody has begun with
   std::size_t num_taken_ = 0;
-  Clock::time_point soon_;
-  std::atomic<bool> has_others_{false};
+  Clock::time_point soon_, late_;        ///< deadlines of rules
+  std::atomic<bool> has_others_{false};  ///< who draw, or have drawn
   bool is_running_ = false;
-  bool is_alone_ = false;  ///< no other thread is there
+  bool is_alone_ = false;  ///< the caller, no other thread draws
 };
 
 }  // namespace quire

@@ -14,7 +14,7 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
-constexpr int kPatience = 20;                // the part of a step that is spent on waiting for a late rule
+constexpr int kPatience = 10;                // the part of a step that is spent on waiting for a late rule
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -261,7 +261,7 @@ const LogitRow& Runner::take_next(std::size_t end, StepResult& result) {
   if (row.sample) result.token_ids[row.index] = -1;
   if (result.errors.contains(row.index)) return row;
   if (!drawn.is_late) take(row, drawn, result);
-  if (row.sample && drawn.error.empty()) sequences_.share(row.slot, row.position - drawn.is_late);
+  if (row.sample && !result.errors.contains(row.index)) sequences_.share(row.slot, row.position - drawn.is_late);
   return row;
 }
 

@@ -64,7 +64,8 @@ class ThreadPool {
     run([](void* f, int thread) { (*static_cast<Function*>(f))(thread); }, context);
   }
 
-  /// Inside `run`: waits until `value` is no longer `seen`, which another thread is about to bring about. Spins first.
+  /// Inside `run`, or before `finish`: waits until `value` is no longer `seen`, which another thread is about to bring
+  /// about. Spins first.
   void wait_while(Waitable& value, std::uint32_t seen) const noexcept {
     for (int pauses = 0; pauses < patience_; ++pauses) {
       if (value.load() != seen) return;

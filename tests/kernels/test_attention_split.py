@@ -27,10 +27,10 @@ def answer(model: Path, length: int, threads: int, **chosen: Any) -> tuple[list[
     engine.step([slot], [0], [length - 1])
     for position in range(length - 1, length + 2):
         result = engine.step([slot], [position], [1])
-        assert result.logprobs is not None
-        assert result.logprobs[0] is not None
+        entry = result.logprobs(0)
+        assert entry is not None
         tokens.append(result.token_ids[0])
-        values += result.logprobs[0][1]
+        values += entry[1]
     engine.sequences.close(slot)
     return tokens, values
 

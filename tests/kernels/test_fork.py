@@ -35,7 +35,7 @@ def answer(engine: ModelRunner, slot: int, start: int) -> list[object]:
         end = len(engine.sequences.tokens(slot))
         assert engine.sequences.reserve(slot, end)
         result = engine.step([slot], [start], [end - start])
-        found += [result.token_ids, result.logprobs]
+        found += [result.token_ids, result.logprobs(0)]
         start = end
     return found
 

@@ -37,9 +37,9 @@ def generate(
             done += count
             if result.token_ids[0] >= 0:
                 tokens.append(result.token_ids[0])
-                assert result.logprobs is not None
-                assert result.logprobs[0] is not None
-                values += result.logprobs[0][1]
+                entry = result.logprobs(0)
+                assert entry is not None
+                values += entry[1]
         outputs.append((tokens, values))
         engine.sequences.close(slot)
     assert engine.sequences.free_pages == engine.num_pages

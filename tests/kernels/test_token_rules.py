@@ -210,7 +210,7 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
             later = [row for row, token in enumerate(result.token_ids) if token == DRAWN_LATER]
             assert later == [row for row in ruled if row >= count // 128 * 128]
             assert settle(engine, result) == later
-            found.append((result.token_ids, result.logprobs))
+            found.append((result.token_ids, [result.logprobs(row) for row in range(count)]))
         assert all(rule.is_complete for rule in rules.values())
         assert all(500 <= tokens[row] < 600 for tokens, _ in found for row in ruled)
         assert [sequences.tokens(slot) for slot in slots] == [
@@ -258,6 +258,23 @@ def test_a_mask_that_allows_nothing_fails_its_own_sequence_alone(engine: ModelRu
     assert result.token_ids == [-1, 700]
     assert list(result.errors) == [0]
     assert "ban them all" in result.errors[0]
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"rule": mask_of([], 2048)}, {"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}]
+)
+def test_who_fails_leaves_nothing_in_the_prefix_cache(engine: ModelRunner, sampling: dict[str, Any]) -> None:
+    """Its pages may hold what made it fail."""
+    prompt = [0, *range(100, 163)]
+    slot = opened(engine, prompt, cache_salt="", **sampling)
+    result = settled(engine, [slot], [0], [64])
+    assert list(result.errors) == [0]
+    assert engine.sequences.shared(slot)[0] == 0
+    fine = opened(engine, prompt, cache_salt="")
+    settled(engine, [fine], [0], [64])
+    assert engine.sequences.shared(fine)[0] == 64
+    for each in (slot, fine):
+        engine.sequences.close(each)
 
 
 def test_a_grammar_that_can_not_go_on_fails_its_own_sequence_alone(engine: ModelRunner, grammar: Matcher) -> None:

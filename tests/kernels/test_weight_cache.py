@@ -26,10 +26,10 @@ def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], 
     tokens, values, start, count = [], [], 0, 3
     for _ in range(4):
         result = engine.step([slot], [start], [count])
-        assert result.logprobs is not None
-        assert result.logprobs[0] is not None
+        entry = result.logprobs(0)
+        assert entry is not None
         tokens.append(result.token_ids[0])
-        values += result.logprobs[0][1]
+        values += entry[1]
         start, count = start + count, 1
     engine.sequences.close(slot)
     return tokens, values
