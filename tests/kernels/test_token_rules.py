@@ -260,21 +260,19 @@ def test_a_mask_that_allows_nothing_fails_its_own_sequence_alone(engine: ModelRu
     assert "ban them all" in result.errors[0]
 
 
-@pytest.mark.parametrize(
-    "sampling", [{"rule": mask_of([], 2048)}, {"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}]
-)
-def test_who_fails_leaves_nothing_in_the_prefix_cache(engine: ModelRunner, sampling: dict[str, Any]) -> None:
+@pytest.mark.parametrize("has_rule", [True, False])
+def test_who_fails_leaves_nothing_in_the_prefix_cache(engine: ModelRunner, has_rule: bool) -> None:
     """Its pages may hold what made it fail."""
     prompt = [0, *range(100, 163)]
-    slot = opened(engine, prompt, cache_salt="", **sampling)
-    result = settled(engine, [slot], [0], [64])
-    assert list(result.errors) == [0]
-    assert engine.sequences.shared(slot)[0] == 0
+    banned: dict[str, Any] = {"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}
+    fails = opened(engine, prompt, cache_salt="", **({"rule": mask_of([], 2048)} if has_rule else banned))
+    assert list(settled(engine, [fails], [0], [64]).errors) == [0]
+    assert engine.sequences.shared(fails)[0] == 0
     fine = opened(engine, prompt, cache_salt="")
-    settled(engine, [fine], [0], [64])
+    assert not settled(engine, [fine], [0], [64]).errors
     assert engine.sequences.shared(fine)[0] == 64
-    for each in (slot, fine):
-        engine.sequences.close(each)
+    for slot in (fails, fine):
+        engine.sequences.close(slot)
 
 
 def test_a_grammar_that_can_not_go_on_fails_its_own_sequence_alone(engine: ModelRunner, grammar: Matcher) -> None:
