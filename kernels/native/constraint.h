@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -71,7 +72,7 @@ class Constraint final : public TokenRule {
   std::optional<std::string> error_;
   std::int64_t num_followed_ = 0;
   bool is_stopped_ = false;
-  bool has_mask_ = false;  ///< or is going to have it
+  std::atomic<bool> has_mask_{false};  ///< or is going to have it; others may look while one draws
   TokenMask mask_;
 };
 
