@@ -14,7 +14,7 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
-constexpr int kPatience = 10;                // the part of a step that is spent on waiting for a late rule
+constexpr int kPatience = 20;                // the part of a step that is spent on waiting for a late rule
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
