@@ -212,8 +212,7 @@ std::optional<std::string> Matcher::error() {
 
 bool Matcher::allows_any() {
   std::vector<std::uint32_t> words(mask_words());
-  return vocabulary_->library_->compute_mask_into(matcher_.get(), words.data(), sizeof(std::uint32_t) * words.size()) ==
-         0;
+  return write_mask(words);
 }
 
 bool Matcher::allows(std::int32_t token) {
