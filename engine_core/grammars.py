@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 MOST_GRAMMARS = 256  # that are kept
 _MOST_SPARES = 256  # constraints, of 50 to 100 KiB
-_MOST_KNOWN = 262_144  # tokens that these have followed, each of which may have left a KiB of lexer states
+_MOST_FOLLOWED = 32_768  # tokens by one of these; each may have left a KiB of lexer states
+_MOST_KNOWN = 262_144  # tokens that these have followed
 _MOST_WORDS = 500  # characters of what is told of one that is wrong
 _MOST_STUCK = 4  # threads whose grammar takes too long, before others have to wait for one of them
 
@@ -64,7 +65,7 @@ class Grammars:
         self._wake = wake
         self._compile = compile_grammar or partial(compile_matcher, tokenizer)
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
-        self._spares: OrderedDict[Constraint, Grammar] = OrderedDict()  # the last one given back is the last
+        self._spares: dict[Constraint, Grammar] = {}  # the last one given back is the last
         self._num_known = 0  # tokens that these have followed
         self._pending: set[Grammar] = set()
         self._lock = threading.Lock()  # of what follows
@@ -108,7 +109,7 @@ class Grammars:
 
         The last one that was given back is taken first, so that few come to know much. The oldest make room.
         """
-        if not constraint.restart():
+        if constraint.num_followed > _MOST_FOLLOWED or not constraint.restart():
             return
         self._spares[constraint] = grammar
         self._num_known += constraint.num_followed

@@ -9,8 +9,7 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kWordTokens = 32;     // of a mask
-constexpr std::int64_t kMostKnown = 32768;  // tokens, each of which may have left a KiB of lexer states
+constexpr std::size_t kWordTokens = 32;  // of a mask
 
 bool contains(const std::vector<std::int32_t>& token_ids, std::int32_t token) {
   return std::ranges::find(token_ids, token) != token_ids.end();
@@ -35,7 +34,7 @@ void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
 
 bool Constraint::restart() {
   const bool is_written = has_mask_ && !mask_.is_ready();  // by another thread
-  if (is_written || error_ || num_followed_ > kMostKnown || !matcher_.reset()) return false;
+  if (is_written || error_ || !matcher_.reset()) return false;
   forced_.clear();
   is_stopped_ = has_mask_ = false;
   force();

@@ -24,10 +24,10 @@ class Constraint final : public TokenRule {
   Constraint(const Matcher& grammar, std::int32_t vocab_size, std::vector<std::int32_t> stop_token_ids);
 
   /// Goes back to the beginning of the grammar, for another request; what is known of the grammar by now makes that one
-  /// faster. False, and it is of no use any more, if it can't, or knows so much that it takes much memory.
+  /// faster. False, and it is of no use any more, if it can't.
   bool restart();
 
-  /// Tokens of all requests.
+  /// Tokens of all requests. Each may have left a KiB of lexer states.
   std::int64_t num_followed() const { return num_followed_; }
 
   /// Takes these stop tokens instead, at the beginning.

@@ -501,6 +501,14 @@ def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
         used[4].follow(allowed_tokens(used[4].mask)[0])
     bench.grammars.give_back(grammar, used[4])
     assert [*bench.grammars._spares] == []
+    monkeypatch.setattr(module, "_MOST_FOLLOWED", used[4].num_followed)
+    monkeypatch.setattr(module, "_MOST_KNOWN", 1000)
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == [used[4]]
+    assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
+    used[4].follow(allowed_tokens(used[4].mask)[0])
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == []
 
 
 def test_forced_texts_are_tokenized_as_by_the_tokenizer(native: LLTokenizer) -> None:
