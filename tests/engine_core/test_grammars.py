@@ -617,10 +617,16 @@ def test_a_grammar_that_ends_nowhere_fails_its_own_requests(tokenizer: GrammarTo
     assert bench.engine.end("other").finish_reason is FinishReason.STOP
 
 
-def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: GrammarTokenizer) -> None:
+def compiled_bench(tokenizer: GrammarTokenizer) -> Bench:
+    """A request has been there, so that its grammar need not be waited for."""
     bench = Bench(tokenizer, is_open=True)
     bench.add("before")
     bench.finish()
+    return bench
+
+
+def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: GrammarTokenizer) -> None:
+    bench = compiled_bench(tokenizer)
     bench.add("drawn")
     bench.add("lost")
     bench.engine.add("free", [5, 6, 7], max_tokens=9)
@@ -636,9 +642,7 @@ def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: Gram
 
 def test_who_fails_while_a_token_is_drawn_for_it_ends_after_that(tokenizer: GrammarTokenizer) -> None:
     """The log probabilities of its prompt failed, beside the draw; its sequence must be there until that has ended."""
-    bench = Bench(tokenizer, is_open=True)
-    bench.add("before")
-    bench.finish()
+    bench = compiled_bench(tokenizer)
     bench.add("lost")
     bench.add("other")
     bench.engine.executor.fail_sequence = "lost"
@@ -653,9 +657,7 @@ def test_nobody_draws_any_more_when_the_engine_fails(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ends the loop while tokens are being drawn waits for them: their sequences are closed next."""
-    bench = Bench(tokenizer, is_open=True)
-    bench.add("ruled")
-    bench.finish()
+    bench = compiled_bench(tokenizer)
     for name in ("one", "two", "three"):
         bench.add(name)
     told: list[int] = []
