@@ -1,4 +1,4 @@
-"""Writes masks of constrained requests while the model runs, where they take long."""
+"""Writes masks of constrained requests ahead of their draws, where they take long."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ void bind_runner(nb::module_& m) {
   m.attr("DRAWN_LATER") = kDrawnLater;
   nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
       .def_ro("token_ids", &StepResult::token_ids)
-      .def("logprobs", &logprobs_of_row, nb::arg("row"), "Of the token that was drawn; None if nobody asked.")
+      .def("logprobs", &logprobs_of_row, nb::arg("row"),
+           "Of the token that was drawn; None if the sequence did not ask.")
       .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
       .def_prop_ro("pooled", &pooled_dict, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);

@@ -22,7 +22,7 @@ namespace quire {
 
 inline constexpr std::int64_t kBlockTokens = 256;  ///< of a block of attention (emit/attention.py)
 inline constexpr std::int64_t kMostParts = 1024;   ///< of a step's attention that are computed apart
-inline constexpr std::int32_t kDrawnLater = -2;
+inline constexpr std::int32_t kDrawnLater = -2;    ///< in place of a token that is still being drawn
 
 /// One query chunk of a sequence, as the attention kernel reads it (emit/attention.py).
 struct AttentionEntry {
