@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from quire.engine_core.policies import POLICIES
+from quire.engine_core.scheduling.policies import POLICIES
 from quire.kernels.options import KV_DTYPES, LoadOptions
-from quire.kernels.quantization import NAMES
+from quire.kernels.weights.quantization import NAMES
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 

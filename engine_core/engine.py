@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from quire.engine_core.batch import Batch
-from quire.engine_core.beams import BeamSearch
-from quire.engine_core.constrained import Constrained
-from quire.engine_core.deadlines import Deadlines
+from quire.engine_core.decoding.beam_search import BeamSearch
+from quire.engine_core.decoding.stopping import explain_end, explain_timeout, is_last
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
-from quire.engine_core.grammars import Grammars
-from quire.engine_core.inbound import Inbound
+from quire.engine_core.grammar.constrained import Constrained
+from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
-from quire.engine_core.scheduler import Scheduler
-from quire.engine_core.siblings import Siblings
+from quire.engine_core.scheduling.batch import Batch
+from quire.engine_core.scheduling.deadlines import Deadlines
+from quire.engine_core.scheduling.scheduler import Scheduler
+from quire.engine_core.scheduling.siblings import Siblings
 from quire.engine_core.stats import LastStep, add_step, collect_stats
-from quire.engine_core.stopping import explain_end, explain_timeout, is_last
 from quire.engine_core.trace import Tracer
+from quire.engine_core.transport.inbound import Inbound
 from quire.engine_core.utilities import perform
 from quire.engine_core.validation import (
     RequestError,

@@ -9,7 +9,7 @@ import queue
 import time
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.server import EngineServer, Inbox
+from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.protocol.messages import UtilityCall
 
 IDLE_SECONDS = 1.0  # the longest sleep; the loop then looks whether its parent is still there

@@ -16,11 +16,11 @@ import msgspec
 
 from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.grammar_tokenizer import GrammarTokenizer
-from quire.engine_core.grammars import Grammars
+from quire.engine_core.grammar.grammars import Grammars
+from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
-from quire.engine_core.server import EngineServer, Inbox
+from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.address import default_address

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quire.engine_core.beams import BeamSearch
+from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.limits import EngineLimits
 from quire.protocol.messages import (
     EngineCoreEvent,
@@ -20,8 +20,8 @@ from quire.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from quire.engine_core.grammars import Grammar
-    from quire.engine_core.siblings import Siblings
+    from quire.engine_core.grammar.grammars import Grammar
+    from quire.engine_core.scheduling.siblings import Siblings
     from quire.kernels.runner import Constraint
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from quire.engine_core.batch import Batch
 from quire.engine_core.request import Request
-from quire.engine_core.scheduler import Scheduler
+from quire.engine_core.scheduling.batch import Batch
+from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.kernels.runner import Sequences
 from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, PageMap, WaitingEntry
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from quire.engine_core.request import Request, RequestStatus
-from quire.engine_core.scheduler import Scheduler
+from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.kernels.runner import Sequences
 from quire.protocol.messages import SchedulerStats
 from quire.protocol.totals import EngineTotals

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from quire.engine_core.batch import Batch
 from quire.engine_core.request import Request, RequestStatus
+from quire.engine_core.scheduling.batch import Batch
 from quire.protocol.messages import EventType, RequestEvent, SchedulerStats, SequenceTrace, StepTrace
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from quire.engine_core.admission import beam_pages
-from quire.engine_core.beams import num_candidates
-from quire.engine_core.grammar_text import grammar_text
+from quire.engine_core.decoding.beam_search import num_candidates
+from quire.engine_core.grammar.text import grammar_text
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
+from quire.engine_core.scheduling.admission import beam_pages
 from quire.protocol.messages import EngineCoreRequest, ErrorKind, SamplingParams
 
 MAX_LOGPROBS = 20

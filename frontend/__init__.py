@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from quire.frontend.chat.assistant import AssistantMessage, ToolCall
-    from quire.frontend.chat.tools import ToolError, check_tools
     from quire.frontend.engine_args import EngineArgs
     from quire.frontend.errors import (
         EngineConnectionError,
@@ -30,8 +28,10 @@ if TYPE_CHECKING:
         RequestMetrics,
         RequestOutput,
     )
-    from quire.frontend.prompts import PromptType, TextPrompt, TokensPrompt
     from quire.frontend.structured_outputs import StructuredOutputsParams
+    from quire.frontend.text.chat.assistant import AssistantMessage, ToolCall
+    from quire.frontend.text.chat.tools import ToolError, check_tools
+    from quire.frontend.text.prompts import PromptType, TextPrompt, TokensPrompt
     from quire.protocol.messages import PoolingParams, SamplingParams
 
 __all__ = [
@@ -67,8 +67,8 @@ __all__ = [
 _NAMES_OF_MODULES = {
     "quire.frontend.async_llm": ("AsyncLLM",),
     "quire.frontend.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
-    "quire.frontend.chat.assistant": ("AssistantMessage", "ToolCall"),
-    "quire.frontend.chat.tools": ("ToolError", "check_tools"),
+    "quire.frontend.text.chat.assistant": ("AssistantMessage", "ToolCall"),
+    "quire.frontend.text.chat.tools": ("ToolError", "check_tools"),
     "quire.frontend.engine_args": ("EngineArgs",),
     "quire.frontend.errors": (
         "EngineConnectionError",
@@ -86,7 +86,7 @@ _NAMES_OF_MODULES = {
         "RequestMetrics",
         "RequestOutput",
     ),
-    "quire.frontend.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "quire.frontend.text.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
     "quire.frontend.structured_outputs": ("StructuredOutputsParams",),
     "quire.protocol.messages": ("PoolingParams", "SamplingParams"),
 }

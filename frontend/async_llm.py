@@ -16,22 +16,22 @@ from typing import Any, Literal, Self, Unpack, cast
 
 import msgspec
 
-from quire.frontend.answer_reader import AnswerReader
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.chat.refusal import tool_at_fault
-from quire.frontend.chat.tools import ToolUse, check_tools
+from quire.frontend.client.engine import Engine
+from quire.frontend.client.observer import Observer, TraceContext
+from quire.frontend.client.request import Service
+from quire.frontend.client.request_table import RequestTable
+from quire.frontend.client.streams import Mailbox, Streams
 from quire.frontend.embedding import PoolingParams
-from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.observer import Observer, TraceContext
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
-from quire.frontend.prompts import Message, Prompt, PromptType
-from quire.frontend.request import Service
-from quire.frontend.request_table import RequestTable
 from quire.frontend.sampling import SamplingParams, ranks
-from quire.frontend.streams import Mailbox, Streams
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.chat.answer_reader import AnswerReader
+from quire.frontend.text.chat.refusal import tool_at_fault
+from quire.frontend.text.chat.tools import ToolUse, check_tools
+from quire.frontend.text.prompts import Message, Prompt, PromptType
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import EngineSnapshot, Ready, StepTrace
 
 OutputKind = Literal["cumulative", "delta"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.client.request import Service, note_events
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, RequestTimeoutError
 from quire.frontend.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestMetrics
-from quire.frontend.prompts import Prompt
-from quire.frontend.request import Service, note_events
+from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import EngineCoreOutput, ErrorKind, FinishReason, PoolingParams, SamplingParams
 
 __all__ = ["EmbeddingRequest", "PoolingParams", "check_embedding", "validate_pooling"]

@@ -9,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
-from quire.frontend.chat.reasoning import REASONING_PARSERS
-from quire.frontend.chat.tool_parsers import TOOL_PARSERS
+from quire.frontend.text.chat.reasoning import REASONING_PARSERS
+from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
 from quire.frontend.vllm_args import refuse
 from quire.protocol.keys import Security
 

@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
-from quire.frontend.answer_reader import AnswerReader
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.chat.refusal import tool_at_fault
-from quire.frontend.chat.tools import check_tools
-from quire.frontend.client import Delivery
+from quire.frontend.client.engine import Engine
+from quire.frontend.client.engine_client import Delivery
+from quire.frontend.client.request import Request, Service
+from quire.frontend.client.request_table import OpenRequest, RequestTable
 from quire.frontend.embedding import EmbeddingRequest, PoolingParams
-from quire.frontend.engine import Engine
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.progress import progress_bar
-from quire.frontend.prompts import Message, Prompt, PromptType, split_batch
-from quire.frontend.request import Request, Service
-from quire.frontend.request_table import OpenRequest, RequestTable
 from quire.frontend.sampling import SamplingParams
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.chat.answer_reader import AnswerReader
+from quire.frontend.text.chat.refusal import tool_at_fault
+from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.prompts import Message, Prompt, PromptType, split_batch
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import ErrorKind
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
 
 __all__ = [

@@ -16,8 +16,8 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import PlanBuilder
-from quire.kernels.quantization import MODES
 from quire.kernels.runner import describe
+from quire.kernels.weights.quantization import MODES
 
 
 def _cpu_name() -> str:

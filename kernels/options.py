@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
-from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Numbers
 from quire.kernels.errors import ModelError
 from quire.kernels.models import max_positions
 from quire.kernels.operands import Limits
 from quire.kernels.rope import MAX_POSITIONS
+from quire.kernels.weights.checkpoint import Checkpoint
 
 PAGE_SIZES = (32, 64, 128)
 DTYPES = ("auto", "bfloat16", "float32")

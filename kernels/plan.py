@@ -32,8 +32,8 @@ from quire.kernels.operands import (
     Table,
     Vector,
 )
-from quire.kernels.quantization import Quantization
 from quire.kernels.rope import Rope
+from quire.kernels.weights.quantization import Quantization
 
 _DIM_NUMBERS = {"tokens": 0, "logit_rows": 1}
 

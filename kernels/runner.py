@@ -17,7 +17,6 @@ from quire.kernels._native import (
     TokenMask,
     Vocabulary,
 )
-from quire.kernels.checkpoint import Checkpoint
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.attention import Attention, tokens_per_entry
 from quire.kernels.emit.gemm import Gemm
@@ -36,8 +35,9 @@ from quire.kernels.options import (
     choose_threads,
 )
 from quire.kernels.plan import PlanBuilder
-from quire.kernels.quantization import choose_quantization
-from quire.kernels.weights import Loader, check, weights_of
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.loader import Loader, check, weights_of
+from quire.kernels.weights.quantization import choose_quantization
 
 __all__ = [
     "DRAWN_LATER",

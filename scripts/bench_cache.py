@@ -27,7 +27,7 @@ from bench.cache_shapes import SHAPES
 from bench.instant_engine import InstantEngine
 from bench.pauses import search_trees
 
-from quire.engine_core.policies import POLICIES
+from quire.engine_core.scheduling.policies import POLICIES
 
 MOST_RATIO = 3.0  # a token's cost in the largest tree to that in the smallest
 MOST_PAUSE = 2e-3  # seconds

@@ -149,17 +149,29 @@ P
 
 pip_install() { "$VENV_PYTHON" -m pip install --disable-pip-version-check "$@"; }
 
-# Everything the installed package depends on but the contents of its Python files, which an editable install reads in
-# place (their names count, as the install holds a list of them).
+# Everything the installation depends on. Python files are not part of it: the packages are links to their folders.
 fingerprint() {
   cd "$QUIRE_ROOT" || exit 1
   {
-    printf '%s\n' "$QUIRE_ROOT" "$QUIRE_VENV"
+    printf '%s\n' "$QUIRE_ROOT" "$QUIRE_VENV" "$(compgen -G 'kernels/_native.*.so')"
     cat "$QUIRE_VENV/pyvenv.cfg" pyproject.toml CMakeLists.txt 2>/dev/null
-    find protocol frontend engine_core kernels -name __pycache__ -prune -o -type f ! -name '*.so' -print | LC_ALL=C sort
     find kernels/native -type f -print0 | LC_ALL=C sort -z | xargs -0 cat
   } | sha256sum
 }
+
+# The packages as links in the environment, where Python, editors and type checkers all find them.
+link_packages() {
+  local name site
+  site=$("$VENV_PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  mkdir -p "$site/quire"
+  for name in protocol frontend engine_core kernels; do
+    ln -sfnT "$QUIRE_ROOT/$name" "$site/quire/$name"
+  done
+}
+
+# The import hook that an editable install leaves: the links do its work.
+remove_import_hook() { "$VENV_PYTHON" -c 'import pathlib, sysconfig
+for hook in pathlib.Path(sysconfig.get_path("purelib")).glob("_editable*_quire.*"): hook.unlink()'; }
 
 # with_lock FUNCTION...: one installation at a time into one virtual environment; others wait.
 with_lock() {
@@ -184,10 +196,12 @@ install_quire() {
   ensure_venv
   mapfile -t needs < <(requirements)
   run_logged "installing the build tools: cmake ninja ${needs[*]}" pip_install cmake ninja "${needs[@]}" || exit 1
+  link_packages
   # The build folder stays in the virtual environment, so that a change rebuilds only what it touches; a build in
   # isolation would see another CMake and nanobind each time.
   PATH=$QUIRE_VENV/bin:$PATH run_logged "building and installing Quire (a few minutes the first time)" \
     pip_install --no-build-isolation -C build-dir="$QUIRE_VENV/quire-build" -e "$QUIRE_ROOT" || exit 1
+  remove_import_hook
   write_stamp quire "$(fingerprint)"
 }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from quire.frontend import LLM, SamplingParams
 from quire.frontend.engine_args import DEMO_MODEL, KV_CACHE_DTYPES, EngineOptions
 from quire.frontend.errors import EngineStartError
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import describe
 

@@ -25,11 +25,11 @@ from bench.mixed import MixedLoad
 from bench.simulation import Simulation
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.policies import POLICIES
-from quire.frontend.workload.errors import TraceError
-from quire.frontend.workload.reading import read_trace
-from quire.frontend.workload.sharing import infinite_cache_hits, shared_blocks
-from quire.frontend.workload.transforms import speed_up
+from quire.engine_core.scheduling.policies import POLICIES
+from quire.frontend.evaluation.workload.errors import TraceError
+from quire.frontend.evaluation.workload.reading import read_trace
+from quire.frontend.evaluation.workload.sharing import infinite_cache_hits, shared_blocks
+from quire.frontend.evaluation.workload.transforms import speed_up
 from quire.protocol.simulation import StepTime
 
 VOCAB_SIZE = 1 << 14

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quire.frontend.replay.stolen import StolenTime
+from quire.frontend.evaluation.replay.stolen import StolenTime
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 FIGURES = {

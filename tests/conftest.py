@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[1]
 SCRATCH = REPOSITORY / "build"
 CHROMIUM = Path("/usr/bin/chromium")
-BUILDER = Path(__file__).with_name("build_checkpoints.py")
+BUILDER = Path(__file__).parent / "support" / "build_checkpoints.py"
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
 
 EngineFactory = Callable[..., "LLM"]

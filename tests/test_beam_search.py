@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from quire.frontend import LLM, RequestOutput, SamplingParams
 
-SEARCHER = Path(__file__).with_name("search_beams.py")
+SEARCHER = Path(__file__).parent / "support" / "search_beams.py"
 KINDS = [
     {"num_beams": width, "length_penalty": penalty, "early_stopping": early}
     for width in (2, 3, 4, 7)

@@ -20,7 +20,7 @@ MAY_IMPORT = {
 }
 OPTIONAL = {  # imported only when what their extras are for is asked for
     "frontend/metrics/tracing.py": {"opentelemetry"},
-    "frontend/simulation/comparison.py": {"matplotlib"},
+    "frontend/evaluation/simulation/comparison.py": {"matplotlib"},
 }
 NEVER = {"torch", "transformers", "pickle", "cloudpickle"}  # not for serving; and nothing is ever unpickled
 

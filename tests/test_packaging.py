@@ -36,7 +36,7 @@ def test_the_wheel_holds_the_demo_model(wheel_names: set[str], demo_model: Path)
     assert {f"quire/frontend/demo_model/{path.name}" for path in demo_model.iterdir()} <= wheel_names
 
 
-@pytest.mark.parametrize("folder", ["frontend/page", "frontend/http/docs"])
+@pytest.mark.parametrize("folder", ["frontend/page", "frontend/http/documentation/docs"])
 def test_the_wheel_holds_the_pages(wheel_names: set[str], folder: str) -> None:
     files = {f"quire/{folder}/{path.name}" for path in (REPOSITORY / folder).iterdir()}
     assert len(files) > 3

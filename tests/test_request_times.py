@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from paged_executor import Engine
 
-from quire.engine_core.outbox import Mailbox
-from quire.frontend.prompts import Prompt
-from quire.frontend.request import DEFAULT_SERVICE, Request
+from quire.engine_core.transport.outbox import Mailbox
+from quire.frontend.client.request import DEFAULT_SERVICE, Request
 from quire.frontend.sampling import SamplingParams
+from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import EngineCoreOutputs
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_executor import Engine
 
-from quire.engine_core.outbox import TraceQueue
+from quire.engine_core.transport.outbox import TraceQueue
 from quire.protocol.messages import Abort, StepTrace, UtilityCall
 
 WATCHER = b"watcher"
@@ -103,7 +103,7 @@ def test_every_token_and_every_end_is_shown(actions: list[Action]) -> None:
 @settings(deadline=None, max_examples=150)
 @given(ACTIONS)
 def test_what_a_slow_reader_gets_can_be_shown(actions: list[Action]) -> None:
-    with patch("quire.engine_core.outbox._MAX_TRACE_VALUES", 200):
+    with patch("quire.engine_core.transport.outbox._MAX_TRACE_VALUES", 200):
         engine = Watched()
         for action in actions:
             engine.act(*action)

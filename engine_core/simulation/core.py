@@ -8,7 +8,7 @@ from itertools import repeat
 from quire.engine_core.engine import EngineCore, Send
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
-from quire.engine_core.roster import Roster
+from quire.engine_core.scheduling.roster import Roster
 from quire.engine_core.simulation.clock import VirtualClock
 from quire.engine_core.simulation.executor import SimulatedExecutor
 from quire.engine_core.simulation.run import Chunks, Run

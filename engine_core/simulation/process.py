@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from quire.engine_core.policies import POLICIES
+from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.errors import ProtocolError

@@ -45,9 +45,9 @@ def calibrate(
     import msgspec
     import uvloop
 
-    from quire.frontend.calibration.calibrate import calibrate as measure
-    from quire.frontend.replay.engine_target import EngineTarget
-    from quire.frontend.replay.stolen import StolenTime, explain
+    from quire.frontend.evaluation.calibration.calibrate import calibrate as measure
+    from quire.frontend.evaluation.replay.engine_target import EngineTarget
+    from quire.frontend.evaluation.replay.stolen import StolenTime, explain
 
     model, options = engine_options(engine, attach)
     target = EngineTarget.from_options(model, **options)

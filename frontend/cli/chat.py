@@ -28,8 +28,8 @@ def chat(
     Ctrl-D leaves. Without a terminal, every line of stdin is a message.
     """
     del common
-    from quire.frontend.chat_template import load_chat_template
     from quire.frontend.cli.session import Session
+    from quire.frontend.text.chat.template import load_chat_template
 
     tolerate_encoding()
     with open_model(engine, attach) as model:

@@ -13,10 +13,10 @@ from quire.frontend.cli.model import Model
 from quire.frontend.cli.output import write
 from quire.frontend.engine_args import DEMO_MODEL
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.listener import bind
-from quire.frontend.http.logs import configure_logging
-from quire.frontend.http.server import Serving
 from quire.frontend.http.service import Service, names_of
+from quire.frontend.http.transport.listener import bind
+from quire.frontend.http.transport.logs import configure_logging
+from quire.frontend.http.transport.server import Serving
 from quire.frontend.metrics.otlp import request_spans
 from quire.frontend.metrics.server import ServerMetrics
 

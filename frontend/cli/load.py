@@ -11,7 +11,7 @@ import typer
 from quire.frontend.cli.flags import option
 
 if TYPE_CHECKING:
-    from quire.frontend.replay.load import Load
+    from quire.frontend.evaluation.replay.load import Load
 
 _load = functools.partial(option, "Load (default: an open loop, each request at its time)")
 
@@ -33,7 +33,7 @@ class LoadFlags:
 
     def load(self) -> Load:
         """What the runner takes."""
-        from quire.frontend.replay.load import Load
+        from quire.frontend.evaluation.replay.load import Load
 
         if self.concurrency is not None and self.max_concurrency is not None:
             raise typer.BadParameter("--concurrency is a closed loop, --max-concurrency an open one; give one of them")

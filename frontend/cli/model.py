@@ -53,7 +53,7 @@ class Model:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be written as prompts for it."""
-        from quire.frontend.chat_template import template_sources
+        from quire.frontend.text.chat.template import template_sources
 
         return self.folder is not None and "default" in template_sources(self.folder)
 
@@ -99,7 +99,7 @@ def engine_options(engine: EngineFlags, attach: AttachFlags) -> tuple[str | None
 
 def generation_defaults(folder: Path) -> dict[str, Any]:
     """Return the sampling values of generation_config.json; `do_sample: false` there means temperature 0."""
-    from quire.frontend.tokenizer_files import read_json
+    from quire.frontend.text.tokenizer_files import read_json
 
     config = read_json(folder, "generation_config.json")
     found = {name: config[name] for name in GENERATION_DEFAULTS if config.get(name) is not None}

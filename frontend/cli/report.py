@@ -15,7 +15,7 @@ from quire.frontend.cli.output import say
 from quire.frontend.whole_file import can_write_whole
 
 if TYPE_CHECKING:
-    from quire.frontend.report.run import Run
+    from quire.frontend.evaluation.report.run import Run
 
 Report = dict[str, Any]
 
@@ -45,7 +45,7 @@ class ReportFlags:
 
         `num_new`: runs that will be shown besides those of --compare.
         """
-        from quire.frontend.report.goodput import GoodputLimits
+        from quire.frontend.evaluation.report.goodput import GoodputLimits
 
         if self.goodput is not None:
             GoodputLimits.parse(self.goodput)
@@ -60,14 +60,14 @@ class ReportFlags:
         """What is compared with, as it is when this is first asked for. Raises `ValueError` for what is no report."""
         if not self.compare:
             return []
-        from quire.frontend.report.files import load_json
+        from quire.frontend.evaluation.report.files import load_json
 
         return [load_json(path) for path in self.compare]
 
     def _check_number(self, num_shown: int) -> None:
         if self.html is None or not self.compare:
             return
-        from quire.frontend.report.html import MOST_RUNS
+        from quire.frontend.evaluation.report.html import MOST_RUNS
 
         if num_shown > MOST_RUNS:
             raise typer.BadParameter(
@@ -77,8 +77,8 @@ class ReportFlags:
 
     def run(self, title: str, config: dict[str, Any]) -> Run:
         """What collects the run that is reported."""
-        from quire.frontend.report.goodput import GoodputLimits
-        from quire.frontend.report.run import Run
+        from quire.frontend.evaluation.report.goodput import GoodputLimits
+        from quire.frontend.evaluation.report.run import Run
 
         goodput = None if self.goodput is None else GoodputLimits.parse(self.goodput)
         config = {name: value for name, value in config.items() if value is not None}
@@ -93,8 +93,8 @@ def writable(name: str, path: Path | None) -> None:
 
 def report_on(run: Run, flags: ReportFlags, more: Callable[[Report], Report] | None = None) -> None:
     """Save and print the report of a run that has ended, with the fields that `more` makes of it besides."""
-    from quire.frontend.report.files import save_json
-    from quire.frontend.report.summary import summarize
+    from quire.frontend.evaluation.report.files import save_json
+    from quire.frontend.evaluation.report.summary import summarize
 
     report = summarize(run)
     if more is not None:
@@ -116,14 +116,14 @@ def compare(flags: ReportFlags) -> None:
 def _show(reports: list[dict[str, Any]], flags: ReportFlags) -> None:
     from rich.console import Console
 
-    from quire.frontend.report.table import print_comparison, print_report
+    from quire.frontend.evaluation.report.table import print_comparison, print_report
 
     console = Console()
     print_report(reports[-1], console)
     if len(reports) > 1:
         print_comparison(reports, console)
     if flags.html is not None:
-        from quire.frontend.report.html import write_html
+        from quire.frontend.evaluation.report.html import write_html
 
         write_html(reports, flags.html)
     written = [str(path) for path in (flags.output, flags.html) if path is not None]

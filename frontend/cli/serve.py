@@ -25,7 +25,7 @@ from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import Answer, say, tolerate_encoding
 
 if TYPE_CHECKING:
-    from quire.frontend.workload.recorder import Recorder
+    from quire.frontend.evaluation.workload.recorder import Recorder
 
 
 @takes_flags
@@ -99,7 +99,7 @@ def _serve(
     import signal
 
     from quire.frontend.cli.http import listen, serving_of
-    from quire.frontend.http.listener import removed
+    from quire.frontend.http.transport.listener import removed
 
     if engine.preload_grammars is None and attach.address is None:  # clients come with grammars while others stream
         engine = replace(engine, preload_grammars=True)
@@ -125,7 +125,7 @@ def _recorder(recording: RecordFlags) -> Iterator[Recorder | None]:
             raise typer.BadParameter("--record-text says what to record, but not where; give --record FILE as well")
         yield None
         return
-    from quire.frontend.workload.recorder import Recorder
+    from quire.frontend.evaluation.workload.recorder import Recorder
 
     try:
         recorder = Recorder(recording.record, with_text=recording.record_text)

@@ -12,7 +12,7 @@ import typer
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, changed, flag_names, option
 
 if TYPE_CHECKING:
-    from quire.frontend.replay.http_target import HttpOptions
+    from quire.frontend.evaluation.replay.http_target import HttpOptions
 
 _server = functools.partial(option, "An HTTP server")
 _OF_SERVERS_TOO = ("model", "tokenizer", "max_model_len")
@@ -39,8 +39,8 @@ class ServerFlags:
 
     def options(self, engine: EngineFlags, attach: AttachFlags) -> HttpOptions:
         """What `HttpTarget.open` takes. Raises `BadParameter`, also for flags that an engine alone has."""
-        from quire.frontend.replay.http_target import HttpOptions
-        from quire.frontend.tokenizer import Tokenizer
+        from quire.frontend.evaluation.replay.http_target import HttpOptions
+        from quire.frontend.text.tokenizer import Tokenizer
 
         assert self.base_url is not None
         of_engine = {**changed(engine), **changed(attach)}

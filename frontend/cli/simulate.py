@@ -15,9 +15,9 @@ from quire.frontend.cli.report import ReportFlags, report_on
 from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, say_skipped, tell_skipped, workload_of
 
 if TYPE_CHECKING:
-    from quire.frontend.report.run import Run
-    from quire.frontend.simulation.plan import Plan, Simulated
-    from quire.frontend.workload.reading import Trace
+    from quire.frontend.evaluation.report.run import Run
+    from quire.frontend.evaluation.simulation.plan import Plan, Simulated
+    from quire.frontend.evaluation.workload.reading import Trace
 
 _ATTAINMENT = 0.99
 _MOST_ENGINES = 1024
@@ -56,7 +56,7 @@ class FleetFlags:
 
     def check(self, report: ReportFlags) -> None:
         """Refuse what has no meaning together."""
-        from quire.frontend.simulation.plan import ROUTERS
+        from quire.frontend.evaluation.simulation.plan import ROUTERS
 
         if self.router not in (*ROUTERS, "all"):
             raise typer.BadParameter(f"--router {self.router} is not known; it can be {', '.join(ROUTERS)}, or all")
@@ -137,8 +137,8 @@ def simulate(
     which `quire calibrate` fits to a host. The same seed gives the same results.
     """
     del common
-    from quire.frontend.simulation.calibration import load_calibration
-    from quire.frontend.simulation.plan import Plan
+    from quire.frontend.evaluation.simulation.calibration import load_calibration
+    from quire.frontend.evaluation.simulation.plan import Plan
 
     report.check()
     fleet.check(report)
@@ -181,7 +181,7 @@ def _report(run: Run, rows: Trace, report: ReportFlags) -> None:
 
 
 def _find(plan: Plan, fleet: FleetFlags) -> Simulated:
-    from quire.frontend.simulation.search import attainment_of, find_engines
+    from quire.frontend.evaluation.simulation.search import attainment_of, find_engines
 
     attainment = _ATTAINMENT if fleet.attainment is None else fleet.attainment
 
@@ -200,10 +200,10 @@ def _find(plan: Plan, fleet: FleetFlags) -> Simulated:
 def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags, rows: Trace) -> None:
     from rich.console import Console
 
-    from quire.frontend.report.files import save_json
-    from quire.frontend.report.summary import summarize
-    from quire.frontend.simulation.comparison import draw_routers, router_table
-    from quire.frontend.simulation.plan import ROUTERS
+    from quire.frontend.evaluation.report.files import save_json
+    from quire.frontend.evaluation.report.summary import summarize
+    from quire.frontend.evaluation.simulation.comparison import draw_routers, router_table
+    from quire.frontend.evaluation.simulation.plan import ROUTERS
 
     reports, imbalances, written = {}, {}, []
     for router in ROUTERS:
@@ -220,7 +220,7 @@ def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags, rows: Trace) ->
         draw_routers(reports, fleet.figure)
         written.append(fleet.figure)
     if report.html is not None:
-        from quire.frontend.report.html import write_html
+        from quire.frontend.evaluation.report.html import write_html
 
         write_html(list(reports.values()), report.html)
         written.append(report.html)

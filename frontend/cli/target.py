@@ -16,12 +16,12 @@ from quire.frontend.cli.server_flags import ServerFlags
 if TYPE_CHECKING:
     import asyncio
 
-    from quire.frontend.replay.extent import Extent
-    from quire.frontend.replay.load import Load
-    from quire.frontend.replay.runner import Collector, Replay
-    from quire.frontend.replay.runs import Runs
-    from quire.frontend.replay.target import Target
-    from quire.frontend.workload.request import WorkloadRequest
+    from quire.frontend.evaluation.replay.extent import Extent
+    from quire.frontend.evaluation.replay.load import Load
+    from quire.frontend.evaluation.replay.runner import Collector, Replay
+    from quire.frontend.evaluation.replay.runs import Runs
+    from quire.frontend.evaluation.replay.target import Target
+    from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def open_target(flags: TargetFlags, vocab_size: int | None = None) -> Iterator[O
 
     import uvloop
 
-    from quire.frontend.replay.runs import Runs
+    from quire.frontend.evaluation.replay.runs import Runs
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
@@ -133,8 +133,8 @@ def open_target(flags: TargetFlags, vocab_size: int | None = None) -> Iterator[O
 
 def _open(loop: asyncio.AbstractEventLoop, flags: TargetFlags) -> Target:
     from quire.frontend.cli.model import engine_options
-    from quire.frontend.replay.engine_target import EngineTarget
-    from quire.frontend.replay.http_target import HttpTarget
+    from quire.frontend.evaluation.replay.engine_target import EngineTarget
+    from quire.frontend.evaluation.replay.http_target import HttpTarget
 
     if flags.server.base_url is not None:
         options = flags.server.options(flags.engine, flags.attach)
@@ -148,7 +148,7 @@ def _open(loop: asyncio.AbstractEventLoop, flags: TargetFlags) -> Target:
 @asynccontextmanager
 async def _shown(replay: Replay) -> AsyncIterator[None]:
     """How a run fares while it goes on, and what its figures do not tell."""
-    from quire.frontend.replay.progress import shown
+    from quire.frontend.evaluation.replay.progress import shown
 
     async with shown(replay):
         yield

@@ -15,10 +15,10 @@ from quire.frontend.cli.flags import changed, flag_names, option, switch
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
-    from quire.frontend.replay.extent import Extent
-    from quire.frontend.workload.arrivals import Strategy
-    from quire.frontend.workload.reading import Trace
-    from quire.frontend.workload.request import WorkloadRequest
+    from quire.frontend.evaluation.replay.extent import Extent
+    from quire.frontend.evaluation.workload.arrivals import Strategy
+    from quire.frontend.evaluation.workload.reading import Trace
+    from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 _trace = functools.partial(option, "Workload")
 _times = functools.partial(option, "Arrivals (default: the trace's)")
@@ -77,7 +77,7 @@ class TraceFlags:
     @property
     def extent(self) -> Extent:
         """How long the workload is, as far as they tell."""
-        from quire.frontend.replay.extent import Extent
+        from quire.frontend.evaluation.replay.extent import Extent
 
         has_own_times = self.rate is None and not self.has_ramp
         seconds = self.duration / self.speed if self.duration is not None and has_own_times else None
@@ -95,7 +95,7 @@ class TraceFlags:
 
 def open_trace(path: Path, flags: TraceFlags) -> Trace:
     """The trace. Raises `ValueError` that names what is wrong with it."""
-    from quire.frontend.workload.reading import read_trace
+    from quire.frontend.evaluation.workload.reading import read_trace
 
     return read_trace(
         path,
@@ -109,8 +109,8 @@ def open_trace(path: Path, flags: TraceFlags) -> Trace:
 
 def workload_of(trace: Trace, flags: TraceFlags, max_model_len: int | None) -> Iterator[WorkloadRequest]:
     """The requests as the flags want them. `max_model_len`: of the target, where it tells."""
-    from quire.frontend.workload.arrivals import arrive
-    from quire.frontend.workload.transforms import clip, scale_lengths, speed_up
+    from quire.frontend.evaluation.workload.arrivals import arrive
+    from quire.frontend.evaluation.workload.transforms import clip, scale_lengths, speed_up
 
     if flags.has_ramp and flags.max_requests is None and trace.is_stream:
         raise typer.BadParameter(
@@ -135,7 +135,7 @@ def arrivals_of(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Itera
 
     Raises `BadParameter` for flags that do not go together, and `ValueError` for rates that are none.
     """
-    from quire.frontend.workload.arrivals import at_rate
+    from quire.frontend.evaluation.workload.arrivals import at_rate
 
     if flags.has_ramp:
         return _ramp(flags, requests)
@@ -152,7 +152,7 @@ def arrivals_of(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Itera
 
 
 def _ramp(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Iterator[float]:
-    from quire.frontend.workload.arrivals import ramp
+    from quire.frontend.evaluation.workload.arrivals import ramp
 
     start, end, strategy = flags.ramp_up_start_rps, flags.ramp_up_end_rps, flags.ramp_up_strategy or "linear"
     if start is None or end is None or flags.rate is not None:

@@ -15,13 +15,13 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
-from quire.frontend.http.auth import ApiKeys
+from quire.frontend.http.anthropic.errors import error_body, is_anthropic
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off
-from quire.frontend.http.ids import REQUEST_ID, request_id_of
-from quire.frontend.http.logs import access_log
-from quire.frontend.http.messages.errors import error_body, is_anthropic
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import Service
+from quire.frontend.http.transport.auth import ApiKeys
+from quire.frontend.http.transport.ids import REQUEST_ID, request_id_of
+from quire.frontend.http.transport.logs import access_log
 
 ANTHROPIC_REQUEST_ID = "request-id"
 _PROMPT_FIELDS = {  # where it is not called "prompt"

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.chat.assistant import AssistantMessage, AssistantParser
-from quire.frontend.chat.events import Event
-from quire.frontend.chat.tools import ToolUse
+from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
-from quire.frontend.http.response_format import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, blamed, only_one
+from quire.frontend.http.openai.response_format import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, blamed, only_one
 from quire.frontend.http.service import Service
-from quire.frontend.observer import TraceContext
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.frontend.prompts import truncated
+from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
+from quire.frontend.text.chat.events import Event
+from quire.frontend.text.chat.tools import ToolUse
+from quire.frontend.text.prompts import truncated
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 

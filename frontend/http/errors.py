@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from quire.frontend.chat.tools import ToolError
 from quire.frontend.errors import EngineDeadError, RequestError, RequestTimeoutError
+from quire.frontend.text.chat.tools import ToolError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import ErrorKind
 

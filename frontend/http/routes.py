@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from quire.frontend.http.chat import Chat, ChatBody, ChatChunk, ChatCompletion
-from quire.frontend.http.completions import Completion, CompletionBody, Completions
-from quire.frontend.http.documentation import Documentation
-from quire.frontend.http.embeddings import EmbeddingBody, EmbeddingList, Embeddings
-from quire.frontend.http.endpoints import (
+from quire.frontend.http.anthropic.body import CountBody, MessagesBody
+from quire.frontend.http.anthropic.endpoint import Messages
+from quire.frontend.http.anthropic.errors import AnthropicErrorAnswer
+from quire.frontend.http.anthropic.message import EVENTS as MESSAGE_EVENTS
+from quire.frontend.http.anthropic.message import Message, TokenCount
+from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.pages import Documentation
+from quire.frontend.http.openai.chat import Chat, ChatBody, ChatChunk, ChatCompletion
+from quire.frontend.http.openai.completions import Completion, CompletionBody, Completions
+from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, Embeddings
+from quire.frontend.http.openai.responses.body import ResponsesBody
+from quire.frontend.http.openai.responses.endpoint import Responses
+from quire.frontend.http.openai.responses.events import EVENTS as RESPONSE_EVENTS
+from quire.frontend.http.openai.responses.response import Response
+from quire.frontend.http.operations.endpoints import (
     DetokenizeBody,
     Detokenized,
     Endpoints,
@@ -19,19 +29,9 @@ from quire.frontend.http.endpoints import (
     Tokens,
     Version,
 )
-from quire.frontend.http.messages.body import CountBody, MessagesBody
-from quire.frontend.http.messages.endpoint import Messages
-from quire.frontend.http.messages.errors import AnthropicErrorAnswer
-from quire.frontend.http.messages.message import EVENTS as MESSAGE_EVENTS
-from quire.frontend.http.messages.message import Message, TokenCount
-from quire.frontend.http.operations import Operation
-from quire.frontend.http.page import page_routes
-from quire.frontend.http.responses.body import ResponsesBody
-from quire.frontend.http.responses.endpoint import Responses
-from quire.frontend.http.responses.events import EVENTS as RESPONSE_EVENTS
-from quire.frontend.http.responses.response import Response
+from quire.frontend.http.operations.page import page_routes
+from quire.frontend.http.operations.view import EngineView, view_routes
 from quire.frontend.http.service import Service
-from quire.frontend.http.view import EngineView, view_routes
 from quire.frontend.metrics.recent import RecentRates
 
 

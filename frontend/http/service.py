@@ -18,12 +18,12 @@ from starlette.requests import Request
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
-from quire.frontend.http.retry_after import RetryAfter
-from quire.frontend.http.sse import DONE, EventStream, event
+from quire.frontend.http.transport.retry_after import RetryAfter
+from quire.frontend.http.transport.sse import DONE, EventStream, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.prompts import PromptType
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.prompts import PromptType
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from quire.frontend.chat.tools import ToolError
 from quire.frontend.http.errors import bad_request, field_of
+from quire.frontend.text.chat.tools import ToolError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import ErrorKind
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from quire.frontend.client.request_table import OpenRequest
 from quire.frontend.errors import RequestError, RequestTimeoutError
 from quire.frontend.metrics import buckets
 from quire.frontend.metrics.families import Families
-from quire.frontend.request_table import OpenRequest
 from quire.protocol.messages import ErrorKind, FinishReason
 from quire.protocol.totals import Distribution
 

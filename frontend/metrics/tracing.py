@@ -18,8 +18,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from quire.frontend.client.request_table import OpenRequest
 from quire.frontend.errors import RequestError
-from quire.frontend.request_table import OpenRequest
 from quire.protocol.messages import SamplingParams
 
 _NANOSECONDS = 1_000_000_000

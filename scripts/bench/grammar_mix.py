@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from quire.frontend import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire.frontend.replay.stolen import StolenTime
+from quire.frontend.evaluation.replay.stolen import StolenTime
 
 _RECORD = {
     "type": "object",

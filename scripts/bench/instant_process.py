@@ -22,7 +22,7 @@ from quire.engine_core.executor import RulelessExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
-from quire.engine_core.server import EngineServer, Inbox
+from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.runner import Sequences
 from quire.protocol.address import default_address
 from quire.protocol.messages import PROTOCOL_VERSION, Ready

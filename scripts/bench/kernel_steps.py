@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Plan, ThreadPool
-from quire.kernels.checkpoint import Checkpoint, Tensor
 from quire.kernels.emit.attention import tokens_per_entry
 from quire.kernels.emit.kv import KV_TILE, SplitHeads
 from quire.kernels.operands import Kernel, KvLayer, Launch
 from quire.kernels.plan import PlanBuilder
 from quire.kernels.runner import LOGIT_ROWS_AT_ONCE, Assembly
+from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 from quire.kernels.work import Chunk, Step
 
 Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ from bench.simulation import Simulation, first_token_seconds, percentiles
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.simulation.engine import Answer
-from quire.frontend.workload.blocks import blocks_for
-from quire.frontend.workload.request import WorkloadRequest
+from quire.frontend.evaluation.workload.blocks import blocks_for
+from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.simulation import StepTime, StepWork
 
 _CHAT_TOKENS = 100  # of a chat's prompt

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.policies.base import WINDOW
+from quire.engine_core.scheduling.policies.base import WINDOW
 from quire.engine_core.simulation.engine import Answer, SimulatedEngine
-from quire.frontend.workload.request import WorkloadRequest
+from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.messages import EventType, FinishReason
 from quire.protocol.simulation import SimulatedRequest, StepTime
 

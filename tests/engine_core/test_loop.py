@@ -13,7 +13,7 @@ import pytest
 from paged_executor import Engine, expected_tokens
 
 from quire.engine_core.loop import EngineLoop
-from quire.engine_core.server import Inbox
+from quire.engine_core.transport.server import Inbox
 from quire.protocol.messages import EngineCoreRequest, FinishReason, SamplingParams
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paged_executor import Engine
 
-from quire.engine_core import outbox
-from quire.engine_core.outbox import TraceQueue, weigh_trace
+from quire.engine_core.transport import outbox
+from quire.engine_core.transport.outbox import TraceQueue, weigh_trace
 from quire.protocol.messages import (
     Abort,
     EventType,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine_core.policies import POLICIES
+from quire.engine_core.scheduling.policies import POLICIES
 from quire.frontend import LLM
 from quire.frontend.engine_args import (
     DEMO_MODEL,
@@ -20,7 +20,7 @@ from quire.frontend.engine_args import (
 )
 from quire.frontend.vllm_args import _VLLM
 from quire.kernels import options as engine_options
-from quire.kernels import quantization
+from quire.kernels.weights import quantization
 
 
 def test_the_demo_model_is_the_default(demo_model: Path) -> None:

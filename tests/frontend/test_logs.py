@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.frontend.http.logs import LogFormat, access_log, configure_logging
+from quire.frontend.http.transport.logs import LogFormat, access_log, configure_logging
 
 NAMES = ("quire", "uvicorn", "uvicorn.access", "uvicorn.error")
 

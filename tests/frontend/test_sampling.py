@@ -20,7 +20,7 @@ from quire.frontend.sampling import (
     engine_params,
     validate,
 )
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 
 
 def test_what_vllm_takes_for_off_is_off() -> None:

@@ -27,11 +27,11 @@ from quantized_checkpoints import (
 )
 from tiny_model import CONFIG, write
 
-from quire.kernels.checkpoint import Checkpoint, Tensor
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
-from quire.kernels.quantized import IntegerFormat, IntegerMatrix, Scheme, scheme_of
-from quire.kernels.quantized.packing import unpack
+from quire.kernels.weights.checkpoint import Checkpoint, Tensor
+from quire.kernels.weights.quantized import IntegerFormat, IntegerMatrix, Scheme, scheme_of
+from quire.kernels.weights.quantized.packing import unpack
 
 SHAPES = {"self_attn.q_proj": (128, 128), "mlp.up_proj": (256, 128), "mlp.down_proj": (128, 256)}
 DOWN = "model.layers.1.mlp.down_proj"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.engine_core.grammar_tokenizer import GrammarTokenizer
+from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.kernels import _native, options, runner
 from quire.kernels.runner import DRAWN_LATER, Constraint, Matcher, ModelRunner, TokenMask
 

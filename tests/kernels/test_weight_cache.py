@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from quantized_checkpoints import by_name, write_quantized
 
-from quire.kernels import options, runner, weight_cache, weights
+from quire.kernels import options, runner
 from quire.kernels.errors import ModelError
+from quire.kernels.weights import loader, weight_cache
 
 
 def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], list[float]]:
@@ -117,7 +118,7 @@ def test_two_starts_at_once(demo_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_failed_load_leaves_nothing(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights.Loader, "_place", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(loader.Loader, "_place", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         answer(demo_model, tmp_path)
     assert files(tmp_path) == []

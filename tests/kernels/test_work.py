@@ -12,7 +12,7 @@ from quire.kernels.emit.layout import Numbers
 from quire.kernels.models import build_plan
 from quire.kernels.operands import Limits
 from quire.kernels.plan import PlanBuilder
-from quire.kernels.quantization import choose_quantization
+from quire.kernels.weights.quantization import choose_quantization
 from quire.kernels.work import Chunk, Step, Work, work_of
 
 

@@ -54,7 +54,7 @@ def loss_of(model: Path, prompts: list[list[int]]) -> float:
 
 
 def test_two_formats(demo_model: Path, tmp_path: Path) -> None:
-    from quire.frontend.tokenizer import Tokenizer
+    from quire.frontend.text.tokenizer import Tokenizer
 
     chosen = ["--formats", "bfloat16", "int4", "--kv-dtypes", "auto"]
     lines, (floats, integers) = measure(tmp_path, "--text", tales(tmp_path, TEXTS), *chosen)
@@ -70,7 +70,7 @@ def test_two_formats(demo_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_text_longer_than_the_context_is_read_in_pieces(demo_model: Path, tmp_path: Path) -> None:
-    from quire.frontend.tokenizer import Tokenizer
+    from quire.frontend.text.tokenizer import Tokenizer
 
     text = tmp_path / "text.txt"
     text.write_text(TEXTS[0])
@@ -87,7 +87,7 @@ def test_a_text_longer_than_the_context_is_read_in_pieces(demo_model: Path, tmp_
 def test_held_out_tales_are_those_of_the_training_script(demo_model: Path, tmp_path: Path) -> None:
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         pytest.skip("torch or transformers is not installed; `pip install '.[reference]'` brings them")
-    from quire.frontend.tokenizer import Tokenizer
+    from quire.frontend.text.tokenizer import Tokenizer
 
     corpus = tales(tmp_path, [f"Tale {i}." + " And so on." * i for i in range(20)])
     _, (found,) = measure(tmp_path, "--held-out", corpus, "--formats", "bfloat16", "--kv-dtypes", "auto")

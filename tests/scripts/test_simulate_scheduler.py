@@ -13,9 +13,9 @@ from bench.mixed import MixedLoad
 from bench.simulation import Simulation, first_token_seconds
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.policies.lpm import MOST_PASSES
-from quire.frontend.workload.request import BLOCK_TOKENS, WorkloadRequest
-from quire.frontend.workload.sharing import infinite_cache_hits
+from quire.engine_core.scheduling.policies.lpm import MOST_PASSES
+from quire.frontend.evaluation.workload.request import BLOCK_TOKENS, WorkloadRequest
+from quire.frontend.evaluation.workload.sharing import infinite_cache_hits
 from quire.protocol.messages import FinishReason
 from quire.protocol.simulation import StepTime
 

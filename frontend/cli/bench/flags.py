@@ -15,9 +15,9 @@ from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from quire.frontend.bench.made_up import Lengths
-    from quire.frontend.workload.reading import Trace
-    from quire.frontend.workload.request import WorkloadRequest
+    from quire.frontend.evaluation.bench.made_up import Lengths
+    from quire.frontend.evaluation.workload.reading import Trace
+    from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 INPUT_LEN, OUTPUT_LEN = 1024, 128
 
@@ -57,7 +57,7 @@ class LengthFlags:
 
     def lengths(self, input_len: int = INPUT_LEN) -> Lengths:
         """What is given, else the defaults."""
-        from quire.frontend.bench.made_up import Lengths
+        from quire.frontend.evaluation.bench.made_up import Lengths
 
         return Lengths(
             self.input_len or input_len, self.output_len or OUTPUT_LEN, self.range_ratio or 0.0, self.prefix_len or 0

@@ -12,9 +12,9 @@ from quire.frontend.cli.workload import tell_skipped
 if TYPE_CHECKING:
     from quire.frontend.cli.bench.flags import Workload
     from quire.frontend.cli.target import OpenTarget
-    from quire.frontend.replay.load import Load
-    from quire.frontend.report.run import Run
-    from quire.frontend.workload.request import WorkloadRequest
+    from quire.frontend.evaluation.replay.load import Load
+    from quire.frontend.evaluation.report.run import Run
+    from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
 def measure(
@@ -32,7 +32,7 @@ def measure(
 
     They are `num` at most. `more` makes further fields of the report. Raises as `OpenTarget.measure`.
     """
-    from quire.frontend.replay.extent import Extent
+    from quire.frontend.evaluation.replay.extent import Extent
 
     try:
         opened.measure(run, requests, load, seed=workload.seed, extent=Extent(num), empties_cache=True)

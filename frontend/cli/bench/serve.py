@@ -17,7 +17,7 @@ from quire.frontend.cli.target import TargetFlags, open_target
 from quire.frontend.cli.workload import TraceFlags, arrivals_of
 
 if TYPE_CHECKING:
-    from quire.frontend.replay.load import Load
+    from quire.frontend.evaluation.replay.load import Load
 
 _load = functools.partial(option, "Load")
 
@@ -64,7 +64,7 @@ class ServeFlags:
 
     def load(self) -> Load:
         """What the runner takes."""
-        from quire.frontend.replay.load import Load
+        from quire.frontend.evaluation.replay.load import Load
 
         users = self.max_concurrency if self.rate == math.inf else None
         room = None if users is not None else self.max_concurrency
@@ -105,7 +105,7 @@ def serve(
     """
     del common
     report.check()
-    from quire.frontend.workload.arrivals import arrive
+    from quire.frontend.evaluation.workload.arrivals import arrive
 
     times = arrivals_of(flags.arrivals(lengths.seed), ())
     assert times is not None, "there is a rate or a ramp"

@@ -19,10 +19,10 @@ from quire.frontend.cli.target import OpenTarget, TargetFlags, open_target
 from quire.frontend.cli.workload import tell_skipped
 
 if TYPE_CHECKING:
-    from quire.frontend.bench.rate_search import RateSearch
-    from quire.frontend.bench.sweep import Rates, Sweep
-    from quire.frontend.report.goodput import GoodputLimits
-    from quire.frontend.workload.request import WorkloadRequest
+    from quire.frontend.evaluation.bench.rate_search import RateSearch
+    from quire.frontend.evaluation.bench.sweep import Rates, Sweep
+    from quire.frontend.evaluation.report.goodput import GoodputLimits
+    from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 _SECONDS = 30.0
 _LEAST_PROMPTS = 10  # of a run of some seconds, however low its rate is
@@ -59,7 +59,7 @@ class SweepFlags:
 
     def check(self) -> None:
         """Refuse what can't be, before anything is measured. Raises `ValueError`, `OSError` or `BadParameter`."""
-        from quire.frontend.workload.arrivals import at_rate
+        from quire.frontend.evaluation.workload.arrivals import at_rate
 
         self.search()
         self.limits()
@@ -71,13 +71,13 @@ class SweepFlags:
 
     def search(self) -> RateSearch:
         """The search that is to be made."""
-        from quire.frontend.bench.rate_search import RateSearch
+        from quire.frontend.evaluation.bench.rate_search import RateSearch
 
         return RateSearch(self.low, self.high, self.attainment, self.precision)
 
     def limits(self) -> GoodputLimits:
         """What requests have to meet."""
-        from quire.frontend.report.goodput import GoodputLimits
+        from quire.frontend.evaluation.report.goodput import GoodputLimits
 
         if not self.goodput:
             raise typer.BadParameter("a sweep needs the limits to meet; give --goodput ttft:MS tpot:MS")
@@ -126,17 +126,17 @@ def sweep(
 
 
 def _sweep(opened: OpenTarget, flags: SweepFlags, workload: Workload) -> Sweep:
-    from quire.frontend.bench.sweep import Sweep
-    from quire.frontend.replay.load import Load
+    from quire.frontend.evaluation.bench.sweep import Sweep
+    from quire.frontend.evaluation.replay.load import Load
 
     load = Load(request_timeout=flags.request_timeout or None, warm_up=flags.warmup)
     return Sweep(opened.runs, flags.search(), _rates(opened, flags, workload), load, say, workload.seed)
 
 
 def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload) -> Rates:
-    from quire.frontend.bench.sweep import Rates
-    from quire.frontend.report.run import Run
-    from quire.frontend.workload.arrivals import arrive, at_rate
+    from quire.frontend.evaluation.bench.sweep import Rates
+    from quire.frontend.evaluation.report.run import Run
+    from quire.frontend.evaluation.workload.arrivals import arrive, at_rate
 
     def requests(rate: float) -> Iterator[WorkloadRequest]:
         made = workload.requests(flags.num_at(rate), opened.context_length)
@@ -165,8 +165,8 @@ def _report_on(found: Sweep, opened: OpenTarget, flags: SweepFlags, workload: Wo
         tell_skipped(workload.trace, config)
     if not found.tries:
         return
-    from quire.frontend.bench.sweep_page import write_page
-    from quire.frontend.report.files import save_json
+    from quire.frontend.evaluation.bench.sweep_page import write_page
+    from quire.frontend.evaluation.report.files import save_json
 
     report = found.report(opened.title(f"sweep of {workload.name}"), config)
     if flags.output is not None:

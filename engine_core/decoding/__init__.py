@@ -1,0 +1,1 @@
+"""How a request decodes: single sequences, beam search, pooling."""

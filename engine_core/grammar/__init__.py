@@ -1,0 +1,1 @@
+"""Constrained requests: grammars, their compilation and token constraints."""

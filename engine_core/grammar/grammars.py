@@ -1,0 +1,249 @@
+"""Grammars: compiled on a thread of their own, within a time limit, and kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quire.engine_core.grammar.text import grammar_source, grammar_text
+from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.kernels.runner import Constraint, Matcher
+from quire.protocol.messages import StructuredOutputs
+
+if TYPE_CHECKING:
+    from quire.engine_core.request import Request
+
+MOST_GRAMMARS = 256  # that are kept
+_MOST_SPARES = 256  # constraints, of 50 to 100 KiB
+_MOST_FOLLOWED = 32_768  # tokens by one of these; each may have left a KiB of lexer states
+_MOST_KNOWN = 262_144  # tokens that these have followed
+_MOST_WORDS = 500  # characters of what is told of one that is wrong
+_MOST_STUCK = 4  # threads whose grammar takes too long, before others have to wait for one of them
+
+Key = tuple[str, str, bool, str | None]
+Compile = Callable[[StructuredOutputs], Matcher]
+
+
+class Grammar:
+    """One grammar, from when it is first asked for: `matcher` is at its beginning, or `error` says what is wrong."""
+
+    def __init__(self, key: Key, structured: StructuredOutputs) -> None:
+        self.key = key
+        self.structured = structured
+        self.requests: dict[Request, None] = {}  # that wait for it
+        self.matcher: Matcher | None = None
+        self.error: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known what came of it."""
+        return self.matcher is not None or self.error is not None
+
+
+class Grammars:
+    """Gives requests their constraints. One loop calls it; other threads only compile, one at a time.
+
+    llguidance can't be interrupted: a thread whose grammar takes longer than `timeout` seconds is left to itself, and
+    another one takes its place.
+    """
+
+    def __init__(
+        self,
+        tokenizer: GrammarTokenizer,
+        *,
+        timeout: float,
+        wake: Callable[[], None] = lambda: None,
+        compile_grammar: Compile | None = None,
+    ) -> None:
+        """`wake` is called on another thread when `take_compiled` has something to give."""
+        self.num_compiled = 0
+        self._timeout = timeout
+        self._wake = wake
+        self._compile = compile_grammar or partial(compile_matcher, tokenizer)
+        self._kept: OrderedDict[Key, Grammar] = OrderedDict()
+        self._spares: dict[Constraint, Grammar] = {}  # the last one given back is the last
+        self._num_known = 0  # tokens that these have followed
+        self._pending: set[Grammar] = set()
+        self._lock = threading.Lock()  # of what follows
+        self._queue: dict[Grammar, float] = {}  # since when
+        self._done: list[tuple[Grammar, Matcher | None, str | None]] = []
+        self._running: Grammar | None = None
+        self._begun = 0.0
+        self._has_thread = False
+        self._threads: set[threading.Thread] = set()
+        self._num_stuck = 0
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether `take_compiled` may have something to give, now or later."""
+        return bool(self._pending)
+
+    def find(self, structured: StructuredOutputs) -> Grammar:
+        """The grammar, which is being compiled from now on if it is not kept."""
+        kind = structured.kinds[0]
+        key = kind, grammar_text(structured), structured.disable_any_whitespace, structured.whitespace_pattern
+        grammar = self._kept.get(key)
+        if grammar is None:
+            grammar = self._kept[key] = Grammar(key, structured)
+            self._begin(grammar)
+        self._kept.move_to_end(key)
+        return grammar
+
+    def constrain(self, grammar: Grammar, vocab_size: int, stop_token_ids: Collection[int]) -> Constraint:
+        """A constraint at the beginning of a grammar that has been compiled: one that was given back, if one was."""
+        stops = sorted(stop_token_ids)
+        spare = next((each for each, of in reversed(self._spares.items()) if of is grammar), None)
+        if spare is None:
+            assert grammar.matcher is not None
+            return Constraint(grammar.matcher, vocab_size, stops)
+        self._take_spare(spare)
+        spare.stop_at(stops)
+        return spare
+
+    def give_back(self, grammar: Grammar, constraint: Constraint) -> None:
+        """Another request may have it: it knows the grammar better than a new one.
+
+        The last one that was given back is taken first, so that few come to know much. The oldest make room.
+        """
+        if constraint.num_followed > _MOST_FOLLOWED or not constraint.restart():
+            return
+        self._spares[constraint] = grammar
+        self._num_known += constraint.num_followed
+        while len(self._spares) > _MOST_SPARES or self._num_known > _MOST_KNOWN:
+            self._take_spare(next(iter(self._spares)))
+
+    def _take_spare(self, spare: Constraint) -> None:
+        del self._spares[spare]
+        self._num_known -= spare.num_followed
+
+    def leave(self, grammar: Grammar, request: Request) -> None:
+        """A request waits for it no longer. If nobody does, and it has not been begun, it need not be compiled."""
+        del grammar.requests[request]
+        if grammar.requests:
+            return
+        with self._lock:
+            is_queued = grammar in self._queue
+            self._queue.pop(grammar, None)
+        if is_queued:
+            self._forget(grammar)
+
+    def take_compiled(self) -> list[Grammar]:
+        """Those of which it has become known since the last call what came of them."""
+        with self._lock:
+            done, self._done = self._done, []
+            late = self._take_late()
+        for grammar, matcher, error in done:
+            grammar.matcher, grammar.error = matcher, error
+            self._pending.discard(grammar)
+        self.num_compiled += len(done)
+        for grammar in late:
+            grammar.error = self._took_too_long
+            self._forget(grammar)
+        if self._pending:
+            self._ensure_thread()
+        self._forget_oldest()
+        return [grammar for grammar, _, _ in done] + late
+
+    def stop(self, seconds: float) -> bool:
+        """Begins with no other grammar; whether all threads have ended within so many seconds."""
+        with self._lock:
+            self._queue.clear()
+            threads = list(self._threads)
+        deadline = time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _begin(self, grammar: Grammar) -> None:
+        self._pending.add(grammar)
+        with self._lock:
+            self._queue[grammar] = time.monotonic()
+        self._ensure_thread()
+
+    def _forget(self, grammar: Grammar) -> None:
+        self._pending.discard(grammar)
+        self._kept.pop(grammar.key, None)
+
+    def _forget_oldest(self) -> None:
+        while len(self._kept) > MOST_GRAMMARS + len(self._pending):
+            self._forget(next(grammar for grammar in self._kept.values() if grammar.is_ready))
+
+    def _take_late(self) -> list[Grammar]:
+        """The grammar that is being compiled if it takes too long; its thread is not waited for any more.
+
+        When no thread is left that could begin with them, also those that have waited for as long.
+        """
+        now, late = time.monotonic(), list[Grammar]()
+        if self._running is not None and now - self._begun > self._timeout:
+            late.append(self._running)
+            self._running, self._has_thread = None, False
+            self._num_stuck += 1
+        if self._num_stuck >= _MOST_STUCK and not self._has_thread:
+            late += [grammar for grammar, since in self._queue.items() if now - since > self._timeout]
+            self._queue = {grammar: since for grammar, since in self._queue.items() if grammar not in late}
+        return late
+
+    @property
+    def _took_too_long(self) -> str:
+        return (
+            f"it takes longer than the {self._timeout:g} s that are allowed to compile it; make it simpler, or start "
+            "the engine with a longer --grammar-timeout"
+        )
+
+    # On the threads that compile
+
+    def _ensure_thread(self) -> None:
+        with self._lock:
+            if self._has_thread or not self._queue or self._num_stuck >= _MOST_STUCK:
+                return
+            self._has_thread = True
+            thread = threading.Thread(target=self._run, name="quire-grammars", daemon=True)
+            self._threads = {thread, *(each for each in self._threads if each.is_alive())}
+        thread.start()
+
+    def _run(self) -> None:
+        while (grammar := self._next()) is not None:
+            begun = time.monotonic()
+            matcher, error = self._outcome(grammar)
+            if time.monotonic() - begun > self._timeout:
+                matcher, error = None, self._took_too_long
+            with self._lock:
+                is_late = self._running is not grammar
+                if is_late:
+                    self._num_stuck -= 1
+                else:
+                    self._running = None
+                    self._done.append((grammar, matcher, error))
+            self._wake()
+            if is_late:
+                return
+
+    def _next(self) -> Grammar | None:
+        with self._lock:
+            self._running = next(iter(self._queue), None)
+            if self._running is None:
+                self._has_thread = False
+            else:
+                del self._queue[self._running]
+                self._begun = time.monotonic()
+            return self._running
+
+    def _outcome(self, grammar: Grammar) -> tuple[Matcher | None, str | None]:
+        try:
+            return self._compile(grammar.structured), None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
+            return None, str(error)[:_MOST_WORDS] or type(error).__name__
+
+
+def compile_matcher(tokenizer: GrammarTokenizer, structured: StructuredOutputs) -> Matcher:
+    """ValueError for a grammar that is wrong, or allows no text at all."""
+    matcher = Matcher(tokenizer.get(), *grammar_source(structured))
+    if (words := matcher.error) is None and not matcher.allows_any():
+        words = matcher.error or "NoExtension"
+    if words is not None:
+        raise ValueError("it allows no text" if words.startswith("NoExtension") else words)
+    return matcher

@@ -1,0 +1,1 @@
+"""The scheduler: admission, the waiting queue, prefill budget, policies and prefix sharing."""

@@ -1,0 +1,190 @@
+"""The clients of the engine as its IO thread knows them: who has said Hello, and what is still to be sent to whom."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from quire.engine_core.transport.outbox import Mailbox
+from quire.protocol.codec import encode
+from quire.protocol.errors import ProtocolError
+from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, StepTrace, UtilityResult
+
+ClientId = bytes
+"""The ROUTER's id of one connection; a client that reconnects has a new one."""
+
+_BATCH_VALUES = 250_000  # of merged outputs in one frame: some 2 MB
+
+_LOG = logging.getLogger(__name__)
+
+
+class ServerCounters(msgspec.Struct):
+    """What the IO thread has seen so far; for the utility call `stats`."""
+
+    clients: int = 0
+    frames_refused: int = 0
+    frames_oversized: int = 0
+    clients_silent: int = 0
+    clients_gone: int = 0
+    clients_slow: int = 0
+    outputs_merged: int = 0
+    traces_dropped: int = 0
+    messages_dropped: int = 0
+
+
+class _Sent(enum.Enum):
+    YES = enum.auto()
+    FULL = enum.auto()  # the client does not read
+    GONE = enum.auto()  # the connection is no more
+
+
+class _Client:
+    """While a client does not read, `frame` waits to be sent and `mailbox` holds what follows it."""
+
+    __slots__ = ("frame", "heard", "id", "mailbox")
+
+    def __init__(self, client_id: ClientId, heard: float) -> None:
+        self.id = client_id
+        self.heard = heard
+        self.frame: bytes | None = None
+        self.mailbox = Mailbox()
+
+
+class Clients:
+    """The table of clients, and the sending half of the ROUTER. Used by the IO thread only."""
+
+    def __init__(
+        self,
+        router: zmq.Socket[bytes],
+        on_leave: Callable[[tuple[ClientId, Goodbye]], None],
+        counters: ServerCounters,
+        max_waiting_values: int,
+    ) -> None:
+        """`on_leave` is called once for each client that was added and is no more, whatever the reason."""
+        self._router = router
+        self._on_leave = on_leave
+        self._counters = counters
+        self._max_waiting_values = max_waiting_values
+        self._clients: dict[ClientId, _Client] = {}
+        self._blocked: dict[ClientId, _Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __contains__(self, client_id: ClientId) -> bool:
+        return client_id in self._clients
+
+    @property
+    def blocked(self) -> int:
+        """How many clients have something waiting; `flush` tries them again."""
+        return len(self._blocked)
+
+    def add(self, client_id: ClientId, now: float) -> None:
+        """A client said Hello; saying it twice changes nothing."""
+        self._clients.setdefault(client_id, _Client(client_id, now))
+        self._counters.clients = len(self._clients)
+
+    def remove(self, client_id: ClientId, goodbye: Goodbye) -> None:
+        """The one way a client leaves. What waits for it is dropped."""
+        del self._clients[client_id]
+        self._blocked.pop(client_id, None)
+        self._counters.clients = len(self._clients)
+        self._on_leave((client_id, goodbye))
+        _LOG.info("client %s left: %.80r", client_id.hex(), goodbye.reason)
+
+    def heard(self, client_id: ClientId, now: float) -> None:
+        """Anything that a client sends shows that it is alive."""
+        if (client := self._clients.get(client_id)) is not None:
+            client.heard = now
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """The engine itself did not run for so long: nobody's silence counts."""
+        for client in self._clients.values():
+            client.heard = min(now, client.heard + seconds)
+
+    def remove_silent(self, since: float) -> None:
+        """Removes the clients that were not heard of after `since`."""
+        for client in [client for client in self._clients.values() if client.heard < since]:
+            self._counters.clients_silent += 1
+            self.remove(client.id, Goodbye("silent"))
+
+    def broadcast(self, message: EngineMessage) -> None:
+        """Delivers to all."""
+        for client_id in list(self._clients):
+            self.deliver(client_id, message)
+
+    def deliver(self, client_id: ClientId, message: EngineMessage) -> None:
+        """Sends a message or has it wait, never blocks. A stranger gets errors only, and only if it reads."""
+        client = self._clients.get(client_id)
+        if client is None:
+            sent = isinstance(message, ErrorMessage) and self._transmit(client_id, encode(message)[0]) is _Sent.YES
+            self._counters.messages_dropped += not sent
+        elif client.frame is None:
+            self._push(client, message)
+        else:
+            self._keep(client, message)
+
+    def flush(self) -> None:
+        """Tries again to send what waits."""
+        for client in list(self._blocked.values()):
+            self._flush(client)
+
+    def _flush(self, client: _Client) -> None:
+        sent = client.frame is None or self._send_frame(client, client.frame)
+        while sent:
+            message = client.mailbox.take(_BATCH_VALUES)
+            if message is None:
+                del self._blocked[client.id]
+                return
+            sent = self._push(client, message)
+
+    def _push(self, client: _Client, message: EngineMessage) -> bool:
+        """Sends a message; tells whether the client can take another."""
+        try:
+            frame = encode(message)[0]
+        except ProtocolError as error:
+            return self._report(client, message, error)
+        return self._send_frame(client, frame)
+
+    def _send_frame(self, client: _Client, frame: bytes) -> bool:
+        sent = self._transmit(client.id, frame)
+        client.frame = frame if sent is _Sent.FULL else None
+        if sent is _Sent.FULL:
+            self._blocked[client.id] = client
+        elif sent is _Sent.GONE:
+            self._counters.clients_gone += 1
+            self.remove(client.id, Goodbye("gone"))
+        return sent is _Sent.YES
+
+    def _keep(self, client: _Client, message: EngineMessage) -> None:
+        if isinstance(message, StepTrace):
+            self._counters.traces_dropped += client.mailbox.put_trace(message)
+        else:
+            self._counters.outputs_merged += client.mailbox.put(message)
+        if client.mailbox.waiting > self._max_waiting_values:
+            self._counters.clients_slow += 1
+            self.remove(client.id, Goodbye(f"slow: more than {self._max_waiting_values} numbers wait to be read"))
+
+    def _report(self, client: _Client, message: EngineMessage, error: ProtocolError) -> bool:
+        """The engine made a message that has no encoding: a fault of ours, to be heard of and to be survived."""
+        _LOG.error("a message to client %s was not sent: %s", client.id.hex(), error)
+        if isinstance(message, UtilityResult):
+            return self._push(client, UtilityResult(message.call_id, error=f"the result cannot be sent: {error}"))
+        self._transmit(client.id, encode(ErrorMessage(f"the engine lost an output: {error}", fatal=True))[0])
+        self.remove(client.id, Goodbye("an output to it has no encoding"))
+        return False
+
+    def _transmit(self, client_id: ClientId, frame: bytes) -> _Sent:
+        try:
+            self._router.send_multipart((client_id, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return _Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return _Sent.GONE
+        return _Sent.YES

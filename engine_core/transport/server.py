@@ -1,0 +1,263 @@
+"""The engine's IO thread: owns the ROUTER, decodes into the inbox, sends what the step loop hands over."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from quire.engine_core.transport.clients import ClientId, Clients, ServerCounters
+from quire.engine_core.transport.waker import Waker
+from quire.protocol.address import remove_address
+from quire.protocol.codec import EngineDecoder
+from quire.protocol.errors import FrameTooLargeError, ProtocolError
+from quire.protocol.gate import Gate
+from quire.protocol.keys import NO_KEYS, Security, authorized_clients
+from quire.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    EngineCoreRequest,
+    EngineGoodbye,
+    EngineMessage,
+    ErrorMessage,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+)
+from quire.protocol.sockets import bind_engine
+
+__all__ = ["ClientId", "EngineServer", "Inbox", "ServerCounters"]
+
+Inbox = queue.SimpleQueue[tuple[ClientId, ClientMessage]]
+
+Refuse = Callable[[ClientId, EngineCoreRequest], EngineMessage | None]
+"""The answer to a request for which there is no room; None lets it in."""
+
+_RETRY_SECONDS = 0.01  # libzmq tells when some client can take a message, not when a given one can
+_RECEIVE_AT_ONCE = 256  # then outputs have their turn
+
+_LOG = logging.getLogger(__name__)
+
+
+def _let_in(_client_id: ClientId, _request: EngineCoreRequest) -> None:
+    return None
+
+
+class EngineServer:
+    """The engine's IO thread.
+
+    The inbox receives EngineCoreRequest, Abort, UtilityCall and Goodbye, each with the id of its client. Goodbye is put
+    there as well for a client that went silent, vanished or does not read. Hello and Ping are answered here.
+
+    `last_step` is set by the step loop: `time.monotonic()` after each step, `math.inf` before it blocks idle.
+    `failure` is the exception that ended the thread, if one did; then `(b"", Goodbye)` is put into the inbox so that
+    the loop wakes, and `send` raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ready: Ready,
+        inbox: Inbox,
+        security: Security = NO_KEYS,
+        *,
+        silent_heartbeats: int = 10,
+        max_waiting_values: int = 16_000_000,
+    ) -> None:
+        """`address` may be `tcp://host:0`. Pong comes every `ready.heartbeat_seconds`.
+
+        A client that says nothing for `silent_heartbeats` of them is taken for dead. One for whom more than
+        `max_waiting_values` numbers wait (about 36 bytes each) is given up.
+        """
+        if not ready.heartbeat_seconds > 0:
+            raise ValueError(f"heartbeat_seconds={ready.heartbeat_seconds} must be above 0")
+        self.last_step = time.monotonic()
+        self.failure: BaseException | None = None
+        self.counters = ServerCounters()
+        self._address = address
+        self._ready = ready
+        self._inbox = inbox
+        self._security = security
+        self._silence = silent_heartbeats * ready.heartbeat_seconds
+        self._max_waiting_values = max_waiting_values
+        self._decoder = EngineDecoder()
+        self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
+        self._next_beat = math.inf
+        self._farewell: tuple[float, str] | None = None  # deadline, reason
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name="quire-engine-io", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where the engine listens; after `start` with the port resolved."""
+        return self._address
+
+    def start(self, refuse: Refuse = _let_in) -> None:
+        """Binds and starts the thread, which asks `refuse` about every request.
+
+        Raises AddressError or KeyFileError with a text for the user.
+        """
+        self._refuse_request = refuse
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gate: Gate | None = None
+        try:
+            if self._security.keys is not None:
+                self._gate = Gate(self._context, authorized_clients(self._security.keys))
+            self._router = bind_engine(self._context, self._address, self._security)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._address = self._router.get_string(zmq.LAST_ENDPOINT)
+        self._clients = Clients(self._router, self._inbox.put, self.counters, self._max_waiting_values)
+        self._thread.start()
+
+    def send(self, client_id: ClientId, message: EngineMessage) -> None:
+        """Hands a message over; never blocks, any thread. The message is the server's from here on: do not change it.
+
+        What is sent to a client that has left is dropped. Raises RuntimeError if the IO thread failed.
+        """
+        if self.failure is not None:
+            raise RuntimeError("the engine's IO thread failed; the engine cannot answer any more") from self.failure
+        self._outgoing.append((client_id, message))
+        self._waker.wake()
+
+    def stop(self, linger: float = 1.0, reason: str = "the engine was stopped") -> None:
+        """Sends what waits, for at most `linger` seconds, and EngineGoodbye to all; removes the socket file."""
+        if self._thread.ident is None:  # never started
+            self._waker.close()
+            return
+        self._farewell = self._farewell or (time.monotonic() + linger, reason)
+        self._waker.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            poller = zmq.Poller()
+            for readable in (self._router, self._waker.receiver, *([self._gate.socket] if self._gate else [])):
+                poller.register(readable, zmq.POLLIN)
+            while self._farewell is None:
+                self._turn({key for key, _ in poller.poll(self._timeout())})
+            self._say_farewell(*self._farewell)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must hear of it, not wait for ever
+            _LOG.exception("the engine's IO thread failed")
+            self.failure = error
+            self._inbox.put((b"", Goodbye("the IO thread failed")))
+        finally:
+            self._close()
+
+    def _timeout(self) -> int | None:
+        """Milliseconds until something is due; None when only a socket can bring work."""
+        due = self._next_beat - time.monotonic()
+        if self._clients.blocked:
+            due = min(due, _RETRY_SECONDS)
+        return None if due == math.inf else max(0, math.ceil(due * 1000))
+
+    def _turn(self, readable: set[object]) -> None:
+        if self._gate is not None and self._gate.socket in readable:
+            self._gate.answer()
+        self._clients.flush()
+        if self._waker.receiver.fileno() in readable:
+            self._waker.lower()
+            self._send_outgoing()
+        if self._router in readable:
+            self._receive()
+        if (now := time.monotonic()) >= self._next_beat:
+            self._beat(now)
+
+    def _send_outgoing(self) -> None:
+        for _ in range(len(self._outgoing)):  # not what comes meanwhile: a busy core must not keep us from receiving
+            self._clients.deliver(*self._outgoing.popleft())
+
+    def _receive(self) -> None:
+        now = time.monotonic()
+        for _ in range(_RECEIVE_AT_ONCE):
+            try:
+                client_id, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._clients.heard(client_id, now)
+            try:
+                message = self._decoder.decode(frames)
+            except ProtocolError as error:
+                self._refuse(client_id, error)
+            else:
+                self._accept(client_id, message, now)
+
+    def _refuse(self, client_id: ClientId, error: ProtocolError) -> None:
+        self.counters.frames_refused += 1
+        self.counters.frames_oversized += isinstance(error, FrameTooLargeError)
+        _LOG.debug("refused a frame of client %s: %s", client_id.hex(), error)
+        self._clients.deliver(client_id, ErrorMessage(str(error)))
+
+    def _accept(self, client_id: ClientId, message: ClientMessage, now: float) -> None:
+        if isinstance(message, Hello):
+            self._greet(client_id, message, now)
+        elif client_id not in self._clients:
+            text = "the engine does not know this connection (new, lost meanwhile, or given up); say Hello first"
+            self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
+        elif isinstance(message, Ping):
+            self._clients.deliver(client_id, self._pong(now))
+        elif isinstance(message, Goodbye):
+            self._clients.remove(client_id, message)
+        elif (
+            isinstance(message, EngineCoreRequest) and (answer := self._refuse_request(client_id, message)) is not None
+        ):
+            self._clients.deliver(client_id, answer)
+        else:
+            self._inbox.put((client_id, message))
+
+    def _greet(self, client_id: ClientId, hello: Hello, now: float) -> None:
+        if (objection := _objection(client_id, hello)) is not None:
+            self._clients.deliver(client_id, ErrorMessage(objection, fatal=True))
+            return
+        if not self._clients:
+            self._next_beat = now + self._ready.heartbeat_seconds
+        self._clients.add(client_id, now)
+        self._clients.deliver(client_id, self._ready)
+        _LOG.info("client %s (%.80r) attached", client_id.hex(), hello.client_name)
+
+    def _beat(self, now: float) -> None:
+        """A heartbeat: forgets the silent, tells the others that the engine lives."""
+        heartbeat = self._ready.heartbeat_seconds
+        if (late := now - self._next_beat) > heartbeat:  # the process was stopped, or the host asleep
+            self._clients.forgive(late, now)
+        self._clients.remove_silent(now - self._silence)
+        self._clients.broadcast(self._pong(now))
+        self._next_beat = now + heartbeat if self._clients else math.inf
+
+    def _pong(self, now: float) -> Pong:
+        return Pong(max(0.0, now - self.last_step))
+
+    def _say_farewell(self, deadline: float, reason: str) -> None:
+        self._send_outgoing()
+        self._clients.broadcast(EngineGoodbye(reason))
+        while self._clients.blocked and time.monotonic() < deadline:
+            time.sleep(_RETRY_SECONDS)
+            self._clients.flush()
+        self._router.close(linger=max(100, math.ceil((deadline - time.monotonic()) * 1000)))
+
+    def _close(self) -> None:
+        self._refuse_request = _let_in  # or server and core would keep each other in memory
+        self._context.destroy(linger=None)
+        self._waker.close()
+        remove_address(self._address)
+
+
+def _objection(client_id: ClientId, hello: Hello) -> str | None:
+    """Why this client cannot be served; None if it can."""
+    if hello.protocol_version != PROTOCOL_VERSION:
+        return (
+            f"the client speaks protocol version {hello.protocol_version}, this engine version {PROTOCOL_VERSION}; "
+            "install the same version of quire on both sides"
+        )
+    if not client_id.startswith(b"\0"):  # libzmq's own ids do
+        return f"the client chose its zmq identity {client_id!r}, as another may do too; leave ZMQ_IDENTITY unset"
+    return None

@@ -1,0 +1,1 @@
+"""The client of an engine's socket: processes, connections, requests and their streams."""

@@ -1,0 +1,226 @@
+"""An engine as the frontend has it: started or attached to, connected, with the tokenizer of its model."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.frontend.client.engine_client import CoreClient, Delivery
+from quire.frontend.client.launcher import EngineProcess
+from quire.frontend.client.request import DEFAULT_SERVICE, Request, Service
+from quire.frontend.embedding import EmbeddingRequest, PoolingParams, check_embedding, validate_pooling
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.errors import RequestError
+from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.chat.tools import ToolUse
+from quire.frontend.text.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncated
+from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from quire.frontend.text.chat.template import ChatTemplate
+
+
+class Engine:
+    """What `LLM` and `AsyncLLM` have in common: the connection, and how a user's input becomes a `Request`.
+
+    `deliver` is called on another thread, see `CoreClient`. Raises `EngineStartError`, `EngineConnectionError`.
+    `close` ends the connection, and the process if it was started here.
+    """
+
+    def __init__(self, args: EngineArgs, deliver: Callable[[Delivery], None]) -> None:
+        self.args = args
+        self._seeds = SeedSource(args.seed)
+        self._chat_template: ChatTemplate | None = None
+        self._process = EngineProcess(args) if args.engine_address is None else None
+        try:
+            # The engine loads its model in the meantime.
+            self.tokenizer = None if self._process is None else self._load_tokenizer(args.model)
+            self.client = self._connect(deliver)
+        except BaseException:
+            if self._process is not None:
+                self._process.stop()
+            raise
+        try:
+            if self._process is None:
+                self.tokenizer = self._load_tokenizer(self.client.ready.model)
+        except BaseException:
+            self.close()
+            raise
+        ready_eos = self.client.ready.eos_token_ids
+        tokenizer_eos = [] if self.tokenizer is None else self.tokenizer.eos_token_ids
+        known = [token for token in (*ready_eos, *tokenizer_eos) if token < self.client.ready.vocab_size]
+        self.eos_token_ids = list(dict.fromkeys(known))
+
+    @property
+    def model(self) -> str:
+        """The folder of the model, on the engine's machine."""
+        return self.client.ready.model
+
+    def close(self) -> None:
+        """Leave the engine, and end it if it was started here. Idempotent."""
+        self.client.close()
+        if self._process is not None:
+            self._process.stop()
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `RequestError` when there is none."""
+        if self.tokenizer is None:
+            raise RequestError("there is no tokenizer; name a folder that has one with tokenizer=, or use token ids")
+        return self.tokenizer
+
+    def params(self, params: SamplingParams | None) -> SamplingParams:
+        """Checked parameters; vLLM's defaults when there are none. Raises `ValueError`."""
+        return validate(SamplingParams() if params is None else params, vocab_size=self.client.ready.vocab_size)
+
+    def prompt(
+        self, prompt: PromptType, *, truncate_prompt_tokens: int | None = None, add_special_tokens: bool = True
+    ) -> Prompt:
+        """A checked prompt, or its last tokens. Raises `RequestError`."""
+        made = make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size, add_special_tokens)
+        return self.truncated(made, truncate_prompt_tokens)
+
+    def truncated(self, prompt: Prompt, last: int | None) -> Prompt:
+        """The `last` tokens of a prompt, -1 for what the context can hold, None for all. Raises `RequestError`."""
+        return truncated(prompt, last, self.client.ready.max_model_len)
+
+    def request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        service: Service = DEFAULT_SERVICE,
+        arrival_time: float | None = None,
+    ) -> Request:
+        """A request that is ready to be submitted; `params` are checked ones. Raises `RequestError`.
+
+        `arrival_time`: when its user asked for it, `time.monotonic()`; now if None.
+        """
+        ready = self.client.ready
+        check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+        try:
+            seed = self._seeds.next() if params.seed is None else params.seed
+            each = engine_params(params, seed, self.tokenizer)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        arrived = time.monotonic() if arrival_time is None else arrival_time
+        return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=arrived, service=service)
+
+    def pooling(self, params: PoolingParams | None) -> PoolingParams:
+        """Checked parameters of an embedding; the defaults when there are none. Raises `ValueError`."""
+        return validate_pooling(params, self.client.ready.hidden_size)
+
+    def embedding(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: PoolingParams,
+        service: Service = DEFAULT_SERVICE,
+        arrival_time: float | None = None,
+    ) -> EmbeddingRequest:
+        """An embedding that is ready to be submitted; else as `request`."""
+        ready = self.client.ready
+        check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+        arrived = time.monotonic() if arrival_time is None else arrival_time
+        return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, service=service)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> Prompt:
+        """The prompt that the chat template makes of a conversation. Raises `RequestError`.
+
+        The template writes special tokens itself; `add_special_tokens` puts the tokenizer's around them as well.
+        """
+        _check_variables(chat_template_kwargs or {})
+        tokenizer = self.require_tokenizer()
+        text = self._template(tokenizer, chat_template).render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return checked_prompt(Prompt(token_ids, text), self.client.ready.vocab_size)
+
+    @functools.cached_property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes thoughts and tool calls."""
+        from quire.frontend.text.chat.template import template_sources
+
+        tokenizer = self.tokenizer
+        added = {} if tokenizer is None else tokenizer.added_tokens
+        return AnswerFormat.detect(
+            "" if tokenizer is None else template_sources(tokenizer.path).get("default", ""),
+            added_tokens=added.values(),
+            special_tokens=[] if tokenizer is None else [added[token] for token in tokenizer.special_token_ids],
+            tool_parser=self.args.tool_call_parser,
+            reasoning_parser=self.args.reasoning_parser,
+        )
+
+    def chat_question(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        tools: ToolUse | None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        **template: Any,
+    ) -> tuple[Prompt, SamplingParams]:
+        """The prompt of a conversation, by the options of `chat_prompt`, and the parameters of its answer.
+
+        Raises `RequestError` or `ToolError`.
+        """
+        prompt = self.chat_prompt(messages, tools=None if tools is None else tools.for_template(), **template)
+        answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
+        return self.truncated(prompt, truncate_prompt_tokens), answer
+
+    def _template(self, tokenizer: Tokenizer, source: str | None) -> ChatTemplate:
+        # Here, since jinja2 takes a tenth of a second to load, which would delay the start of every engine.
+        from quire.frontend.text.chat.template import load_chat_template
+
+        if source is not None:
+            return load_chat_template(tokenizer.path, source=source)
+        if self._chat_template is None:
+            self._chat_template = load_chat_template(tokenizer.path)
+        return self._chat_template
+
+    def _load_tokenizer(self, model: str) -> Tokenizer | None:
+        if self.args.skip_tokenizer_init:
+            return None
+        if self.args.tokenizer is not None:
+            return Tokenizer(self.args.tokenizer)
+        if self._process is None and not Path(model).is_dir():
+            return None  # the engine runs on another machine
+        return load_tokenizer(model)
+
+    def _connect(self, deliver: Callable[[Delivery], None]) -> CoreClient:
+        args, timeout = self.args, self.args.start_timeout
+        if self._process is not None:
+            address = self._process.wait_ready(timeout)
+            return CoreClient(address, deliver, obituary=self._process.obituary)
+        assert args.engine_address is not None
+        return CoreClient(args.engine_address, deliver, security=args.security, timeout=min(timeout, 10.0))
+
+
+# What the chat template is given by other means.
+_NO_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message", "tools")
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for a variable of a chat template that would stand in for another argument."""
+    for name in _NO_VARIABLES:
+        if name in variables:
+            what = "leave it out" if name == "self" else f"give {name} as an argument of its own, or leave it out"
+            raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {what}")

@@ -1,0 +1,228 @@
+"""A client of an engine: a `Connection` on a thread of its own, for `LLM` and `AsyncLLM` alike.
+
+The thread keeps the heartbeat going whatever the user's code does meanwhile, so an idle notebook or a blocked event
+loop stays a live client. Everything that arrives for requests is handed to one callback, a frame at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from quire.frontend.client.connection import Connection
+from quire.frontend.errors import EngineConnectionError, EngineDeadError
+from quire.protocol.codec import encode
+from quire.protocol.keys import Security
+from quire.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    EngineCoreOutputs,
+    EngineGoodbye,
+    EngineMessage,
+    ErrorMessage,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    SchedulerStats,
+    StepTrace,
+    UtilityCall,
+    UtilityResult,
+)
+
+SILENT_HEARTBEATS = 10  # heartbeats in a row without a word from the engine, until it counts as dead
+
+# What a client hands to its owner: outputs, or the reason why every open request has come to its end.
+Delivery = EngineCoreOutputs | EngineDeadError
+
+
+class CoreClient:
+    """One client of the engine at `address`, ready to use once constructed.
+
+    `deliver` is called on the client's thread and must return at once. It gets every `EngineCoreOutputs`, and an
+    `EngineDeadError` when all open requests are lost; `dead` tells whether the client is of no more use then.
+    `obituary` says how the engine ended, if it knows more than the connection does.
+    Raises `EngineConnectionError` when there is no engine that answers within `timeout` seconds, or one that
+    speaks another version of the protocol.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        deliver: Callable[[Delivery], None],
+        *,
+        security: Security | None = None,
+        timeout: float = 10.0,
+        obituary: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self.address = address
+        self.dead: EngineDeadError | None = None
+        self.last_stats: SchedulerStats | None = None
+        self.last_step_age = 0.0
+        self._deliver = deliver
+        self._obituary = obituary
+        self._hello = Hello(PROTOCOL_VERSION, f"quire.frontend {os.getpid()}")
+        self._calls: dict[int, Future[Any]] = {}
+        self._call_ids = itertools.count(1)
+        self._lock = threading.Lock()  # nothing is posted, and no call opened, once `dead` is set
+        self._closing = False
+        self._on_step: Callable[[StepTrace], None] | None = None
+        self._greeting = False  # a Hello is under way that the engine has not yet answered
+        self._connection = Connection(address, security or Security())
+        try:
+            self.ready = self._shake_hands(timeout)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._thread = threading.Thread(target=self._run, name="quire-client", daemon=True)
+        self._thread.start()
+
+    def send(self, message: ClientMessage) -> None:
+        """Queue a message for the engine. Any thread. Raises `EngineDeadError`, or `ProtocolError` when too large."""
+        frames = encode(message)
+        with self._lock:
+            if self.dead is not None:
+                raise EngineDeadError(*self.dead.args)
+            self._connection.post(frames)
+
+    def call(self, method: str, token_ids: Sequence[int] = (), cache_salt: str = "") -> Future[Any]:
+        """Start a utility call, some of which concern a prefix.
+
+        The future gets its result, or `RuntimeError` with the engine's words.
+        """
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        call_id = next(self._call_ids)
+        self._calls[call_id] = future
+        try:
+            self.send(UtilityCall(call_id, method, list(token_ids), cache_salt))
+        except BaseException:
+            self._calls.pop(call_id, None)
+            raise
+        return future
+
+    def start_trace(self, on_step: Callable[[StepTrace], None]) -> Future[Any]:
+        """Start to trace the engine's steps; `on_step` is called on the client's thread and must return at once."""
+        self._on_step = on_step
+        return self.call("trace_start")
+
+    def stop_trace(self) -> Future[Any]:
+        """Stop tracing; the trace marked as the last is still to come."""
+        return self.call("trace_stop")
+
+    def close(self) -> None:
+        """Say goodbye, so that the engine ends what is still open, and end the thread. Idempotent."""
+        with self._lock:
+            self._closing = True
+            if self.dead is None:
+                self._connection.wake()
+        if threading.current_thread() is not self._thread:  # a finalizer may run on any thread
+            self._thread.join()
+
+    def _shake_hands(self, timeout: float) -> Ready:
+        self._connection.post(encode(self._hello))
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            for message in self._connection.exchange(left):
+                if isinstance(message, Ready):
+                    return message
+                if isinstance(message, (ErrorMessage, EngineGoodbye)):
+                    text = message.message if isinstance(message, ErrorMessage) else message.reason
+                    raise EngineConnectionError(f"the engine at {self.address} refused the connection: {text}")
+        raise EngineConnectionError(
+            f"the engine at {self.address} did not answer within {timeout:g} s; is that an engine, and is it alive?"
+        )
+
+    # From here on: the client's thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+            reason = "the client was closed"
+        except (EngineConnectionError, EngineDeadError) as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, no request may wait for ever
+            reason = f"the connection to the engine at {self.address} failed: {type(error).__name__}: {error}"
+        if not self._closing:
+            reason = self._obituary() or reason
+        self._end(EngineDeadError(reason))
+
+    def _serve(self) -> None:
+        """Exchange messages and heartbeats until the client is closed, or the engine is dead: `EngineDeadError`."""
+        interval = self.ready.heartbeat_seconds
+        next_beat = time.monotonic() + interval
+        missed = 0
+        while not self._closing:
+            messages = self._connection.exchange(next_beat - time.monotonic())
+            for message in messages:
+                self._handle(message)
+            if messages and not self._greeting:
+                missed = 0
+            if time.monotonic() >= next_beat:
+                # Beats are counted, not timed: a client that was itself stopped for an hour has missed only one.
+                missed += 1
+                if missed > SILENT_HEARTBEATS:
+                    raise EngineDeadError(f"the engine at {self.address} gave no answer for {missed * interval:g} s")
+                self._connection.post(encode(Ping()))
+                next_beat = time.monotonic() + interval
+        self._connection.post(encode(Goodbye()))
+
+    def _handle(self, message: EngineMessage) -> None:
+        if isinstance(message, EngineCoreOutputs):
+            self.last_stats = message.stats or self.last_stats
+            self._deliver(message)
+        elif isinstance(message, Pong):
+            self.last_step_age = message.last_step_age
+        elif isinstance(message, UtilityResult):
+            self._answer(message)
+        elif isinstance(message, StepTrace):
+            self._trace(message)
+        elif isinstance(message, ErrorMessage):
+            self._refused(message)
+        elif isinstance(message, EngineGoodbye):
+            raise EngineDeadError(f"the engine at {self.address} has ended: {message.reason or 'it was stopped'}")
+        else:
+            self.ready, self._greeting = message, False
+            if self._on_step is not None:  # the engine may have forgotten this client, and who it is
+                self.call("trace_start")
+
+    def _trace(self, message: StepTrace) -> None:
+        if self._on_step is not None:
+            self._on_step(message)
+        if message.last:
+            self._on_step = None
+
+    def _answer(self, message: UtilityResult) -> None:
+        future = self._calls.pop(message.call_id, None)
+        if future is None:
+            return
+        if message.error is not None:
+            future.set_exception(RuntimeError(message.error))
+        else:
+            future.set_result(message.result)
+
+    def _refused(self, message: ErrorMessage) -> None:
+        """The engine refused a frame, or took this client for dead while it was stopped: what is open gets no answer.
+
+        Which requests that concerns cannot be known, so all of them end with an error, and the client greets anew.
+        """
+        if not self._greeting:
+            self._greeting = True
+            self._connection.post(encode(self._hello))
+        self._deliver(EngineDeadError(f"the engine at {self.address} refused a message: {message.message}"))
+
+    def _end(self, error: EngineDeadError) -> None:
+        with self._lock:
+            self.dead = error
+        self._connection.close()
+        for call_id in list(self._calls):
+            if (future := self._calls.pop(call_id, None)) is not None:
+                future.set_exception(error)
+        if not self._closing:
+            self._deliver(error)

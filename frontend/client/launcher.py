@@ -1,0 +1,119 @@
+"""An engine process of one's own: started, watched while it starts, and ended without leaving anything behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from quire.frontend.client.engine_log import EngineLog
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.errors import EngineStartError
+from quire.protocol.address import default_address, remove_address
+
+DRAIN_SECONDS = 5.0  # that requests of other clients get to end when the owner of the engine leaves
+KILL_SECONDS = 10.0  # until an engine that does not end is killed
+
+
+class EngineProcess:
+    """An engine in a process of its own, on a socket in a private folder. `wait_ready` tells when it can be used.
+
+    It has no terminal, so Ctrl-C reaches only its owner, and it ends by itself when its owner is gone.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        self._owner = os.getpid()
+        self.address = default_address()
+        self._ready: Future[str] = Future()
+        self._log = EngineLog()
+        try:
+            self._process = self._spawn(args)
+        except BaseException as error:  # a signal may come now as well
+            remove_address(self.address)
+            if isinstance(error, OSError):
+                raise EngineStartError(f"the engine process could not be started: {error}") from error
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="quire-engine-watch", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._process.pid
+
+    def wait_ready(self, timeout: float) -> str:
+        """Wait until the engine listens; returns its address. Raises `EngineStartError` with what it said."""
+        try:
+            self.address = self._ready.result(timeout)
+        except FutureTimeoutError:
+            raise EngineStartError(
+                f"the engine was not ready within {timeout:g} s; give it more time with start_timeout\n{self._log.tail}"
+            ) from None
+        return self.address
+
+    def obituary(self, timeout: float = 1.0) -> str | None:
+        """How the process ended, if it does within `timeout` seconds: its status, and the last that it said."""
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(timeout)
+        how = f"exited with status {status}"
+        if status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
+            if status == -signal.SIGKILL:
+                how += " (by hand, or because memory ran out)"
+        return f"the engine process {self.pid} {how}{self._log.last_words}"
+
+    def stop(self) -> None:
+        """End the process: ask, wait, and kill it if need be. Returns when it and its socket are gone. Idempotent."""
+        if os.getpid() != self._owner:
+            return  # a fork inherits the object, but not the engine
+        try:
+            self._process.terminate()
+            self._process.wait(DRAIN_SECONDS + KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._process.kill()
+            self._process.wait()
+            remove_address(self.address)
+        self._watcher.join(1.0)
+
+    def _spawn(self, args: EngineArgs) -> subprocess.Popen[bytes]:
+        # -P: folders in the current directory must not shadow packages
+        command = [sys.executable, "-P", "-m", "quire.engine_core", *args.command_line(), "--address", self.address]
+        command += ["--die-with-parent", str(self._owner), "--drain-seconds", str(DRAIN_SECONDS)]
+        with self._log.open() as stderr:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    def _watch(self) -> None:
+        """Forward what the engine says until it ends; runs on a thread of its own."""
+        reader = threading.Thread(target=self._log.forward, name="quire-engine-log", daemon=True)
+        reader.start()
+        assert self._process.stdout is not None  # PIPE
+        with self._process.stdout as stdout:
+            for line in stdout:
+                word, _, rest = line.decode(errors="replace").strip().partition(" ")
+                if word == "READY" and not self._ready.done():
+                    self._log.started()
+                    self._ready.set_result(rest)
+        self._process.wait()
+        reader.join()
+        if not self._ready.done():
+            self._ready.set_exception(EngineStartError(self._start_failure()))
+
+    def _start_failure(self) -> str:
+        said = self._log.error
+        return f"the engine did not start: {said}" if said else f"the engine did not start: {self.obituary()}"

@@ -1,0 +1,287 @@
+"""A request as the frontend follows it: increments of the engine in, `RequestOutput` out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from quire.frontend.client.observer import TraceContext
+from quire.frontend.errors import RequestError
+from quire.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from quire.frontend.sampling import ranks
+from quire.frontend.text.detokenizer import IncrementalDetokenizer
+from quire.frontend.text.prompts import Prompt
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.protocol.messages import (
+    EngineCoreEvent,
+    EngineCoreOutput,
+    ErrorKind,
+    EventType,
+    FinishReason,
+    PoolingParams,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How a request is to be treated. `timeout`: seconds after which it ends, None for no limit.
+
+    `trace` is for those who observe it.
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None
+    trace: TraceContext = field(default_factory=TraceContext)
+
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.priority < 2**63:
+            raise RequestError(f"priority={self.priority} is out of range; it must be from -2**63 to 2**63 - 1")
+
+
+DEFAULT_SERVICE = Service()
+
+
+class Completion:
+    """One of the `n` completions of a request while it grows: tokens, text, logprobs, and how it ended."""
+
+    def __init__(self, index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.index = index
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self._cumulative_logprob = 0.0
+        self._num_handed_out = 0
+        self._tokenizer = tokenizer
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = IncrementalDetokenizer(
+                tokenizer,
+                prompt.token_ids,
+                params.stop,
+                params.include_stop_str_in_output,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+                params.min_tokens,
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log probability per token; that of no tokens is the least."""
+        return self._cumulative_logprob / len(self._token_ids) if self._token_ids else -math.inf
+
+    def append(self, output: EngineCoreOutput) -> bool:
+        """Take an increment. Returns whether a stop string ended the completion, which the engine cannot know."""
+        token_ids = output.new_token_ids
+        stop_string = self._detokenize(output)
+        if self._detokenizer is not None:
+            token_ids = token_ids[: self._detokenizer.num_tokens - len(self._token_ids)]
+        self._token_ids += token_ids
+        if self._logprobs is not None and output.new_logprobs is not None:
+            for entry in output.new_logprobs[: len(token_ids)]:
+                self._logprobs.append(position_logprobs(entry, self._tokenizer))
+                self._cumulative_logprob += entry.logprobs[0]
+        if stop_string is not None:
+            self.finish_reason, self.stop_reason = str(FinishReason.STOP), stop_string
+        elif output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason
+        return stop_string is not None and output.finish_reason is None
+
+    def output(self, delta: bool) -> CompletionOutput:
+        """The completion so far, or what was added since the last call."""
+        start = self._num_handed_out if delta else 0
+        self._num_handed_out = len(self._token_ids)
+        text = "" if self._detokenizer is None else self._detokenizer.delta() if delta else self._detokenizer.text
+        return CompletionOutput(
+            self.index,
+            text,
+            self._token_ids[start:],
+            None if self._logprobs is None else self._cumulative_logprob,
+            None if self._logprobs is None else self._logprobs[start:],
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def _detokenize(self, output: EngineCoreOutput) -> str | None:
+        """Bring the text up to date; the stop string that ended it, or None."""
+        if self._detokenizer is None:
+            return None
+        stop_token = output.finish_reason is FinishReason.STOP and not output.is_whole
+        stop = self._detokenizer.update(output.new_token_ids, stop_token)
+        return self._detokenizer.finish() if stop is None and output.finish_reason is not None else stop
+
+
+class Request:
+    """One request of a user: its prompt and parameters, its completions, and the error that ended it, if one did.
+
+    `params` are those of `validate`; `engine_params` those of its engine requests, one a completion. `first_chunk_time`
+    is when its first tokens arrived, in seconds of this process's monotonic clock, if somebody observes that.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        engine_params: Sequence[SamplingParams],
+        tokenizer: Tokenizer | None,
+        *,
+        arrival_time: float,
+        service: Service,
+    ) -> None:
+        self.request_id = request_id
+        self.service = service
+        self.prompt = prompt
+        self.pooling: PoolingParams | None = None
+        self.engine_params = engine_params
+        self.params = params
+        self.metrics = RequestMetrics(arrival_time)
+        self.first_chunk_time: float | None = None
+        self.num_cached_tokens = 0
+        self.error: Exception | None = None
+        self._tokenizer = tokenizer
+        own = msgspec.structs.replace(params, logprobs=engine_params[0].logprobs)
+        count = params.n if params.beam_width else len(engine_params)
+        self._completions = [Completion(index, prompt, own, tokenizer) for index in range(count)]
+        self._num_open = count
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions have ended, or an error has ended them."""
+        return self._num_open == 0 or self.error is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to hand out: where completions are ranked, there is at the end alone."""
+        return self.finished or not ranks(self.params)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that all completions have together."""
+        return sum(completion.num_tokens for completion in self._completions)
+
+    @property
+    def longest_output(self) -> int:
+        """Tokens of the completion that has the most."""
+        return max(completion.num_tokens for completion in self._completions)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why each completion ended; "abort" for one that was still open when its consumer left, or an error came."""
+        return [completion.finish_reason or str(FinishReason.ABORT) for completion in self._completions]
+
+    def append(self, index: int, output: EngineCoreOutput, timestamp: float) -> bool:
+        """Take an increment of completion `index`. Returns whether the engine must be told that it has ended."""
+        metrics = self.metrics
+        if output.events:
+            self._note(output)
+            if output.events[-1].type is EventType.FINISHED:
+                timestamp = output.events[-1].timestamp  # the frame may have waited for a consumer, and merged
+        if output.new_token_ids or output.beams:
+            metrics.last_token_time = max(timestamp, metrics.last_token_time or timestamp)
+        if output.new_prompt_logprobs is not None:
+            self._prompt_logprobs = [
+                None if entry is None else position_logprobs(entry, self._tokenizer)
+                for entry in output.new_prompt_logprobs
+            ]
+        if self.params.beam_width:
+            self._append_beams(output)
+            stopped = False
+        else:
+            completion = self._completions[index]
+            stopped = completion.append(output)
+            self._num_open -= completion.finish_reason is not None
+        if output.finish_reason is FinishReason.ERROR and not stopped:
+            kind = output.error_kind or ErrorKind.FAILED
+            self.error = RequestError(output.error or "the engine gave no reason", kind=kind)
+        if self._num_open == 0:
+            metrics.finished_time = max(timestamp, metrics.last_token_time or timestamp)
+        return stopped
+
+    def output(self, delta: bool = False) -> RequestOutput:
+        """The request so far; with `delta` its completions hold only what was added since the last call."""
+        return RequestOutput(
+            self.request_id,
+            self.prompt.text,
+            self.prompt.token_ids,
+            self._prompt_logprobs,
+            self._outputs(delta),
+            self.finished,
+            self.metrics,
+            self.num_cached_tokens,
+        )
+
+    def _outputs(self, delta: bool) -> list[CompletionOutput]:
+        if not ranks(self.params):
+            return [completion.output(delta) for completion in self._completions]
+        if not self.finished:
+            return []
+        best = self._completions
+        if self.params.best_of is not None:
+            best = sorted(best, key=lambda completion: -completion.mean_logprob)[: self.params.n]
+        outputs = [completion.output(delta) for completion in best]
+        for index, output in enumerate(outputs):
+            output.index = index
+            if self.params.logprobs is None:
+                output.logprobs = None
+        return outputs
+
+    def _append_beams(self, output: EngineCoreOutput) -> None:
+        """Each of the beams is a completion; one that was ended before its time has none, and they stay empty."""
+        if output.finish_reason is None:
+            return
+        for index, completion in enumerate(self._completions):
+            beam = output.beams[index] if output.beams else None
+            own = EngineCoreOutput(output.request_id, finish_reason=output.finish_reason)
+            if beam is not None:
+                own = EngineCoreOutput(
+                    output.request_id,
+                    beam.token_ids,
+                    beam.logprobs,
+                    finish_reason=beam.finish_reason,
+                    stop_reason=beam.stop_reason,
+                )
+            completion.append(own)
+        self._num_open = 0
+
+    def _note(self, output: EngineCoreOutput) -> None:
+        is_first = self.metrics.first_token_time is None
+        note_events(self.metrics, output.events)
+        if is_first and self.metrics.first_token_time is not None:
+            self.num_cached_tokens = output.num_cached_tokens
+
+
+def note_events(metrics: RequestMetrics, events: Sequence[EngineCoreEvent]) -> None:
+    """Takes the times of what has happened to a request."""
+    metrics.events += events
+    for event in events:
+        if event.type is EventType.QUEUED:
+            metrics.queued_time = metrics.queued_time or event.timestamp
+        elif event.type is EventType.SCHEDULED:
+            metrics.first_scheduled_time = metrics.first_scheduled_time or event.timestamp
+        elif event.type is EventType.PREEMPTED:
+            metrics.num_preemptions += 1
+        elif event.type is EventType.FIRST_TOKEN:
+            metrics.first_token_time = metrics.first_token_time or event.timestamp
+
+
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
+    """The log probabilities of one position by token id: the chosen token first, then the top-N in falling order."""
+    text = (lambda token: None) if tokenizer is None else tokenizer.token_text
+    ranks = [entry.rank, *range(1, len(entry.token_ids))]
+    return {
+        token: Logprob(logprob, rank, text(token))
+        for token, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True)
+    }

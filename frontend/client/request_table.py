@@ -1,0 +1,214 @@
+"""The open requests of one client, and the one place where they begin and end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.frontend.client.observer import Observer
+from quire.frontend.client.request import Service
+from quire.frontend.errors import EngineDeadError
+from quire.frontend.outputs import RequestMetrics
+from quire.frontend.text.prompts import Prompt
+from quire.protocol.messages import (
+    Abort,
+    ClientMessage,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    PoolingParams,
+    SamplingParams,
+)
+
+
+class OpenRequest(Protocol):
+    """What a generation and an embedding have in common. `pooling` is an embedding's, which has one engine request."""
+
+    request_id: str
+    service: Service
+    prompt: Prompt
+    engine_params: Sequence[SamplingParams]
+    pooling: PoolingParams | None
+    metrics: RequestMetrics
+    error: Exception | None
+    first_chunk_time: float | None
+    num_cached_tokens: int
+
+    @property
+    def params(self) -> SamplingParams | None:
+        """None of an embedding."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+
+    @property
+    def longest_output(self) -> int:
+        """Tokens of the completion that has the most."""
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why each completion ended, and the embedding."""
+
+    def append(self, index: int, output: EngineCoreOutput, timestamp: float, /) -> bool:
+        """Take an increment of engine request `index`. Returns whether the engine must be told that it has ended."""
+
+
+@dataclass(slots=True)
+class OpenCompletion:
+    """What the engine works on. `last_increment`: when it last grew, if somebody observes that."""
+
+    request: OpenRequest
+    index: int
+    last_increment: float | None = None
+
+
+class RequestTable:
+    """Sends requests to the engine and hands each increment to the request it belongs to.
+
+    The ids on the wire are counted, never a user's: an output that was under way when its request was aborted can
+    then not be taken for one of a later request with the same name. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[ClientMessage], None],
+        eos_token_ids: list[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._ids = itertools.count()
+        self._open: dict[str, OpenCompletion] = {}  # by the id on the wire
+        self._wire_ids: dict[OpenRequest, list[str]] = {}
+        self._observers: tuple[Observer, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._wire_ids)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(list(self._wire_ids))
+
+    def add_observer(self, observer: Observer) -> None:
+        """From now on `observer` is told of each request that is submitted."""
+        self._observers = (*self._observers, observer)
+
+    def submit(self, request: OpenRequest) -> None:
+        """Send the engine requests of `request`. Raises `EngineDeadError`, or `ProtocolError` when it is too large."""
+        wire_ids = self._wire_ids[request] = []
+        try:
+            for index, params in enumerate(request.engine_params):
+                wire_id = str(next(self._ids))
+                message = EngineCoreRequest(
+                    wire_id,
+                    request.prompt.token_ids,
+                    params,
+                    self._eos_token_ids,
+                    request.metrics.arrival_time,
+                    request.service.priority,
+                    request.service.cache_salt,
+                    request.service.timeout,
+                    wire_ids[0] if wire_ids else None,
+                    request.pooling,
+                )
+                self._send(message)
+                wire_ids.append(wire_id)
+                self._open[wire_id] = OpenCompletion(request, index)
+        except BaseException:
+            self._forget([request])
+            raise
+        for observer in self._observers:
+            observer.on_submitted(request)
+
+    def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
+        """Hand out one frame of increments; returns the requests that grew. What has ended leaves the table."""
+        now, num_tokens = self._clock(), 0
+        gaps: list[float] = []
+        grown: dict[OpenRequest, None] = {}
+        stopped: list[str] = []
+        for output in message.outputs:
+            entry = self._open.get(output.request_id)
+            if entry is None:
+                continue  # under way when its request was aborted
+            request = entry.request
+            try:
+                ended_here = request.append(entry.index, output, message.timestamp)
+            except Exception as error:  # noqa: BLE001 - it concerns this request only; its owner gets to see it
+                request.error, ended_here = error, True
+            if self._observers:
+                num_tokens += self._note_growth(entry, output, now, gaps)
+            if ended_here:
+                stopped.append(output.request_id)
+                del self._open[output.request_id]
+            elif output.finish_reason is not None:
+                del self._open[output.request_id]
+            grown[request] = None
+        self._end(stopped)
+        if num_tokens:
+            for observer in self._observers:
+                observer.on_tokens(num_tokens, gaps, now)
+        done = [request for request in grown if request.finished]
+        if done:
+            self.drop(done)
+        return list(grown)
+
+    def abort(self, request: OpenRequest) -> None:
+        """Ask the engine to end `request`; its outputs still come, the last with finish reason "abort"."""
+        self._end(self._running([request]))
+
+    def drop(self, requests: Iterable[OpenRequest]) -> None:
+        """Forget these requests, and let the engine end what still runs of them."""
+        known = [request for request in requests if request in self._wire_ids]
+        self._forget(known)
+        if known and self._observers:
+            now = self._clock()
+            for observer in self._observers:
+                for request in known:
+                    observer.on_finished(request, now)
+
+    def fail(self, error: Exception) -> list[OpenRequest]:
+        """End every open request with `error`; returns them."""
+        failed = list(self)
+        for request in failed:
+            request.error = error
+        self.drop(failed)
+        return failed
+
+    def _forget(self, requests: list[OpenRequest]) -> None:
+        wire_ids = self._running(requests)
+        for request in requests:
+            del self._wire_ids[request]
+        for wire_id in wire_ids:
+            del self._open[wire_id]
+        self._end(wire_ids)
+
+    def _note_growth(self, entry: OpenCompletion, output: EngineCoreOutput, now: float, gaps: list[float]) -> int:
+        """The number of tokens that came; to `gaps` goes the time since those before them."""
+        num_tokens = len(output.new_token_ids) or sum(len(beam.token_ids) for beam in output.beams or ())
+        if not num_tokens:
+            return 0
+        if entry.last_increment is not None:
+            gaps.append(now - entry.last_increment)
+        elif entry.request.first_chunk_time is None:
+            entry.request.first_chunk_time = now
+            for observer in self._observers:
+                observer.on_first_tokens(entry.request, now)
+        entry.last_increment = now
+        return num_tokens
+
+    def _end(self, wire_ids: list[str]) -> None:
+        if wire_ids:
+            with suppress(EngineDeadError):  # then they have ended already
+                self._send(Abort(wire_ids))
+
+    def _running(self, requests: Iterable[OpenRequest]) -> list[str]:
+        return [wire_id for request in requests for wire_id in self._wire_ids.get(request, ()) if wire_id in self._open]

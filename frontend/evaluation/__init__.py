@@ -1,0 +1,1 @@
+"""Workloads, their replay and simulation, and reports of what was measured."""

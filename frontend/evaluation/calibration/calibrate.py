@@ -1,0 +1,182 @@
+"""Runs scenes on an engine and tells what its steps take."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import platform
+import random
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from quire.frontend.evaluation.calibration.client_times import ClientTimes
+from quire.frontend.evaluation.calibration.fit import fit
+from quire.frontend.evaluation.calibration.scenes import RequestSize, Scene, families
+from quire.frontend.evaluation.calibration.steps import StepTimes
+from quire.frontend.evaluation.replay.clock import Clock
+from quire.frontend.evaluation.replay.engine_target import EngineTarget
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
+from quire.frontend.evaluation.replay.target import Send
+from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.protocol.messages import StepTrace
+from quire.protocol.simulation import Calibration
+
+Tell = Callable[[str], None]
+
+
+async def calibrate(target: EngineTarget, seconds: float, tell: Tell = lambda _: None) -> Calibration:
+    """Serves scenes for so many seconds; `tell` is told of each. The engine must have nothing else to do.
+
+    Raises ValueError if the engine is busy, has not told its sizes or ends no request in that time, RuntimeError when
+    it fails.
+    """
+    info, client = target.info, target.client
+    shape = client.ready.shape
+    if shape is None:
+        raise ValueError(f"the engine at {info.address} does not tell its sizes; start one of this version")
+    stats = await asyncio.wrap_future(client.call("stats"))
+    if stats["running"] or stats["waiting"]:
+        raise ValueError(f"the engine at {info.address} is serving others; calibrate one that is idle")
+    stage = _Stage(target)
+    async with _traced(target) as traces:
+        await stage.play_all(families(shape), seconds, tell)
+    steps = StepTimes(stage.of_plays(traces))
+    step_time, error = fit(steps)
+    return Calibration(
+        model=info.model,
+        host=f"{platform.node()}, {_processor()}",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        engine=shape,
+        step=step_time,
+        client=stage.client_times.medians,
+        steps=len(steps.seconds),
+        error=error,
+    )
+
+
+@asynccontextmanager
+async def _traced(target: EngineTarget) -> AsyncIterator[list[StepTrace]]:
+    """What the engine does meanwhile; complete at the end."""
+    traces: list[StepTrace] = []
+    is_last = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def take(trace: StepTrace) -> None:
+        traces.append(trace)
+        if trace.last:
+            loop.call_soon_threadsafe(is_last.set)
+
+    await asyncio.wrap_future(target.client.start_trace(take))
+    try:
+        yield traces
+    finally:
+        await asyncio.wrap_future(target.client.stop_trace())
+    await is_last.wait()
+
+
+class _Play(NamedTuple):
+    """A scene was served from `begin` to `end`; `again`: not for the first time."""
+
+    begin: float
+    end: float
+    again: bool
+
+
+class _Stage:
+    """Serves scenes by an engine, and notes how long its requests and their tokens were under way."""
+
+    def __init__(self, target: EngineTarget) -> None:
+        self._target = target
+        self._clock = Clock()
+        self._dice = random.Random(0)
+        self._plays: list[_Play] = []
+        self._played: set[str] = set()
+        self.client_times = ClientTimes()
+
+    async def play_all(self, families: list[list[Scene]], seconds: float, tell: Tell) -> None:
+        """All scenes again and again, for so many seconds.
+
+        What takes too long is cut off, and not played again; but the cheapest of a family always is.
+        """
+        begun = time.monotonic()
+        for rounds in itertools.count():
+            for number, family in enumerate(families, 1):
+                share = 1.0 if rounds else number / len(families)  # at first there must be time for each
+                await self._play_family(family, begun + share * seconds, tell)
+            if time.monotonic() >= begun + seconds:
+                return
+
+    async def _play_family(self, family: list[Scene], deadline: float, tell: Tell) -> None:
+        for number, scene in enumerate(family):
+            begun = time.monotonic()
+            if begun >= deadline:
+                return
+            is_whole = await self._play(scene, deadline)
+            took = time.monotonic() - begun
+            if not scene.rest:  # else its steps are no usual ones
+                self._plays.append(_Play(begun, begun + took, scene.name in self._played))
+            self._played.add(scene.name)
+            tell(f"{scene.name}: {took:.2f} s{'' if is_whole else ', cut off'}")
+            if not is_whole:
+                del family[max(number, 1) :]
+                return
+
+    def of_plays(self, traces: list[StepTrace]) -> list[list[StepTrace]]:
+        """The steps of each play. The first of a scene is left out where there is another: engines warm up."""
+        plays = [play for play in self._plays if play.again] or self._plays
+        begins = [trace.begin for trace in traces]
+        return [traces[bisect_left(begins, play.begin) : bisect_left(begins, play.end)] for play in plays]
+
+    async def _play(self, scene: Scene, deadline: float) -> bool:
+        """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
+        sends = iter([self._prepare(size) for size in scene.requests])
+        records: list[RequestRecord] = []
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()), asyncio.TaskGroup() as group:
+                for _ in range(scene.concurrency):
+                    group.create_task(self._serve(scene, sends, records))
+        except TimeoutError:
+            return False
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        if scene.concurrency > 1:
+            self.client_times.add_burst(records[: scene.concurrency])
+        elif scene.rest is not None:
+            self.client_times.add_rested(records, scene.rest)
+        return True
+
+    def _prepare(self, size: RequestSize) -> Send:
+        prompt = self._dice.choices(range(self._target.client.ready.vocab_size), k=size.prompt_tokens)
+        request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
+        return self._target.prepare(request, lambda _: prompt)
+
+    async def _serve(self, scene: Scene, sends: Iterator[Send], records: list[RequestRecord]) -> None:
+        """One after the other; the first is among those with which the scene begins, all at once.
+
+        Each has its record from when it is sent.
+        """
+        for send in sends:
+            if scene.rest:
+                await asyncio.sleep(scene.rest)
+            now = self._clock.now()
+            record = RequestRecord(0, now, now, 0, 0)
+            records.append(record)
+            await send(record, self._clock)
+            if record.outcome is not Outcome.COMPLETED:
+                raise RuntimeError(f"a request of the calibration {record.outcome}: {record.error}")
+            if scene.concurrency == 1 and scene.rest is None:
+                self.client_times.add(record)
+
+
+def _processor() -> str:
+    """The name of the CPU, as far as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - its size is not known
+            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.machine()

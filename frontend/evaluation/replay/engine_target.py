@@ -1,0 +1,161 @@
+"""An engine as a target, at its socket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import suppress
+from typing import Any, Self
+
+from quire.frontend.client.engine import Engine
+from quire.frontend.client.engine_client import CoreClient, Delivery
+from quire.frontend.engine_args import EngineArgs
+from quire.frontend.errors import EngineDeadError
+from quire.frontend.evaluation.replay.clock import Clock
+from quire.frontend.evaluation.replay.parameters import parameters_of
+from quire.frontend.evaluation.replay.record import RequestRecord, Sample
+from quire.frontend.evaluation.replay.served import Served
+from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens
+from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.frontend.sampling import SamplingParams, engine_params, validate
+from quire.protocol.messages import Abort, EngineCoreOutputs, EngineCoreRequest
+
+_WATCH_SECONDS = 0.1
+
+
+class EngineTarget:
+    """An engine process of its own, or one that runs already. Constructing it waits until the engine is ready.
+
+    The client shares its cores with the engine that it measures. `AsyncLLM` wakes a coroutine and builds an output for
+    each increment of each stream; here increments are taken where they arrive, on the client's thread, and the event
+    loop hears only of requests that have ended. That costs less, and notes times that do not wait for the loop.
+    Raises what `AsyncLLM` raises.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        self._open: dict[str, Served] = {}
+        self._ids = itertools.count()
+        self._num_tokens = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine = Engine(args, self._deliver)
+        ready = self._engine.client.ready
+        address = self._engine.client.address
+        tokenizer = self._engine.tokenizer
+        special = frozenset(self._engine.eos_token_ids) | (tokenizer.special_token_ids if tokenizer else frozenset())
+        self.info = TargetInfo("quire", ready.model, address, ready.max_model_len, ready.vocab_size, special)
+
+    @property
+    def client(self) -> CoreClient:
+        """For those who want more of the engine than answers."""
+        return self._engine.client
+
+    @classmethod
+    def from_options(cls, model: str | None = None, **options: Any) -> Self:
+        """One by the arguments of `AsyncLLM`."""
+        return cls(EngineArgs.from_options(model, options))
+
+    def prepare(self, request: WorkloadRequest, tokens: Tokens) -> Send:
+        """Make the prompt's tokens and the parameters. Raises `ValueError` for parameters that no engine takes."""
+        token_ids = self._token_ids(request, tokens)
+        params = self._params(request)
+
+        async def send(record: RequestRecord, clock: Clock) -> None:
+            record.prompt_tokens = len(token_ids)
+            await self._serve(token_ids, params, Served(record, clock))
+
+        return send
+
+    async def sample(self, clock: Clock) -> Sample | None:
+        """The engine's statistics; tokens of answers are those that came here. None once it is dead."""
+        try:
+            stats = await asyncio.wrap_future(self._engine.client.call("stats"))
+        except EngineDeadError:
+            return None
+        totals = stats["totals"]
+        return Sample(
+            clock.now(),
+            stats["running"],
+            stats["waiting"],
+            stats["pages_held"],
+            stats["pages_cached"],
+            stats["pages_total"],
+            totals["prompt_tokens"],
+            totals["cached_tokens"],
+            self._num_tokens,
+        )
+
+    async def reset_cache(self) -> bool:
+        """Empty the prefix cache."""
+        await asyncio.wrap_future(self._engine.client.call("reset_cache"))
+        return True
+
+    async def wait_dead(self) -> str:
+        """Wait until the engine is dead; returns how it died."""
+        while (error := self._engine.client.dead) is None:  # noqa: ASYNC110 - it is told on another thread
+            await asyncio.sleep(_WATCH_SECONDS)
+        return str(error)
+
+    async def close(self) -> None:
+        """Leave the engine, and end it if it was started here."""
+        await asyncio.to_thread(self._engine.close)
+
+    def _token_ids(self, request: WorkloadRequest, tokens: Tokens) -> list[int]:
+        if request.messages is not None:
+            return self._engine.chat_prompt(request.messages).token_ids
+        if request.text is not None:
+            return self._engine.prompt(request.text).token_ids
+        return tokens(request)
+
+    def _params(self, request: WorkloadRequest) -> SamplingParams:
+        asked = parameters_of(request)
+        if unknown := sorted({*asked} - {*SamplingParams.__struct_fields__}):
+            raise ValueError(f"the request's params have {', '.join(unknown)}, which SamplingParams does not know")
+        checked = validate(SamplingParams(**asked), vocab_size=self._engine.client.ready.vocab_size)
+        return engine_params(checked, 0 if checked.seed is None else checked.seed, self._engine.tokenizer)[0]
+
+    async def _serve(self, token_ids: list[int], params: SamplingParams, served: Served) -> None:
+        self._loop = asyncio.get_running_loop()
+        wire_id = str(next(self._ids))
+        self._open[wire_id] = served
+        eos = self._engine.eos_token_ids
+        try:
+            self._engine.client.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()))
+            await served.ended
+        except EngineDeadError as error:
+            served.fail(str(error))
+        finally:
+            if self._open.pop(wire_id, None) is not None:
+                with suppress(EngineDeadError):  # then it has ended already
+                    self._engine.client.send(Abort([wire_id]))
+            served.leave()
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """Take a frame; on the thread of the client."""
+        ended: list[Served] = []
+        if isinstance(delivery, EngineCoreOutputs):
+            self._take(delivery, ended)
+        else:
+            for wire_id in list(self._open):
+                if (served := self._open.pop(wire_id, None)) is not None:
+                    served.fail(str(delivery))
+                    ended.append(served)
+        if ended and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_end, ended)
+
+    def _take(self, delivery: EngineCoreOutputs, ended: list[Served]) -> None:
+        for output in delivery.outputs:
+            served = self._open.get(output.request_id)
+            if served is None:
+                continue  # under way when its request was aborted
+            self._num_tokens += len(output.new_token_ids)
+            served.take(output, delivery.timestamp)
+            if output.finish_reason is not None:
+                self._open.pop(output.request_id, None)  # unless the loop has just done so
+                ended.append(served)
+
+
+def _end(ended: list[Served]) -> None:
+    for served in ended:
+        if not served.ended.done():
+            served.ended.set_result(None)

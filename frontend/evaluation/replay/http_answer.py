@@ -1,0 +1,184 @@
+"""The answer of an OpenAI-compatible server, as it arrives."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from quire.frontend.evaluation.replay.clock import Clock
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
+from quire.frontend.evaluation.replay.sse import EventLines
+
+_REFUSALS = (429, 503)
+_MOST_ERROR_BYTES = 1 << 16
+_MOST_ERROR_CHARACTERS = 500
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """The first chunk of a chat names the role alone; a token may have no text."""
+        return bool(self.content or self.reasoning_content or self.reasoning) or self.role is None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """As far as a chunk tells: a chunk counts as one unless it has token ids."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        if self.finish_reason is not None:  # the last token may come with the end, or the end alone
+            return bool(self.text or (self.delta and self.delta.content))
+        return self.delta is None or self.delta.has_tokens
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+class StreamedAnswer:
+    """Fills the record of one request. What is no such answer raises `ValueError`."""
+
+    def __init__(self, record: RequestRecord, clock: Clock) -> None:
+        self._record = record
+        self._begin = clock.begin
+        self._events = EventLines()
+        self._status = 0
+        self._error = b""
+        self._is_done = False
+        self._has_ended = False  # a choice has told why
+        self._usage: _Usage | None = None  # that came in the piece which is read
+
+    def on_status(self, status: int) -> None:
+        """The headers are here."""
+        self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the stream, or of the body of an error."""
+        if self._status != 200:
+            self._error = (self._error + data)[:_MOST_ERROR_BYTES]
+            return
+        now = time.monotonic() - self._begin
+        count = 0
+        for event in self._events.feed(data):
+            if event == b"[DONE]":
+                self._is_done = True
+            else:
+                count += self._take(event)
+        if count:
+            self._grow(count, now)
+        if self._usage is not None:  # after the tokens that came with it, which it counts as well
+            self._count(self._usage)
+            self._usage = None
+
+    def end(self) -> None:
+        """The answer is whole: how has it ended?"""
+        record = self._record
+        if self._status != 200:
+            record.outcome = Outcome.REFUSED if self._status in _REFUSALS else Outcome.ERRORED
+            record.error = f"status {self._status}: {_message(self._error)}"
+        elif record.outcome is Outcome.ERRORED:
+            pass  # an event has said so
+        elif not (self._is_done or self._has_ended):
+            self.fail("the stream ended before the answer did")
+        elif record.first_token is None:
+            self.fail("the stream has no tokens")
+        else:
+            record.outcome = Outcome.COMPLETED
+
+    def fail(self, error: str) -> None:
+        """It can't be whole any more."""
+        self._record.outcome, self._record.error = Outcome.ERRORED, error
+
+    def _take(self, event: bytes) -> int:
+        """Read an event; returns how many tokens it brings."""
+        try:
+            chunk = _decode(event)
+        except msgspec.MsgspecError as error:  # DecodeError, ValidationError
+            raise ValueError(f"an event of the stream is no chunk of an answer ({error}): {_cut(event)}") from None
+        if chunk.error is not None:
+            self.fail(_message(msgspec.json.encode({"error": chunk.error})))
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        for choice in chunk.choices:
+            self._has_ended |= choice.finish_reason is not None
+        return sum(choice.num_tokens for choice in chunk.choices)
+
+    def _grow(self, count: int, now: float) -> None:
+        record = self._record
+        if record.last_token is None:
+            record.first_token = now
+        else:
+            record.gaps.append(now - record.last_token)
+        record.last_token = now
+        record.output_tokens += count
+
+    def _count(self, usage: _Usage) -> None:
+        """What the server has counted is right; chunks may have several tokens each."""
+        record = self._record
+        record.prompt_tokens = usage.prompt_tokens or record.prompt_tokens
+        if usage.completion_tokens is not None:
+            record.output_tokens = usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+
+class WholeAnswer:
+    """An answer that is read to its end: the status and the body."""
+
+    def __init__(self, most_bytes: int = 1 << 24) -> None:
+        self.status = 0
+        self.body = b""
+        self._most = most_bytes
+
+    def on_status(self, status: int) -> None:
+        """The headers are here."""
+        self.status = status
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body. Raises `ValueError` if it gets too long."""
+        self.body += data
+        if len(self.body) > self._most:
+            raise ValueError(f"the answer is longer than {self._most} bytes")
+
+
+def _message(body: bytes) -> str:
+    """What an error says: the `message` of OpenAI's shape, or else all of it."""
+    try:
+        content = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return _cut(body)
+    error = content.get("error", content) if isinstance(content, dict) else content
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:_MOST_ERROR_CHARACTERS]
+
+
+def _cut(body: bytes) -> str:
+    return body[:_MOST_ERROR_CHARACTERS].decode(errors="replace")

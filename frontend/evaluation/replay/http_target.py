@@ -1,0 +1,181 @@
+"""Any OpenAI-compatible server as a target."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+
+from quire.frontend.evaluation.replay.clock import Clock
+from quire.frontend.evaluation.replay.exposition import sample_of
+from quire.frontend.evaluation.replay.http_answer import StreamedAnswer, WholeAnswer
+from quire.frontend.evaluation.replay.http_bodies import PATHS, Bodies, EndpointType, PromptAs
+from quire.frontend.evaluation.replay.http_pool import HttpPool
+from quire.frontend.evaluation.replay.record import RequestRecord, Sample
+from quire.frontend.evaluation.replay.target import Send, TargetError, TargetInfo, Tokens
+from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.frontend.text.tokenizer import Tokenizer
+
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE)  # then a connection fails for want of file descriptors here
+_ANSWER_SECONDS = 30.0  # for what is not generated
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """How to talk to a server. `model`: the first that it serves if None; the rest is as of `Bodies`."""
+
+    base_url: str
+    endpoint: EndpointType = "completions"
+    model: str | None = None
+    api_key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    prompt_as: PromptAs = "tokens"
+    tokenizer: Tokenizer | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Meta(msgspec.Struct):
+    """What llama.cpp tells of a model; the context that it was trained with is not what the server gives it."""
+
+    n_vocab: int | None = None
+
+
+class _Settings(msgspec.Struct):
+    n_ctx: int
+
+
+class _Properties(msgspec.Struct):
+    default_generation_settings: _Settings
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class HttpTarget:
+    """A server that has answered; `open` makes one. It stays what it was started as: it is never ended here."""
+
+    def __init__(self, pool: HttpPool, options: HttpOptions, model: _Model, max_model_len: int | None) -> None:
+        self._pool = pool
+        self._bodies = Bodies(model.id, options.endpoint, options.prompt_as, options.tokenizer, options.extra_body)
+        self._path = PATHS[options.endpoint]
+        self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        meta = model.meta or _Meta()
+        tokenizer = options.tokenizer
+        self.info = TargetInfo(
+            f"openai-{options.endpoint}",
+            model.id,
+            options.base_url,
+            max_model_len,
+            meta.n_vocab or (tokenizer.backend.get_vocab_size() if tokenizer else None),
+            tokenizer.special_token_ids if tokenizer else frozenset(),
+        )
+
+    @classmethod
+    async def open(cls, options: HttpOptions) -> Self:
+        """Ask the server what it serves. Raises `TargetError` when there is none, `ValueError` for bad options."""
+        key = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
+        pool = HttpPool(options.base_url, {**key, **options.headers})
+        models = await _models(pool, options.base_url)
+        wanted = next((model for model in models if options.model in (None, model.id)), None)
+        if wanted is None:
+            if options.model is None:
+                raise TargetError(f"the server at {options.base_url} names no model; name one with --model")
+            wanted = _Model(options.model)  # a proxy may serve what it does not list
+        return cls(pool, options, wanted, wanted.max_model_len or await _context_of_slots(pool))
+
+    def prepare(self, request: WorkloadRequest, tokens: Tokens) -> Send:
+        """Write the whole request."""
+        data = self._pool.encode("POST", self._path, self._bodies.encode(request, tokens))
+
+        async def send(record: RequestRecord, clock: Clock) -> None:
+            answer = StreamedAnswer(record, clock)
+            try:
+                await self._pool.exchange(data, answer)
+            except OSError as error:
+                answer.fail(str(error))
+                await self._look()
+            except ValueError as error:
+                answer.fail(str(error))
+            else:
+                answer.end()
+
+        return send
+
+    async def sample(self, clock: Clock) -> Sample | None:
+        """What GET /metrics tells, which may be nothing this time; None if it never tells anything."""
+        page = await self._ask("GET", "/metrics")
+        if page is None:
+            return Sample(clock.now())
+        return sample_of(page.body.decode(errors="replace"), clock.now()) if page.status == 200 else None
+
+    async def reset_cache(self) -> bool:
+        """Ask as vLLM has it, where that is allowed."""
+        page = await self._ask("POST", "/reset_prefix_cache")
+        return page is not None and page.status == 200
+
+    async def wait_dead(self) -> str:
+        """Wait until nobody listens there any more."""
+        return await asyncio.shield(self._dead)
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        self._pool.close()
+
+    async def _look(self) -> None:
+        """A connection has failed: is the server gone?"""
+        try:
+            (await self._pool.connect()).close()
+        except OSError as error:
+            if error.errno not in _OWN_LIMITS and not self._dead.done():
+                self._dead.set_result(f"the server at {self.info.address} is gone: {error}")
+
+    async def _ask(self, method: str, path: str) -> WholeAnswer | None:
+        answer = WholeAnswer()
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._pool.exchange(self._pool.encode(method, path), answer)
+        except OSError:
+            await self._look()
+            return None
+        except ValueError:
+            return None
+        return answer
+
+
+async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
+    """What the server says that it serves; nothing if it has no such list."""
+    answer = WholeAnswer()
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await pool.exchange(pool.encode("GET", "/v1/models"), answer)
+    except (OSError, ValueError) as error:
+        why = str(error) or f"no answer within {_ANSWER_SECONDS:g} s"
+        raise TargetError(f"no server answers at {base_url} ({why}); start one, or check --base-url") from error
+    if answer.status in (401, 403):
+        raise TargetError(f"the server at {base_url} wants another key (status {answer.status}); give it by --api-key")
+    try:
+        return msgspec.json.decode(answer.body, type=_Models).data if answer.status == 200 else []
+    except msgspec.MsgspecError as error:
+        raise TargetError(f"the server at {base_url} is not OpenAI-compatible: /v1/models has {error}") from None
+
+
+async def _context_of_slots(pool: HttpPool) -> int | None:
+    """The context length of one of llama.cpp's slots, each of which serves a request."""
+    answer = WholeAnswer()
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await pool.exchange(pool.encode("GET", "/props"), answer)
+        return msgspec.json.decode(answer.body, type=_Properties).default_generation_settings.n_ctx
+    except (OSError, ValueError):  # another server, or a body that tells nothing of it
+        return None

@@ -1,0 +1,137 @@
+"""Reports as JSON files: ours, and those of `vllm bench serve --save-result`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from quire.frontend.evaluation.report.quantiles import Exact
+from quire.frontend.evaluation.report.summary import curve, curve_shares
+from quire.frontend.whole_file import write_whole
+
+_NEEDED = ("duration", "completed", "request_throughput")
+_WHERE = (
+    "--output of `quire replay` and `quire simulate` writes such files, and so does `vllm bench serve --save-result`"
+)
+
+
+class _Curve(msgspec.Struct):
+    count: int
+    ms: list[float]
+
+
+class _Row(msgspec.Struct):
+    index: int
+    outcome: str
+    prompt_tokens: int
+    output_tokens: int
+    phases: list[tuple[str, float, float]]
+
+
+class _Gantt(msgspec.Struct):
+    every: Annotated[int, msgspec.Meta(ge=1)]
+    rows: list[_Row]
+
+
+class _ErrorCount(msgspec.Struct):
+    outcome: str
+    error: str
+    count: int
+
+
+class _Engine(msgspec.Struct):
+    engine: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class _Report(msgspec.Struct):
+    """The parts of a report that are more than a number; another tool's may lack all but the first."""
+
+    duration: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    completed: int
+    request_throughput: float | None
+    title: str = ""
+    valid: bool = True
+    invalid_reason: str | None = None
+    error_counts: list[_ErrorCount] = []
+    config: dict[str, Any] = {}
+    curves: dict[str, _Curve | list[float]] = {}
+    timeline: dict[str, list[float | None]] = {}
+    client_timeline: dict[str, list[float]] = {}
+    gantt: _Gantt | None = None
+    goodput_limits: dict[str, float] | None = None
+    goodput_shares: dict[str, float | None] | None = None
+    engines: list[_Engine] = []
+
+
+def save_json(report: dict[str, Any], path: Path) -> None:
+    """Write the report, one field a line, as `write_whole` does. Raises OSError."""
+    lines = [f"  {_encode(name)}: {_encode(value)}" for name, value in report.items()]
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a report of ours, or a result of vLLM's; a curve that it lacks is made from its details, if it has those.
+
+    Raises ValueError when there is no such file, or when it is something else.
+    """
+    report = _read(path)
+    missing = [name for name in _NEEDED if name not in report]
+    if missing:
+        raise ValueError(f"{path} is not the result of a benchmark: it has no {', '.join(missing)}; {_WHERE}")
+    try:
+        msgspec.convert(report, _Report)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path} is not the result of a benchmark: {error}; {_WHERE}") from error
+    for name, value in report.items():
+        if name.endswith(("_ms", "_throughput")) and not isinstance(value, int | float | None):
+            raise ValueError(f"{path} is not the result of a benchmark: {name} is {value!r}, not a number; {_WHERE}")
+    if not report.get("title"):
+        report["title"] = str(report.get("label") or path.stem)
+    if "curves" not in report:
+        report["curves"] = _curves(report)
+    return report
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; give the JSON file of a run") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; {_WHERE}") from error
+    return report if isinstance(report, dict) else {}  # which lacks all that a report has
+
+
+def _curves(report: dict[str, Any]) -> dict[str, Any]:
+    """The curves of a result that was saved with --save-detailed: of its requests without an error."""
+    values = {name: Exact() for name in ("ttft", "tpot", "itl", "e2el")}
+    columns = [report.get(name) for name in ("ttfts", "itls", "output_lens", "errors")]
+    if not all(isinstance(column, list) for column in columns):
+        return {}
+    try:
+        for ttft, gaps, tokens, error in zip(*columns, strict=True):
+            if error:
+                continue
+            decode = float(np.sum(gaps))
+            values["ttft"].add(ttft)
+            values["e2el"].add(ttft + decode)
+            values["itl"].values.extend(gaps)
+            if tokens > 1:
+                values["tpot"].add(decode / (tokens - 1))
+    except (TypeError, ValueError):
+        return {}  # details of another form: the figures stand without them
+    shares = curve_shares()
+    curves = {name: curve(exact, shares) for name, exact in values.items() if exact.count}
+    return {"shares": shares.tolist(), **curves} if curves else {}

@@ -1,0 +1,116 @@
+"""When tokens came, as the clients saw it."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.frontend.evaluation.report.quantiles import Floats
+
+_PER_SECOND = 10  # slots, while a run is short
+_NUM_SLOTS = 1 << 15
+_MOST_SECONDS = 1 << 16  # that may still get tokens: most of a day
+
+Tenths = NDArray[np.int64]
+
+
+class TokenRate:
+    """Counts tokens in slots of a tenth of a second since the run began, and finds the second with the most.
+
+    Memory is bounded, however long the run: when there would be too many slots, each becomes twice as wide.
+    """
+
+    def __init__(self) -> None:
+        self._slots = np.zeros(_NUM_SLOTS)
+        self._tenths = 1  # that make a slot
+        self._best = _BestSecond()
+
+    @property
+    def width(self) -> float:
+        """Seconds of a slot."""
+        return self._tenths / _PER_SECOND
+
+    @property
+    def most_per_second(self) -> float:
+        """Tokens of the best whole second since the run began."""
+        return self._best.most
+
+    def add(self, time: float, tokens: int) -> None:
+        """Tokens that came at one moment."""
+        self._add(np.array([time]), tokens)
+
+    def add_chunks(self, first: float, gaps: array[float], tokens: int) -> None:
+        """The tokens of an answer, spread evenly over its chunks: the first, and one after each gap."""
+        times = np.cumsum(np.concatenate([[first], np.frombuffer(gaps)]))
+        self._add(times, tokens / len(times))
+
+    def reach(self, seconds: float) -> None:
+        """Make slots as wide as it takes to reach that time."""
+        while seconds * _PER_SECOND >= self._tenths * _NUM_SLOTS:
+            halves = self._slots.reshape(-1, 2).sum(axis=1)
+            self._slots = np.concatenate([halves, np.zeros(_NUM_SLOTS // 2)])
+            self._tenths *= 2
+
+    def in_slots(self, seconds: float, width: float) -> Floats:
+        """Tokens of each slot of a run of so many seconds; `width` is a slot's, and at least the own.
+
+        What came after the run's end is in the last. Call `reach` with the same seconds before.
+        """
+        together = round(width / self.width)
+        slots = self._slots.reshape(-1, together).sum(axis=1)
+        size = max(1, int(np.ceil(seconds / width)))
+        return np.concatenate([slots[: size - 1], [slots[size - 1 :].sum()]])
+
+    def _add(self, times: Floats, tokens: float) -> None:
+        """So many at each of the times, which are in order."""
+        self.reach(float(times[-1]))
+        tenths: Tenths = np.maximum(times * _PER_SECOND, 0).astype(np.int64)
+        np.add.at(self._slots, tenths // self._tenths, tokens)
+        self._best.add(tenths // _PER_SECOND, tokens)
+
+
+class _BestSecond:
+    """The most tokens that came in a whole second.
+
+    Answers come about in the order of their ends: of too many seconds the earliest are forgotten, with no more than
+    the most of them kept. A second that gets tokens after that begins anew.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0.0
+        self._tokens: defaultdict[int, float] = defaultdict(float)
+
+    def add(self, seconds: Tenths, tokens: float) -> None:
+        """So many tokens in each of the seconds, which are in order and may repeat."""
+        numbers, counts = np.unique(seconds, return_counts=True)
+        for second, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            self._tokens[second] += count * tokens
+            self.most = max(self.most, self._tokens[second])
+        if len(self._tokens) > _MOST_SECONDS:
+            for second in heapq.nsmallest(_MOST_SECONDS // 2, self._tokens):
+                del self._tokens[second]
+
+
+def in_slots(rates: Sequence[TokenRate], seconds: float) -> tuple[float, list[Floats]]:
+    """Seconds of a slot, and for each of the rates the tokens of each slot of a run of so many seconds."""
+    for rate in rates:
+        rate.reach(seconds)
+    width = max(rate.width for rate in rates)
+    return width, [rate.in_slots(seconds, width) for rate in rates]
+
+
+def in_flight(sent: Floats, ended: Floats, times: Floats) -> Floats:
+    """How many requests were under way at each of the times."""
+    begun = np.searchsorted(np.sort(sent), times, side="right")
+    over = np.searchsorted(np.sort(ended), times, side="right")
+    return (begun - over).astype(np.float64)
+
+
+def most_in_flight(sent: Floats, ended: Floats) -> int:
+    """The most requests that were under way at once; one that ends as another begins is not with it."""
+    return int(in_flight(sent, ended, sent).max(initial=0))

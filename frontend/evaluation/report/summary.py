@@ -1,0 +1,224 @@
+"""The figures of a run, under the names of `vllm bench serve --save-result`.
+
+TTFT, TPOT, ITL and the rest are of requests that completed; each is defined where `RequestRecord` and `spans` compute
+it. `failed` counts all others, as vLLM does, and what follows it says how they ended. Names that end in `_ms` are
+milliseconds, all other times are seconds. A figure of nothing is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from quire.frontend.evaluation.replay.record import Outcome, Sample
+from quire.frontend.evaluation.report.quantiles import Distribution, Floats
+from quire.frontend.evaluation.report.rates import in_flight, in_slots, most_in_flight
+from quire.frontend.evaluation.report.run import Run
+
+PERCENTILES = (50, 90, 95, 99, 99.9)
+MOST_LAG = 0.5
+"""Seconds of p99 lag behind the schedule above which a run does not measure what it says."""
+
+_CURVE_POINTS = 200
+_TIMELINE_POINTS = 100
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """Everything that a report tells, ready for JSON. Raises ValueError unless the run has ended."""
+    if run.seconds is None:
+        raise ValueError(f"the run {run.title!r} has not ended; call end(seconds) before it is summarized")
+    report = {**_heading(run), **_counts(run), **_throughput(run, run.seconds), **_goodput(run, run.seconds)}
+    for name, values in run.distributions.items():
+        report |= _spread(name, values)
+    report |= {
+        "error_counts": [{"outcome": kind, "error": text, "count": n} for (kind, text), n in run.errors.most_common()],
+        "engines": [{"engine": engine, **run.engines[engine].told()} for engine in range(_fleet(run))],
+        "config": run.config,
+        "curves": _curves(run),
+        "timeline": _timeline(run.samples),
+        "client_timeline": _client_timeline(run, run.seconds),
+        "gantt": _gantt(run),
+    }
+    return report | (run.details.columns() if run.details else {})
+
+
+def _heading(run: Run) -> dict[str, Any]:
+    config = run.config
+    rate = config.get("request_rate")
+    reasons = _invalid_reasons(run)
+    return {
+        "title": run.title,
+        "date": run.date,
+        "backend": config.get("backend", "quire"),
+        "endpoint_type": config.get("backend", "quire"),
+        "model_id": config.get("model_id"),
+        "num_prompts": run.requests,
+        "request_rate": "inf" if rate == math.inf else rate,
+        "burstiness": config.get("burstiness"),
+        "max_concurrency": config.get("max_concurrency"),
+        "simulated": bool(config.get("simulated", False)),
+        "valid": not reasons,
+        "invalid_reason": "; ".join(reasons) or None,
+        "duration": run.seconds,
+    }
+
+
+def _invalid_reasons(run: Run) -> list[str]:
+    reasons = []
+    if run.interrupted is not None:
+        reasons.append(f"the run was interrupted: {run.interrupted}")
+    lag = _lag(run)["replay_sched_lag_p99"]
+    if lag is not None and lag > MOST_LAG:
+        reasons.append(
+            f"requests were sent too late: p99 of the lag behind the schedule is {lag:.2f} s, at most {MOST_LAG:g} s "
+            "is allowed; lower the rate, or run the client on a machine of its own"
+        )
+    if not run.outcomes[Outcome.COMPLETED]:
+        reasons.append("no request completed")
+    return reasons
+
+
+def _lag(run: Run) -> dict[str, float | None]:
+    shares = (50, 90, 99)
+    lags = run.lags.quantiles(np.array(shares) / 100).tolist() if run.lags.count else [None] * len(shares)
+    return {f"replay_sched_lag_p{share}": lag for share, lag in zip(shares, lags, strict=True)}
+
+
+def _counts(run: Run) -> dict[str, Any]:
+    cached, prompts = (run.cached_tokens, run.prompt_tokens) if run.cached_tokens is not None else _counted(run.samples)
+    return {
+        "completed": run.outcomes[Outcome.COMPLETED],
+        "failed": run.requests - run.outcomes[Outcome.COMPLETED],
+        "errored": run.outcomes[Outcome.ERRORED],
+        "refused": run.outcomes[Outcome.REFUSED],
+        "late": run.outcomes[Outcome.LATE],
+        "unfinished": run.outcomes[Outcome.UNFINISHED],
+        "short_answers": run.short_answers,
+        "warm_up": run.warm_up,
+        "warm_up_failed": run.warm_up_failed,
+        "preemptions": run.preemptions,
+        "total_input_tokens": run.prompt_tokens,
+        "total_output_tokens": run.output_tokens,
+        "partial_output_tokens": run.partial_tokens,
+        "cached_tokens": cached,
+        "prefix_hit_rate": cached / prompts if cached is not None and prompts else None,
+        **_lag(run),
+        "replay_stolen_share": run.stolen,
+    }
+
+
+def _counted(samples: list[Sample]) -> tuple[int | None, int]:
+    """Cached tokens and those of all prompts by the target's own counters, where its answers don't tell."""
+    told = [
+        (s.cached_tokens, s.prompt_tokens)
+        for s in samples
+        if s.cached_tokens is not None and s.prompt_tokens is not None
+    ]
+    if not told:
+        return None, 0
+    (cached_before, before), (cached_after, after) = told[0], told[-1]
+    return cached_after - cached_before, after - before
+
+
+def _fleet(run: Run) -> int:
+    """How many engines there are: one may not have been sent anything."""
+    size = run.config.get("engines")
+    return max(size if isinstance(size, int) else 0, *(engine + 1 for engine in run.engines), 1)
+
+
+def _throughput(run: Run, seconds: float) -> dict[str, Any]:
+    def rate(amount: float) -> float | None:
+        return amount / seconds if seconds > 0 else None
+
+    return {
+        "request_throughput": rate(run.outcomes[Outcome.COMPLETED]),
+        "output_throughput": rate(run.output_tokens),
+        "total_token_throughput": rate(run.prompt_tokens + run.output_tokens),
+        "max_output_tokens_per_s": run.output_rate.most_per_second,
+        "max_concurrent_requests": most_in_flight(run.sent, run.ended),
+    }
+
+
+def _goodput(run: Run, seconds: float) -> dict[str, Any]:
+    if run.goodput is None:
+        return {"request_goodput": None, "goodput_limits": None, "goodput_shares": None}
+    names = [*run.goodput.stated, "all"]
+    return {
+        "request_goodput": run.met["all"] / seconds if seconds > 0 else None,
+        "goodput_limits": run.goodput.stated,
+        "goodput_shares": {name: run.met[name] / run.requests if run.requests else None for name in names},
+    }
+
+
+def _spread(name: str, values: Distribution) -> dict[str, float | None]:
+    keys = [f"{kind}_{name}_ms" for kind in ("mean", "std", "median", "min", "max", *(f"p{p:g}" for p in PERCENTILES))]
+    if not values.count:
+        return dict.fromkeys(keys)
+    quantiles = values.quantiles(np.array([0.5, 0.0, 1.0, *(p / 100 for p in PERCENTILES)]))
+    return dict(zip(keys, [1000 * value for value in (values.mean, values.std, *quantiles.tolist())], strict=True))
+
+
+def curve_shares() -> Floats:
+    """The shares at which curves have points: close together at both ends, where latencies differ most."""
+    logits = np.linspace(math.log(0.005 / 0.995), math.log(0.9999 / 0.0001), _CURVE_POINTS - 2)
+    return np.concatenate([[0.0], 1 / (1 + np.exp(-logits)), [1.0]])
+
+
+def curve(values: Distribution, shares: Floats) -> dict[str, Any]:
+    """How many values there are, and milliseconds at each of the shares."""
+    return {"count": values.count, "ms": _short(1000 * values.quantiles(shares))}
+
+
+def _curves(run: Run) -> dict[str, Any]:
+    shares = curve_shares()
+    curves = {name: curve(values, shares) for name, values in run.distributions.items() if values.count}
+    return {"shares": shares.tolist(), **curves}
+
+
+def _timeline(samples: list[Sample]) -> dict[str, list[Any]]:
+    """A column for each field that the target told at all."""
+    columns = {name: [getattr(sample, name) for sample in samples] for name in Sample._fields}
+    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
+
+
+def _client_timeline(run: Run, seconds: float) -> dict[str, list[float]]:
+    """What the clients saw: requests under way, tokens of prompts answered and of answers, each a second."""
+    if not run.requests:
+        return {}
+    width, (output, prompts) = in_slots((run.output_rate, run.prompt_rate), seconds)
+    together = max(1, -(-len(output) // _TIMELINE_POINTS))  # slots that make a point
+    begins = np.arange(0, len(output), together)
+    widths = width * (np.minimum(begins + together, len(output)) - begins)
+    times = width * begins + widths / 2
+
+    def per_second(slots: Floats) -> list[float]:
+        return _short(np.add.reduceat(slots, begins) / widths)
+
+    return {
+        "time": _short(times),
+        "in_flight": _short(in_flight(run.sent, run.ended, times)),
+        "output_tokens_per_s": per_second(output),
+        "prompt_tokens_per_s": per_second(prompts),
+    }
+
+
+def _gantt(run: Run) -> dict[str, Any]:
+    """One row for each request that is drawn: every `every`-th of the workload."""
+    rows = [
+        {
+            "index": index,
+            "outcome": outcome.value,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "phases": [[kind, *_short(np.array(times))] for kind, *times in phases],
+        }
+        for index, (outcome, prompt_tokens, output_tokens, phases) in run.shown.items()
+    ]
+    return {"every": run.shown.every, "rows": rows}
+
+
+def _short(values: Floats) -> list[float]:
+    """Six digits are more than a figure shows."""
+    return [float(f"{value:.6g}") for value in values.tolist()]

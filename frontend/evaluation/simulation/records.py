@@ -1,0 +1,53 @@
+"""Results of a simulation as records of a run."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+import msgspec
+import numpy as np
+
+from quire.frontend.evaluation.replay.phases import Phases
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
+from quire.protocol.messages import EngineCoreEvent
+from quire.protocol.simulation import SimulatedResult, SimulationSample
+
+
+def record_of(result: SimulatedResult) -> RequestRecord:
+    """What a request has felt; it was sent when the workload, or its session, wanted it."""
+    times = np.frombuffer(result.token_times)
+    record = RequestRecord(
+        index=result.index,
+        arrival=result.sent,
+        sent=result.sent,
+        prompt_tokens=result.prompt_tokens,
+        wanted_output_tokens=result.wanted_output_tokens,
+        ended=result.ended,
+        output_tokens=len(times),
+        gaps=array("d", np.diff(times).tobytes()),
+        cached_tokens=result.cached_tokens,
+        engine=result.engine,
+        error=result.error,
+    )
+    if len(times):
+        record.first_token, record.last_token = float(times[0]), float(times[-1])
+    record.outcome = Outcome.COMPLETED if result.error_kind is None else Outcome.of_error(result.error_kind)
+    _fill_phases(record, result.events, times.tolist())
+    return record
+
+
+def _fill_phases(record: RequestRecord, events: list[EngineCoreEvent], token_times: list[float]) -> None:
+    """Of a token that ends a prefill after a preemption no event tells: it is the next one."""
+    phases = Phases(record)
+    for event in events:
+        if phases.is_catching_up:
+            following = bisect_right(token_times, phases.begin)
+            if following < len(token_times) and token_times[following] <= event.timestamp:
+                phases.take_token(token_times[following])
+        phases.take(event.type, event.timestamp)
+
+
+def sample_of(sample: SimulationSample) -> Sample:
+    """All engines together."""
+    return Sample(**msgspec.structs.asdict(sample))

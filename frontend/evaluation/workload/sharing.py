@@ -1,0 +1,50 @@
+"""What the prompts of a workload share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.frontend.evaluation.workload.request import WorkloadRequest
+
+
+def infinite_cache_hits(requests: Iterable[WorkloadRequest], page_size: int) -> int:
+    """Prompt tokens that a prefix cache without bounds would find, in full pages, serving one request after the other.
+
+    As in the engine, at least one token of each prompt is left to compute. What was answered is not looked for, since
+    a trace does not tell it.
+    """
+    nodes: dict[tuple[int, int], int] = {}  # (node of the prefix, block): node
+    computed: list[int] = []  # by node: tokens of its block that have been computed, in full pages
+    hits = 0
+    for request in requests:
+        node, found, left = _root(request), 0, request.prompt_tokens // page_size * page_size
+        in_cache = True
+        for block in request.blocks:
+            node = nodes.setdefault((node, block), len(computed))
+            if node == len(computed):
+                computed.append(0)
+            tokens = min(left, request.block_tokens)
+            if in_cache:
+                found += min(tokens, computed[node])
+                in_cache = computed[node] == request.block_tokens
+            computed[node] = max(computed[node], tokens)
+            left -= tokens
+        hits += min(found, request.prompt_tokens - 1) // page_size * page_size
+    return hits
+
+
+def shared_blocks(requests: Iterable[WorkloadRequest]) -> float:
+    """The share of blocks that came before with the same blocks in front: the figure that papers tell of a trace."""
+    nodes: dict[tuple[int, int], int] = {}  # (node of the prefix, block): node
+    count = 0
+    for request in requests:
+        node = _root(request)
+        for block in request.blocks:
+            node = nodes.setdefault((node, block), len(nodes))
+        count += len(request.blocks)
+    return 1 - len(nodes) / count
+
+
+def _root(request: WorkloadRequest) -> int:
+    """Blocks of another size have other tokens; no node has a negative number."""
+    return -request.block_tokens

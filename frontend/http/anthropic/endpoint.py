@@ -1,0 +1,119 @@
+"""`POST /v1/messages`: answers as Anthropic's Messages API does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.anthropic.blocks import chat_messages
+from quire.frontend.http.anthropic.body import WORDS, CountBody, MessagesBody, PromptFields
+from quire.frontend.http.anthropic.message import TokenCount
+from quire.frontend.http.anthropic.tools import tool_use
+from quire.frontend.http.anthropic.writer import MessageWriter
+from quire.frontend.http.conversation import Conversation, Turn
+from quire.frontend.http.effort import effort_variables
+from quire.frontend.http.errors import bad_request
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.bodies import decode, read_body
+from quire.frontend.http.transport.ids import new_id
+from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.sse import cancelled_on_disconnect
+from quire.frontend.http.wording import worded
+from quire.frontend.sampling import RANGES, check_range
+from quire.protocol.messages import SamplingParams
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Answer with a `Message`, or with a stream of events."""
+        service = self._service
+        body = decode(await read_body(request, service.args), MessagesBody)
+        service.check_model(body.model)
+        if body.thinking is not None:
+            body.thinking.check(body.max_tokens)
+        answer_id = new_id("msg", "_")
+        turn = dataclasses.replace(
+            self._turn(body, self._params(body)),
+            timeout=service.timeout(request),
+            trace=TraceContext("chat", request.headers, answer_id),
+        )
+        with worded(WORDS):
+            conversation = self._fitted(await turn.begin(service))
+        writer = MessageWriter(service, body, conversation, answer_id, request.scope["request_id"])
+        if body.stream:
+            return service.stream(writer.stream(), writer.explain)
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await writer.whole())
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a prompt, which may be too long to be answered."""
+        service = self._service
+        body = decode(await read_body(request, service.args), CountBody)
+        service.check_model(body.model)
+        turn = self._turn(body, SamplingParams())
+        tools = None if turn.tools is None else turn.tools.for_template()
+        prompt = await service.llm.chat_prompt(turn.messages, tools=tools, **turn.template)
+        return json_response(TokenCount(len(prompt.token_ids)))
+
+    def _turn(self, body: PromptFields, params: SamplingParams) -> Turn:
+        messages = chat_messages(body.messages, body.system)
+        return Turn(
+            messages=messages,
+            params=params,
+            tools=tool_use(body.tools, body.tool_choice),
+            structured_outputs=None if body.output_config is None else body.output_config.structured_outputs,
+            format_field="output_config.format.schema",
+            template=_template(body, messages[-1]),
+        )
+
+    def _params(self, body: MessagesBody) -> SamplingParams:
+        given = {
+            "stop": body.stop_sequences,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+        }
+        known = {name: value for name, value in given.items() if value is not None}
+        check_range(
+            "max_tokens", body.max_tokens, *RANGES["max_tokens"]
+        )  # the context may cut it, which hides the rest
+        return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
+
+    def _fitted(self, conversation: Conversation) -> Conversation:
+        """Without a limit of tokens that is beyond the context, which clients of large models always give."""
+        params = conversation.params
+        room = self._service.llm.max_model_len - len(conversation.token_ids)
+        if params.max_tokens is None or not 0 < room < params.max_tokens:
+            return conversation
+        return dataclasses.replace(conversation, params=msgspec.structs.replace(params, max_tokens=None))
+
+
+def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
+    """The options of the chat template; a last message of the assistant's is continued."""
+    effort = None if body.output_config is None else body.output_config.effort
+    kwargs = effort_variables(effort, "output_config.effort")
+    if body.thinking is not None:
+        kwargs["enable_thinking"] = body.thinking.type != "disabled"
+    continues = last["role"] == "assistant"
+    if continues and "tool_calls" in last:
+        raise bad_request(
+            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user's",
+            "messages",
+        )
+    if continues and not last["content"]:
+        raise bad_request("messages ends with the assistant's, which has no text to continue; give some", "messages")
+    return {
+        "add_generation_prompt": not continues,
+        "continue_final_message": continues,
+        "chat_template_kwargs": kwargs,
+    }

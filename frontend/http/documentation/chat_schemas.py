@@ -1,0 +1,123 @@
+"""What `frontend/text/chat` checks of messages and tools, as JSON schemas for the document of the server."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from msgspec import Meta
+
+from quire.frontend.text.chat.tools import NAME, Mode
+
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ONLY_NULL = {"type": "null"}  # a key that is not known must say nothing
+_FUNCTION_NAME = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+_FUNCTION_TYPE = {"const": "function"}
+
+_TEXT_PART = {
+    "title": "TextPart",
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_REFUSAL_PART = {
+    "title": "RefusalPart",
+    "type": "object",
+    "required": ["type", "refusal"],
+    "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+}
+_TOOL_CALL = {
+    "title": "ToolCall",
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": _FUNCTION_TYPE,
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": ["string", "object"], "description": "A JSON object, most often as text."},
+            },
+        },
+    },
+}
+_MESSAGE: dict[str, Any] = {
+    "title": "Message",
+    "required": ["role"],
+    "anyOf": [{"required": ["content"]}, {"required": ["tool_calls"]}, {"required": ["refusal"]}],
+    "properties": {
+        "role": {
+            "type": "string",
+            "minLength": 1,
+            "examples": ["system", "developer", "user", "assistant", "tool"],
+        },
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}},
+                {"type": "null"},
+            ],
+            "description": "Text, or parts of it. Null only of the assistant, or beside a refusal.",
+        },
+        "name": _TEXT_OR_NULL,
+        "tool_calls": {
+            "anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}],
+            "description": "Of the assistant: the calls it made.",
+        },
+        "tool_call_id": {**_TEXT_OR_NULL, "description": "Of a tool: the call that this is the result of."},
+        "reasoning_content": {**_TEXT_OR_NULL, "description": "Of the assistant: its thoughts."},
+        "reasoning": {**_TEXT_OR_NULL, "description": "The same as reasoning_content."},
+        "refusal": {"description": "Of an answer that is sent back."},
+        "annotations": {"description": "Of an answer that is sent back."},
+        "audio": {"const": None},
+        "function_call": {"const": None},
+    },
+    "additionalProperties": _ONLY_NULL,
+}
+_TOOL = {
+    "title": "Tool",
+    "required": ["type", "function"],
+    "properties": {
+        "type": _FUNCTION_TYPE,
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": _FUNCTION_NAME,
+                "description": _TEXT_OR_NULL,
+                "parameters": {"type": ["object", "null"], "description": "A JSON schema of an object."},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "additionalProperties": _ONLY_NULL,
+        },
+        "cache_control": {"description": "Taken, and used for nothing; prefixes are found by themselves."},
+    },
+    "additionalProperties": _ONLY_NULL,
+}
+_NAMED = {
+    "required": ["type", "function"],
+    "properties": {
+        "type": _FUNCTION_TYPE,
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _FUNCTION_NAME}},
+    },
+}
+_ALLOWED_TOOLS = {
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "minItems": 1, "items": {"type": "object", **_NAMED}},
+            },
+        },
+    },
+}
+
+MESSAGE = Meta(extra_json_schema=_MESSAGE)
+TOOL = Meta(extra_json_schema=_TOOL)
+CHOICE = Meta(extra_json_schema={"enum": list(get_args(Mode))})
+NAMED_TOOL = Meta(extra_json_schema={"anyOf": [_NAMED, _ALLOWED_TOOLS]})

@@ -1,0 +1,202 @@
+"""The document of the server: OpenAPI 3.1, made of its routes and of the structs that they read and write."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.routing import compile_path
+
+from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.schemas import Schema, Schemas
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.auth import OPEN_PATHS
+from quire.frontend.version import installed_version
+
+EVENT_STREAM = "text/event-stream"
+
+_DESCRIPTION = """\
+This server answers with the model `{model}`, by the APIs of OpenAI and Anthropic. Fields have the names and
+meanings that these and vLLM give them; one that is not known, or not supported, is refused by name with status 400.
+"""
+_ERRORS = {
+    400: "The request can't be served as it is; `param` names the field.",
+    401: "An API key is missing, or is not one of this server's.",
+    404: "There is no model of that name, or nothing at this path.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Too many requests wait; try again after Retry-After seconds.",
+    500: "The server failed; its log tells more.",
+    503: "The server takes no requests at the moment: it shuts down, or its engine is dead.",
+    504: "The time that the request was given was up before its first token.",
+}
+_HEADERS: dict[str, Schema] = {
+    "X-Request-Id": {
+        "description": "The id of the request in the server's log: the client's own, if it sent one.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
+    "WWW-Authenticate": {"description": "How a key is given.", "schema": {"type": "string"}},
+}
+_HEADERS_OF = {401: ["WWW-Authenticate"], 429: ["Retry-After"]}
+_PARAMETERS: dict[str, Schema] = {
+    "X-Request-Id": {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "An id for the request, up to 128 printable ASCII characters; any other is replaced.",
+        "schema": {"type": "string"},
+    },
+    "X-Request-Timeout": {
+        "name": "X-Request-Timeout",
+        "in": "header",
+        "description": "Seconds that the request may take. What there is by then is the answer.",
+        "schema": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
+    },
+}
+_SECURITY: dict[str, Schema] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, as OpenAI's clients send it."},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "As Anthropic's clients send it."},
+    "basic": {"type": "http", "scheme": "basic", "description": "The key as the password of any user, for browsers."},
+}
+
+
+def document(service: Service, operations: Iterable[Operation]) -> dict[str, Any]:
+    """All operations, as a document of OpenAPI 3.1."""
+    told = list(operations)
+    schemas = Schemas(kind for operation in told for kind in _types(operation))
+    for operation in told:
+        if operation.body is not None:
+            schemas.tell_body(operation.body, service.public_names, service.llm.vocab_size)
+    paths: dict[str, Any] = {}
+    for operation in told:
+        for method in operation.documented_methods:
+            path = compile_path(operation.path)[1]
+            paths.setdefault(path, {})[method.lower()] = _operation(operation, method, service, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Quire",
+            "version": installed_version(),
+            "description": _DESCRIPTION.format(model=service.name),
+        },
+        "servers": [{"url": service.args.root_path or "/"}],
+        "security": [{name: []} for name in _SECURITY] if service.args.all_api_keys() else [],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components,
+            "responses": _error_responses(told, schemas),
+            "headers": _HEADERS,
+            "parameters": _PARAMETERS,
+            "securitySchemes": _SECURITY,
+        },
+    }
+
+
+def _types(operation: Operation) -> list[Any]:
+    kinds = [operation.body, operation.answer, operation.error, *operation.events]
+    return [kind for kind in kinds if kind is not None]
+
+
+def _operation(operation: Operation, method: str, service: Service, schemas: Schemas) -> Schema:
+    summary, description = _words(operation)
+    _, path, converters = compile_path(operation.path)
+    told: Schema = {
+        "operationId": _identifier(method, path),
+        "summary": summary,
+        "description": description,
+        "parameters": [
+            *(_path_parameter(name, service.name) for name in converters),
+            _reference("parameters", "X-Request-Id"),
+            *([_reference("parameters", "X-Request-Timeout")] if operation.generates else []),
+        ],
+        "responses": {
+            "200": _answer(operation, schemas),
+            **{str(status): _reference("responses", _name(operation, status)) for status in operation.statuses},
+        },
+    }
+    if operation.body is not None:
+        told["requestBody"] = {"required": True, "content": {"application/json": _body(operation, service, schemas)}}
+    if path in OPEN_PATHS:
+        told["security"] = []
+    return told
+
+
+def _words(operation: Operation) -> tuple[str, str]:
+    """The first sentence of the handler's docstring, and the rest."""
+    words = inspect.getdoc(operation.endpoint) or ""
+    summary, _, description = words.partition(".")
+    return " ".join(summary.split()), description.strip()
+
+
+def _identifier(method: str, path: str) -> str:
+    return "_".join([method.lower(), *re.findall(r"\w+", path)])
+
+
+def _path_parameter(name: str, example: str) -> Schema:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "example": example}
+
+
+def _body(operation: Operation, service: Service, schemas: Schemas) -> Schema:
+    content: Schema = {"schema": schemas.of(operation.body)}
+    if operation.example is not None:
+        content["example"] = {"model": service.name, **operation.example}
+    return content
+
+
+def _answer(operation: Operation, schemas: Schemas) -> Schema:
+    content: Schema = {}
+    if operation.answer is not None:
+        content["application/json"] = {"schema": schemas.of(operation.answer)}
+    if operation.events:
+        content[EVENT_STREAM] = {"schema": _event(operation, schemas)}
+    for media_type in operation.media_types:
+        content[media_type] = {"schema": {"type": "string"}}
+    return {
+        "description": "The answer.",
+        "headers": {"X-Request-Id": _reference("headers", "X-Request-Id")},
+        "content": content,
+    }
+
+
+def _event(operation: Operation, schemas: Schemas) -> Schema:
+    """One event of a stream, which is what a schema of event streams is understood to describe."""
+    kinds = [schemas.of(kind) for kind in (*operation.events, operation.error)]
+    data: Schema = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": kinds},
+    }
+    if operation.ends_with_done:
+        data = {"anyOf": [{"const": "[DONE]"}, data]}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": data},
+        "description": "One server-sent event; its data is JSON.",
+    }
+
+
+def _error_responses(operations: Iterable[Operation], schemas: Schemas) -> Schema:
+    return {
+        _name(operation, status): {
+            "description": _ERRORS[status],
+            "headers": {name: _reference("headers", name) for name in ("X-Request-Id", *_HEADERS_OF.get(status, []))},
+            "content": {"application/json": {"schema": schemas.of(operation.error)}},
+        }
+        for operation in operations
+        for status in operation.statuses
+    }
+
+
+def _name(operation: Operation, status: int) -> str:
+    """Of an error's response, such as `NotFoundErrorAnswer`: one for each status and shape."""
+    return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "") + operation.error.__name__
+
+
+def _reference(kind: str, name: str) -> Schema:
+    return {"$ref": f"#/components/{kind}/{name}"}

@@ -1,0 +1,71 @@
+"""Routes that say of themselves what the document of the server needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.frontend.http.errors import ErrorAnswer
+from quire.frontend.http.transport.bodies import Body
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_WITH_BODY = (400, 404, 408, 413, 415, 503)
+_GENERATING = (429, 504)
+
+
+class Operation(Route):
+    """One path and method, and what `/openapi.json` tells of it; its words are those of the handler's docstring.
+
+    `body`: what the body is decoded into; with one the method is POST, else GET, unless `methods` says otherwise.
+    `answer`: the type of a whole answer; `events`: the types of the data of server-sent events, where an answer can be
+    streamed; `ends_with_done`: whether a last event says `[DONE]`. `media_types`: those of an answer in words.
+    `generates`: whether the engine works for it, so that it may have to wait, and takes X-Request-Timeout. `errors`:
+    status codes that do not follow from these; `error` is the shape they come in. `example`: a body that works; the
+    model's name is put into it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        handler: Handler,
+        *,
+        methods: Sequence[str] = (),
+        body: type[Body] | None = None,
+        answer: Any = None,
+        events: Sequence[type[msgspec.Struct]] = (),
+        ends_with_done: bool = False,
+        media_types: Sequence[str] = (),
+        generates: bool = False,
+        errors: Sequence[int] = (),
+        error: type[msgspec.Struct] = ErrorAnswer,
+        example: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(path, handler, methods=list(methods) or ["GET" if body is None else "POST"])
+        self.body = body
+        self.answer = answer
+        self.events = tuple(events)
+        self.ends_with_done = ends_with_done
+        self.media_types = tuple(media_types)
+        self.generates = generates
+        self.error = error
+        self.example = example
+        self._errors = errors
+
+    @property
+    def documented_methods(self) -> list[str]:
+        """Those of the route, without the HEAD that comes with every GET."""
+        return sorted((self.methods or set()) - {"HEAD"})
+
+    @property
+    def statuses(self) -> list[int]:
+        """The status codes of its errors, those that every route can have among them."""
+        found = {401, 500, *self._errors}
+        found.update(_WITH_BODY if self.body is not None else ())
+        found.update(_GENERATING if self.generates else ())
+        return sorted(found)

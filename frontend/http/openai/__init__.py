@@ -1,0 +1,1 @@
+"""OpenAI's APIs: Chat Completions, Completions, Responses, Embeddings."""

@@ -1,0 +1,342 @@
+"""`POST /v1/chat/completions`: answers conversations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
+from quire.frontend.http.documentation.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
+from quire.frontend.http.effort import EFFORT, effort_variables
+from quire.frontend.http.errors import bad_request
+from quire.frontend.http.openai.fields import (
+    REFUSED,
+    GenerationFields,
+    StreamOptions,
+    check_top_logprobs,
+    sampling_params,
+)
+from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
+from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
+from quire.frontend.http.openai.usage import Tally, Thoughts, Usage, usage_of
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
+from quire.frontend.http.transport.ids import new_id
+from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
+from quire.frontend.http.wording import worded
+from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.tools import check_tools
+
+
+class ChatBody(GenerationFields, kw_only=True):
+    """OpenAI's fields, and vLLM's."""
+
+    refused: ClassVar[Refusals] = {
+        **REFUSED,
+        "echo": ((False,), "an answer is only what the assistant says; continue_final_message continues a message"),
+    }
+
+    messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], NOT_EMPTY]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Annotated[dict[str, Any], TOOL]] | None = None
+    tool_choice: Annotated[str, CHOICE] | Annotated[dict[str, Any], NAMED_TOOL] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Annotated[str, EFFORT] | None = None
+    include_reasoning: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What errors name, and what it is called in this body."""
+        return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    """The function of a tool call, or in a delta what came of it."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallPart(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A tool call; `index` is for deltas."""
+
+    function: Function
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str | None = None
+    type: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """The assistant's."""
+
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallPart] | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What came of it."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str
+    stop_reason: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """What came of one answer."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed answer."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Answer a conversation: with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
+        service = self._service
+        body = decode(await read_body(request, service.args), ChatBody)
+        service.check_model(body.model)
+        answer_id = new_id("chatcmpl", given=body.request_id)
+        conversation = await self._turn(body, request, answer_id).begin(service)
+        writer = ChatWriter(service, body, conversation, answer_id)
+        if body.stream:
+            return service.stream(writer.chunks())
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await writer.whole())
+
+    def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
+        service = self._service
+        service.check_template(body.chat_template)
+        effort = effort_variables(body.reasoning_effort, "reasoning_effort")
+        kwargs = {**effort, **(body.chat_template_kwargs or {})}
+        if body.documents is not None:
+            kwargs.setdefault("documents", body.documents)
+        continues = bool(body.continue_final_message)
+        return Turn(
+            messages=body.messages,
+            params=sampling_params(body, service.defaults, _max_tokens(body), _num_logprobs(body)),
+            tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
+            template={
+                "chat_template": body.chat_template,
+                "add_generation_prompt": body.add_generation_prompt is not False and not continues,
+                "continue_final_message": continues,
+                "chat_template_kwargs": kwargs,
+                "add_special_tokens": bool(body.add_special_tokens),
+            },
+            truncate=body.truncate_prompt_tokens,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            timeout=service.timeout(request),
+            trace=TraceContext("chat", request.headers, answer_id),
+            structured_outputs=wanted_format(body.response_format),
+        )
+
+
+class ChatWriter:
+    """Writes what comes of a conversation as OpenAI has it.
+
+    When the model has chosen to call, or had to call any tool, the finish reason is "tool_calls"; when it had to call
+    the very function that `tool_choice` names, it is "stop". So it is at OpenAI and in vLLM, and clients know it.
+    """
+
+    def __init__(self, service: Service, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
+        self._service = service
+        self._body = body
+        self._conversation = conversation
+        self._id = answer_id
+        self._created = service.now()
+        self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._shows_reasoning = body.include_reasoning is not False
+
+    async def whole(self) -> ChatCompletion:
+        """The whole answer."""
+        with worded(self._body.words):
+            answers, output = await self._conversation.answers(self._service.llm)
+        thoughts = Thoughts()
+        for answer in answers:
+            if answer.message.reasoning_content is not None:
+                thoughts.add(answer.completion.index, answer.message.reasoning_content)
+        result = ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._service.name,
+            choices=[self._choice(answer) for answer in answers],
+            usage=thoughts.added_to(usage_of([output]), self._service.tokenizer),
+        )
+        if self._body.prompt_logprobs is not None:
+            result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            result.prompt_token_ids = output.prompt_token_ids
+        return result
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events."""
+        shown = self._body.stream_options or StreamOptions()
+        usage = None if shown.include_usage else msgspec.UNSET
+        chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
+        encode = msgspec.json.Encoder().encode
+        tally, thoughts, greeted = Tally(), Thoughts(), set[int]()
+        with worded(self._body.words):
+            async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
+                async for delta in deltas:
+                    index = delta.completion.index
+                    tally.add_delta(delta.output, delta.completion)
+                    thoughts.add_events(index, delta.events)
+                    if shown.continuous_usage_stats:
+                        chunk.usage = tally.usage
+                    if index not in greeted:
+                        greeted.add(index)
+                        chunk.choices = [ChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))]
+                        if self._body.return_token_ids:
+                            chunk.prompt_token_ids = delta.output.prompt_token_ids
+                        yield event(encode(chunk))
+                        chunk.prompt_token_ids = msgspec.UNSET
+                    for choice in self._chunk_choices(delta):
+                        chunk.choices = [choice]
+                        yield event(encode(chunk))
+        if shown.include_usage:
+            chunk.choices, chunk.usage = [], thoughts.added_to(tally.usage, self._service.tokenizer)
+            yield event(encode(chunk))
+        yield DONE
+
+    def _choice(self, answer: Answer) -> Choice:
+        completion = answer.completion
+        said = answer.message
+        message = Message(content=said.content)
+        if said.reasoning_content is not None and self._shows_reasoning:
+            message.reasoning_content = said.reasoning_content
+        if said.tool_calls:
+            message.tool_calls = [
+                ToolCallPart(id=call.id, type="function", function=Function(call.arguments, call.name))
+                for call in said.tool_calls
+            ]
+        choice = Choice(
+            index=completion.index,
+            message=message,
+            finish_reason=self._finish_reason(answer.finish_reason),
+            stop_reason=completion.stop_reason,
+        )
+        if completion.logprobs is not None and self._body.logprobs:
+            top = self._body.top_logprobs or 0
+            choice.logprobs = self._tokens.chat(completion.logprobs, completion.token_ids, top)
+        if self._body.return_token_ids:
+            choice.token_ids = completion.token_ids
+        return choice
+
+    def _chunk_choices(self, delta: Delta) -> list[ChunkChoice]:
+        """One for each event; log probabilities, token ids and the end come with the last."""
+        completion, body = delta.completion, self._body
+        index = completion.index
+        parts = [part for part in map(self._part, delta.events) if part is not None]
+        choices = [ChunkChoice(index=index, delta=part) for part in parts]
+        shows_tokens = bool(body.logprobs or body.return_token_ids)
+        if not choices and (delta.finish_reason is not None or (shows_tokens and completion.token_ids)):
+            choices = [ChunkChoice(index=index, delta=MessageDelta())]
+        if not choices:
+            return []
+        last = choices[-1]
+        if completion.logprobs and body.logprobs:
+            last.logprobs = self._tokens.chat(completion.logprobs, completion.token_ids, body.top_logprobs or 0)
+        if body.return_token_ids:
+            last.token_ids = completion.token_ids
+        if delta.finish_reason is not None:
+            last.finish_reason, last.stop_reason = self._finish_reason(delta.finish_reason), completion.stop_reason
+        return choices
+
+    def _finish_reason(self, reason: str) -> str:
+        tools = self._conversation.tools
+        return "stop" if reason == "tool_calls" and tools is not None and tools.choice.named else reason
+
+    def _part(self, event: Event) -> MessageDelta | None:
+        match event:
+            case ContentDelta(text):
+                return MessageDelta(content=text)
+            case ReasoningDelta(text):
+                return MessageDelta(reasoning_content=text) if self._shows_reasoning else None
+            case ToolCallStart(index, call_id, name):
+                call = ToolCallPart(index=index, id=call_id, type="function", function=Function("", name))
+            case ToolCallArguments(index, text):
+                call = ToolCallPart(index=index, function=Function(text))
+        return MessageDelta(tool_calls=[call])
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise bad_request(
+            f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} say the same thing "
+            "twice and differ; give one",
+            "max_completion_tokens",
+        )
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _num_logprobs(body: ChatBody) -> int | None:
+    check_top_logprobs(body.top_logprobs)
+    if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs == 0:
+            return None
+        raise bad_request("top_logprobs has a meaning only with logprobs=true", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None

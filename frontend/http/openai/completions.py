@@ -1,0 +1,291 @@
+"""`POST /v1/completions`: continues texts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, Any, ClassVar, cast
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.errors import bad_request
+from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
+from quire.frontend.http.openai.fields import REFUSED, GenerationFields, StreamOptions, sampling_params
+from quire.frontend.http.openai.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
+from quire.frontend.http.openai.response_format import (
+    RESPONSE_FORMAT,
+    STRUCTURED_OUTPUTS,
+    ResponseFormat,
+    blamed,
+    only_one,
+    wanted_format,
+)
+from quire.frontend.http.openai.usage import Tally, Usage, usage_of
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
+from quire.frontend.http.transport.ids import new_id
+from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
+from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from quire.protocol.messages import SamplingParams
+
+
+class CompletionBody(GenerationFields, kw_only=True):
+    """OpenAI's fields, and vLLM's."""
+
+    refused: ClassVar[Refusals] = {
+        **REFUSED,
+        "prompt_embeds": ((), "give the prompt as text or token ids"),
+        "suffix": (("",), "no model here fills in the middle; give the text before as prompt"),
+    }
+
+    prompt: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0 only with echo
+    echo: bool | None = None
+    logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """One completion of one prompt, or what came of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The answer, or a chunk of it."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Continue texts: with a `Completion`, or with a stream of them."""
+        service = self._service
+        body = decode(await read_body(request, service.args), CompletionBody)
+        service.check_model(body.model)
+        task = CompletionTask(service, body, request)
+        if body.stream:
+            return service.stream(task.chunks())
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await task.run())
+
+
+class CompletionTask:
+    """One body on its way to its answer."""
+
+    def __init__(self, service: Service, body: CompletionBody, request: Request) -> None:
+        self._service = service
+        self._body = body
+        self._timeout = service.timeout(request)
+        self._headers = request.headers
+        self._id = new_id("cmpl", given=body.request_id)
+        self._created = service.now()
+        self._writer = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._prompts = prompts_of(body.prompt, "prompt")
+        self._params = self._sampling_params()
+        service.check_count(len(self._prompts), self._params)
+
+    def _sampling_params(self) -> SamplingParams:
+        body = self._body
+        if body.logprobs is not None and body.logprobs < 0:
+            raise bad_request(f"logprobs={body.logprobs} is out of range; it must be from 0 to 20", "logprobs")
+        params = sampling_params(
+            body, self._service.defaults, 16 if body.max_tokens is None else body.max_tokens, body.logprobs
+        )
+        params.structured_outputs = only_one(params.structured_outputs, wanted_format(body.response_format))
+        if body.echo:
+            if body.logprobs is not None and params.prompt_logprobs is None:
+                params.prompt_logprobs = body.logprobs
+            params.max_tokens = params.max_tokens or 1  # a prompt's log probabilities alone: what is drawn is left out
+        return params
+
+    async def run(self) -> Completion:
+        """The whole answer."""
+        async with self._blamed():
+            outputs = await all_of(await self._streams("cumulative"))
+        choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
+        usage = self._counted(usage_of(outputs))
+        return Completion(id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events."""
+        shown = self._body.stream_options or StreamOptions()
+        usage = None if shown.include_usage else msgspec.UNSET
+        tally, offsets = Tally(), dict[int, int]()
+        chunk = Completion(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
+        encode = msgspec.json.Encoder().encode
+        seen: set[int] = set()
+        ended: defaultdict[int, set[int]] = defaultdict(set)
+        held: defaultdict[int, list[CompletionOutput]] = defaultdict(list)
+        async with self._blamed():
+            async for number, output in merged(await self._streams("delta")):
+                tally.add(number, output)
+                if not seen:
+                    check_deadline(output)
+                held[number] += grown(output, ended[number])
+                if self._waits_for_prompt(output):
+                    continue
+                for completion in held.pop(number):
+                    index = number * self._params.n + completion.index
+                    parts = self._parts(index, completion, offsets, output if index not in seen else None)
+                    seen.add(index)
+                    for choice in parts:
+                        chunk.choices = [choice]
+                        if shown.continuous_usage_stats:
+                            chunk.usage = self._counted(tally.usage)
+                        yield event(encode(chunk))
+        if shown.include_usage:
+            chunk.choices, chunk.usage = [], self._counted(tally.usage)
+            yield event(encode(chunk))
+        yield DONE
+
+    def _blamed(self) -> AbstractAsyncContextManager[None]:
+        return blamed(STRUCTURED_OUTPUTS if self._body.response_format is None else RESPONSE_FORMAT)
+
+    @property
+    def _leaves_out_answer(self) -> bool:
+        return bool(self._body.echo) and self._body.max_tokens == 0
+
+    def _waits_for_prompt(self, output: RequestOutput) -> bool:
+        """Whether what a prompt echoes is not known yet; its first completion computes it, and others may be ahead."""
+        echoes = bool(self._body.echo) and self._body.logprobs is not None
+        return echoes and output.prompt_logprobs is None and not output.finished
+
+    def _counted(self, usage: Usage) -> Usage:
+        """`usage` without the token that is left out."""
+        if self._leaves_out_answer:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
+
+    async def _streams(self, kind: Any) -> list[Outputs]:
+        body, llm = self._body, self._service.llm
+        special = body.add_special_tokens is not False
+        prompts = await self._service.prepared(self._prompts, body.truncate_prompt_tokens, special)
+        return [
+            llm.generate(
+                prompt,
+                self._params,
+                output_kind=kind,
+                truncate_prompt_tokens=body.truncate_prompt_tokens,
+                add_special_tokens=special,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                timeout=self._timeout,
+                trace=TraceContext("text_completion", self._headers, self._id),
+            )
+            for prompt in prompts
+        ]
+
+    def _choices(self, number: int, output: RequestOutput) -> list[Choice]:
+        return [self._whole(number, output, completion) for completion in output.outputs]
+
+    def _whole(self, number: int, output: RequestOutput, completion: CompletionOutput) -> Choice:
+        body, index = self._body, number * self._params.n + completion.index
+        text, token_ids = completion.text, completion.token_ids
+        positions: Sequence[Any] = completion.logprobs or []
+        if self._leaves_out_answer:
+            text, token_ids, positions = "", [], []
+        shown_ids = token_ids
+        if body.echo:
+            text = self._service.prompt_text(output) + text
+            shown_ids = [*output.prompt_token_ids, *token_ids]
+            positions = [*_prompt_positions(output), *positions]
+        choice = Choice(
+            index=index,
+            text=text,
+            finish_reason="length" if self._leaves_out_answer else completion.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
+        if body.logprobs is not None:
+            choice.logprobs = self._writer.completion(positions, shown_ids, body.logprobs, 0)
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if body.return_token_ids:
+            choice.token_ids, choice.prompt_token_ids = token_ids, output.prompt_token_ids
+        return choice
+
+    def _parts(
+        self, index: int, completion: CompletionOutput, offsets: dict[int, int], begun: RequestOutput | None
+    ) -> list[Choice]:
+        """What a stream tells of a completion; with its prompt, `begun`, where that is asked for and it begins."""
+        echo = [] if begun is None or not self._body.echo else [self._echo(index, begun, offsets)]
+        parts = [*echo, self._delta(index, completion, offsets)]
+        if begun is not None and self._body.return_token_ids:
+            parts[0].prompt_token_ids = begun.prompt_token_ids
+        return parts
+
+    def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> Choice:
+        """The prompt, with which a streamed completion begins."""
+        choice = Choice(index=index, text=self._service.prompt_text(output))
+        if self._body.logprobs is not None:
+            positions = _prompt_positions(output)
+            choice.logprobs = self._writer.completion(positions, output.prompt_token_ids, self._body.logprobs, 0)
+            offsets[index] = sum(map(len, choice.logprobs.tokens))
+        if self._body.return_token_ids:
+            choice.token_ids = []
+        return choice
+
+    def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> Choice:
+        if self._leaves_out_answer:
+            return Choice(index=index, text="", finish_reason=completion.finish_reason and "length")
+        choice = Choice(
+            index=index,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
+        if self._body.logprobs is not None and completion.logprobs is not None:
+            offset = offsets.get(index, 0)
+            choice.logprobs = self._writer.completion(
+                completion.logprobs, completion.token_ids, self._body.logprobs, offset
+            )
+            offsets[index] = offset + sum(map(len, choice.logprobs.tokens))
+        if self._body.return_token_ids:
+            choice.token_ids = completion.token_ids
+        return choice
+
+
+def _prompt_positions(output: RequestOutput) -> Sequence[PositionLogprobs | None]:
+    """The log probabilities of a prompt's tokens, all None if its time was up before they were computed."""
+    return output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+
+
+def prompts_of(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:
+    """A text, token ids, or a list of either; `name` is the field's."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise bad_request(f"{name} is an empty list; give at least one", name)
+    if all(isinstance(part, int) for part in given):
+        return [cast("list[int]", given)]
+    for index, part in enumerate(given):
+        if isinstance(part, int) or type(part) is not type(given[0]):
+            raise bad_request(
+                f"{name}[{index}] is of another type than {name}[0]; give a text, a list of texts, a list of token ids "
+                "or a list of lists of token ids",
+                name,
+            )
+    return cast("list[str | list[int]]", given)

@@ -1,0 +1,129 @@
+"""`POST /v1/embeddings`: texts as vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.openai.completions import prompts_of
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals, decode, read_body
+from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.sse import cancelled_on_disconnect
+from quire.frontend.outputs import EmbeddingRequestOutput
+from quire.protocol.messages import PoolingParams, SamplingParams
+
+
+class EmbeddingBody(Body, kw_only=True):
+    """OpenAI's fields and vLLM's. `pooling_type`: a text is its last token's hidden state, or the mean of all."""
+
+    refused: ClassVar[Refusals] = {
+        "embed_dtype": (("float32",), "embeddings are float32"),
+        "messages": ((), "use input; POST /tokenize writes a conversation as token ids"),
+        "request_id": ((), "this answer has no id; the header X-Request-Id names a request"),
+        "task": (("embed",), "embeddings are all that is pooled"),
+        "truncation_side": (("left",), "truncate_prompt_tokens keeps the last tokens"),
+    }
+
+    input: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    pooling_type: Literal["last", "mean"] | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+
+
+class EmbeddingData(msgspec.Struct, kw_only=True):
+    """One text's vector: a list, or in base64 as little-endian float32."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The answer."""
+
+    object: str = "list"
+    data: list[EmbeddingData]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Embeddings:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Turn texts into vectors: an `EmbeddingList`."""
+        service = self._service
+        body = decode(await read_body(request, service.args), EmbeddingBody)
+        service.check_model(body.model)
+        prompts = prompts_of(body.input, "input")
+        service.check_count(len(prompts), SamplingParams())
+        async with cancelled_on_disconnect(request.receive):
+            outputs = await self._embed(body, prompts, request)
+        tokens = sum(len(output.prompt_token_ids) for output in outputs)
+        data = [
+            EmbeddingData(index=index, embedding=_written(output, body.encoding_format))
+            for index, output in enumerate(outputs)
+        ]
+        return json_response(EmbeddingList(data=data, model=service.name, usage=EmbeddingUsage(tokens, tokens)))
+
+    async def _embed(
+        self, body: EmbeddingBody, prompts: list[str | list[int]], request: Request
+    ) -> list[EmbeddingRequestOutput]:
+        """All of them; when one fails, the others are aborted."""
+        params = PoolingParams(
+            pooling_type=body.pooling_type or "last",
+            dimensions=body.dimensions,
+            normalize=body.normalize is not False,
+        )
+        special = body.add_special_tokens is not False
+        ready = await self._service.prepared(prompts, body.truncate_prompt_tokens, special)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(
+                        self._service.llm.embed(
+                            prompt,
+                            params,
+                            truncate_prompt_tokens=body.truncate_prompt_tokens,
+                            add_special_tokens=special,
+                            priority=body.priority or 0,
+                            cache_salt=body.cache_salt or "",
+                            timeout=self._service.timeout(request),
+                            trace=TraceContext("embeddings", request.headers),
+                        )
+                    )
+                    for prompt in ready
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
+def _written(output: EmbeddingRequestOutput, encoding: str | None) -> list[float] | str:
+    values = output.outputs.embedding
+    return values if encoding != "base64" else base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()

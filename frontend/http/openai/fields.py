@@ -1,0 +1,194 @@
+"""What the bodies of completions and chats have in common: how tokens are drawn, how the engine treats a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from quire.frontend import sampling
+from quire.frontend.http.errors import bad_request
+from quire.frontend.http.openai.response_format import StructuredOutputsField
+from quire.frontend.http.transport.bodies import Body, Refusals
+from quire.frontend.http.transport.ids import GivenId
+from quire.protocol.messages import SamplingParams
+
+NOT_HERE = "this server does not have it"
+
+TOOL_REFUSED: Refusals = {
+    "allowed_callers": ((["direct"],), "no code is run here"),
+    "defer_loading": ((False,), "the model is shown all tools"),
+}
+
+REFUSED: Refusals = {
+    "audio": ((), "only text is supported"),
+    "bootstrap_host": ((), NOT_HERE),
+    "chat_template_content_format": (("auto", "string"), "chat templates get contents as strings"),
+    "detokenize": ((True,), "answers have text; return_token_ids=true gives the token ids as well"),
+    "function_call": ((), "it is deprecated; use tool_choice"),
+    "functions": ((), "it is deprecated; use tools"),
+    "guided_choice": ((), 'use structured_outputs={"choice": [...]}'),
+    "guided_decoding_backend": ((), "there is one backend"),
+    "guided_grammar": ((), 'use structured_outputs={"grammar": "..."}'),
+    "guided_json": ((), 'use structured_outputs={"json": {...}}'),
+    "guided_regex": ((), 'use structured_outputs={"regex": "..."}'),
+    "kv_transfer_params": ((), NOT_HERE),
+    "logits_processors": (([],), "no code of clients is run"),
+    "media_io_kwargs": (({},), "only text is supported"),
+    "mm_processor_kwargs": (({},), "only text is supported"),
+    "modalities": ((["text"],), "only text is supported"),
+    "moderation": ((), NOT_HERE),
+    "prediction": ((), NOT_HERE),
+    "prompt_cache_options": (({}, {"mode": "implicit"}), "prefixes stay cached until their KV pages are needed"),
+    "prompt_cache_retention": (("in_memory", "in-memory"), "prefixes stay cached until their KV pages are needed"),
+    "repetition_detection": ((), NOT_HERE),
+    "response_role": (("assistant",), "answers are the assistant's"),
+    "service_tier": (("auto", "default"), "all requests are served alike; use priority"),
+    "store": ((False,), "nothing is stored"),
+    "thinking_token_budget": ((), "what bounds thoughts is the limit of all tokens"),
+    "truncation_side": (("left",), "truncate_prompt_tokens keeps the last tokens"),
+    "verbosity": (("medium",), NOT_HERE),
+    "vllm_xargs": (({},), NOT_HERE),
+    "web_search_options": ((), NOT_HERE),
+}
+
+
+# As bodies say it: under other names too, and with any negative seed for a fresh one.
+RANGES = {
+    **sampling.RANGES,
+    "seed": (-math.inf, *sampling.RANGES["seed"][1:]),
+    "max_completion_tokens": sampling.RANGES["max_tokens"],
+    "max_output_tokens": sampling.RANGES["max_tokens"],
+    "top_logprobs": sampling.RANGES["logprobs"],
+}
+
+
+_TOKEN_IDS = Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}})
+_BIAS = Meta(extra_json_schema={"minimum": -sampling.MAX_BIAS, "maximum": sampling.MAX_BIAS})
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`include_usage`: a last chunk tells the usage; `continuous_usage_stats`: every chunk does."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # noise against an eavesdropper; what TLS is for
+
+
+class GenerationFields(Body, kw_only=True):
+    """Fields of a body that asks for text; None is as good as left out. Names and meanings are OpenAI's and vLLM's."""
+
+    refused: ClassVar[Refusals] = REFUSED
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, _BIAS]], _TOKEN_IDS] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    structured_outputs: StructuredOutputsField | None = None
+
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: GivenId | None = None
+
+    # These ask for nothing that shows in an answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+_SAMPLING = (
+    "n", "best_of", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias",
+    "ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
+    "prompt_logprobs",
+)  # fmt: skip
+
+
+def sampling_params(
+    fields: GenerationFields, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The sampling that a body asks for; what it leaves out is the model's own (`defaults`), or the library's.
+
+    Raises `ApiError` 400 for what can't be combined; values are checked where the request is made.
+    """
+    given = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
+    params = {**defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs}
+    if fields.structured_outputs is not None:
+        params["structured_outputs"] = fields.structured_outputs.plain
+    if params.get("seed", 0) < 0:
+        del params["seed"]  # -1: a fresh one, as llama.cpp has it
+    if fields.use_beam_search:
+        params = _beam_search(fields, params)
+    elif fields.length_penalty not in (None, 1.0) or fields.early_stopping:
+        raise bad_request(
+            "length_penalty and early_stopping belong to a beam search; set use_beam_search, or omit them"
+        )
+    if fields.stream:
+        _check_streaming(fields)
+    elif fields.stream_options is not None:
+        raise bad_request("stream_options has a meaning only with stream=true", "stream_options")
+    return SamplingParams(**params)
+
+
+def check_top_logprobs(given: int | None) -> None:
+    """Raises `ValueError` for more than there are, in the words of bodies that count them under this name."""
+    sampling.check_range("top_logprobs", given, *RANGES["top_logprobs"])
+
+
+def _beam_search(fields: GenerationFields, params: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM has it: `n` beams, all of which are returned. The model's defaults of drawing mean nothing to it."""
+    width = fields.n or 1
+    drawn = {name: value for name, value in params.items() if getattr(fields, name, None) is not None}
+    drawn.pop("temperature", None)
+    if "structured_outputs" in params:
+        raise bad_request("structured_outputs has no meaning in a beam search; leave it out", "structured_outputs")
+    return {
+        **drawn,
+        "n": width,
+        "beam_width": width,
+        "length_penalty": 1.0 if fields.length_penalty is None else fields.length_penalty,
+        "early_stopping": bool(fields.early_stopping),
+        "max_tokens": params["max_tokens"],
+        "logprobs": params["logprobs"],
+    }
+
+
+def _check_streaming(fields: GenerationFields) -> None:
+    if fields.use_beam_search:
+        raise bad_request("a beam search knows its answers only at its end; set stream=false", "use_beam_search")
+    if fields.best_of is not None and fields.best_of > (fields.n or 1):
+        raise bad_request("best_of chooses at the end, so nothing can be streamed; set stream=false", "best_of")
+    if fields.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs are given in a whole answer only; set stream=false", "prompt_logprobs")

@@ -1,0 +1,152 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.frontend.http.effort import EFFORT
+from quire.frontend.http.errors import bad_request
+from quire.frontend.http.openai.fields import NOT_HERE, REFUSED, GenerationFields, check_top_logprobs
+from quire.frontend.http.transport.bodies import Refusals
+from quire.protocol.messages import StructuredOutputs
+
+STORES_NOTHING = "nothing is stored; send the whole conversation as input"
+
+RESPONSES_REFUSED: Refusals = {
+    **REFUSED,
+    "access_programs": (({},), NOT_HERE),
+    "background": ((False,), "nothing is stored; use stream=true"),
+    "background_options": (({},), NOT_HERE),
+    "context_management": (([],), NOT_HERE),
+    "conversation": ((), STORES_NOTHING),
+    "echo": ((False,), "an answer is only what the assistant says"),
+    "image": (({},), "only text is supported"),
+    "max_tool_calls": ((), "it counts calls of built-in tools, and there are none"),
+    "max_tokens": ((), "use max_output_tokens"),
+    "messages": ((), "use input"),
+    "previous_response_id": ((), STORES_NOTHING),
+    "prompt": ((), "nothing is stored; use input and instructions"),
+    "reasoning_effort": ((), 'use reasoning={"effort": ...}'),
+    "response_format": ((), 'use text={"format": ...}'),
+    "truncation": (("disabled",), "send what fits into the context"),
+}
+
+WORDS = {  # what errors name -> what it is called here
+    ".function": "",
+    '"function": {"name": ...}': '"name": ...',
+    "max_tokens": "max_output_tokens",
+}
+
+LOGPROBS = "message.output_text.logprobs"
+# Thoughts are told in the open, so that they can be sent back without what the latter is for.
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+
+# Fields of Chat Completions that have no meaning for one answer in items; the values that ask for nothing.
+_FOREIGN = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "add_special_tokens": (False,),
+}
+
+
+_INPUT = Meta(description="A text, or items: messages, calls of functions, their outputs, thoughts.")
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What the text of the answer must be; all but `type` belong to json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+    @property
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """What the answer must be for it. Raises `ApiError` 400."""
+        if self.type == "json_schema" and self.schema is None:
+            raise bad_request("text.format.schema is missing; give it with type 'json_schema'", "text.format.schema")
+        match self.type:
+            case "json_schema":
+                return StructuredOutputs(json=self.schema)
+            case "json_object":
+                return StructuredOutputs(json_object=True)
+            case _:
+                return None
+
+
+class TextField(msgspec.Struct, forbid_unknown_fields=True):
+    """About the text of the answer."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
+    """`effort` goes to the chat template. Of thoughts there is no summary: they are told whole, whatever it says."""
+
+    effort: Annotated[str, EFFORT] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesBody(GenerationFields, kw_only=True):
+    """OpenAI's fields, and vLLM's."""
+
+    refused: ClassVar[Refusals] = RESPONSES_REFUSED
+
+    input: Annotated[str | list[dict[str, Any]], _INPUT]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextField | None = None
+    reasoning: ReasoningField | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raises `ApiError` 400 for what has no meaning here."""
+        for name, harmless in _FOREIGN.items():
+            value = getattr(self, name)
+            if value is not None and value not in harmless:
+                raise bad_request(f"{name}={value} is not supported in /v1/responses; leave it out", name)
+        for name in self.include or []:
+            if name not in INCLUDABLE:
+                known = ", ".join(INCLUDABLE)
+                raise bad_request(f"include holds {name!r}, which is not supported; known are {known}", "include")
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            raise bad_request(
+                f"text.verbosity={self.text.verbosity!r} is not supported; ask for it in instructions", "text.verbosity"
+            )
+
+    @property
+    def format(self) -> StructuredOutputs | None:
+        """What the answer must be, None for any text."""
+        form = None if self.text is None or self.text.format is None else self.text.format.structured_outputs
+        if form is not None and self.structured_outputs is not None:
+            raise bad_request("text.format and structured_outputs both say what the answer must be; give one", "text")
+        return form
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What errors name, and what it is called in this body."""
+        return WORDS if self.format is None else {**WORDS, "structured_outputs.json": "text.format.schema"}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many log probabilities a token has besides its own, None for not even that."""
+        check_top_logprobs(self.top_logprobs)
+        if LOGPROBS in (self.include or []):
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise bad_request(f'top_logprobs has a meaning only with include=["{LOGPROBS}"]', "top_logprobs")
+        return None

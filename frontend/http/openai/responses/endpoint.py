@@ -1,0 +1,72 @@
+"""`POST /v1/responses`: answers, as items, what is given as items."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.conversation import Turn
+from quire.frontend.http.effort import effort_variables
+from quire.frontend.http.errors import ApiError
+from quire.frontend.http.openai.fields import sampling_params
+from quire.frontend.http.openai.responses.body import ResponsesBody
+from quire.frontend.http.openai.responses.input_items import messages_of
+from quire.frontend.http.openai.responses.tools import tool_use
+from quire.frontend.http.openai.responses.writer import ResponseWriter
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.bodies import decode, read_body
+from quire.frontend.http.transport.ids import new_id
+from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.sse import cancelled_on_disconnect
+from quire.frontend.http.wording import worded
+
+
+class Responses:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Answer with a `Response`, or with a stream of events."""
+        service = self._service
+        body = decode(await read_body(request, service.args), ResponsesBody)
+        body.check()
+        service.check_model(body.model)
+        answer_id = new_id("resp", "_", body.request_id)
+        with worded(body.words):
+            conversation = await self._turn(body, request, answer_id).begin(service)
+        writer = ResponseWriter(service, body, conversation, answer_id)
+        if body.stream:
+            return service.stream(writer.stream(), writer.explain)
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await writer.whole())
+
+    async def stored(self, request: Request) -> Response:
+        """What has been stored: nothing. Raises `ApiError` 404."""
+        name = request.path_params["id"].partition("/")[0]
+        raise ApiError(
+            404,
+            f"there is no response {name!r}: this server stores none; keep what POST /v1/responses answers",
+            code="response_not_found",
+            param="response_id",
+        )
+
+    def _turn(self, body: ResponsesBody, request: Request, answer_id: str) -> Turn:
+        service = self._service
+        effort = effort_variables(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
+        kwargs = {**effort, **(body.chat_template_kwargs or {})}
+        return Turn(
+            messages=messages_of(body.input, body.instructions),
+            params=sampling_params(body, service.defaults, body.max_output_tokens, body.num_logprobs),
+            tools=tool_use(body.tools, body.tool_choice, body.parallel_tool_calls),
+            template={"chat_template_kwargs": kwargs},
+            truncate=body.truncate_prompt_tokens,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            timeout=service.timeout(request),
+            structured_outputs=body.format,
+            format_field="text.format.schema",
+            trace=TraceContext("chat", request.headers, answer_id),
+        )

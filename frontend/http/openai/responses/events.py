@@ -1,0 +1,138 @@
+"""The events of a streamed response."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.frontend.http.openai.logprobs import TokenLogprob
+from quire.frontend.http.openai.responses.items import Item, Part
+from quire.frontend.http.openai.responses.response import Response
+
+
+class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
+    """One event; they are numbered from 0."""
+
+    sequence_number: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its type."""
+        return str(self.__struct_config__.tag)
+
+
+class ResponseEvent(StreamEvent, kw_only=True):
+    """The whole response as it is now."""
+
+    response: Response
+
+
+class Created(ResponseEvent, tag="response.created", kw_only=True):
+    """It exists."""
+
+
+class InProgress(ResponseEvent, tag="response.in_progress", kw_only=True):
+    """The model works on it."""
+
+
+class Completed(ResponseEvent, tag="response.completed", kw_only=True):
+    """It has come to its end."""
+
+
+class Incomplete(ResponseEvent, tag="response.incomplete", kw_only=True):
+    """It was cut off."""
+
+
+class Failed(ResponseEvent, tag="response.failed", kw_only=True):
+    """It will not come to its end; an `Error` has told why."""
+
+
+class Error(StreamEvent, tag="error", kw_only=True):
+    """What went wrong."""
+
+    code: str | None
+    message: str
+    param: str | None
+
+
+class ItemAdded(StreamEvent, tag="response.output_item.added", kw_only=True):
+    """An item begins."""
+
+    output_index: int
+    item: Item
+
+
+class ItemDone(StreamEvent, tag="response.output_item.done", kw_only=True):
+    """An item has ended."""
+
+    output_index: int
+    item: Item
+
+
+class ItemEvent(StreamEvent):
+    """Something about the item that is being written."""
+
+    item_id: str
+    output_index: int
+
+
+class PartAdded(ItemEvent, tag="response.content_part.added", kw_only=True):
+    """A part of an item begins."""
+
+    content_index: int = 0
+    part: Part
+
+
+class PartDone(ItemEvent, tag="response.content_part.done", kw_only=True):
+    """A part of an item has ended."""
+
+    content_index: int = 0
+    part: Part
+
+
+class TextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
+    """More of what the assistant says."""
+
+    content_index: int = 0
+    delta: str
+    logprobs: list[TokenLogprob]
+
+
+class TextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
+    """All of what it says."""
+
+    content_index: int = 0
+    text: str
+    logprobs: list[TokenLogprob]
+
+
+class ReasoningDelta(ItemEvent, tag="response.reasoning_text.delta", kw_only=True):
+    """More of what the model thinks."""
+
+    content_index: int = 0
+    delta: str
+
+
+class ReasoningDone(ItemEvent, tag="response.reasoning_text.done", kw_only=True):
+    """All of what it thinks."""
+
+    content_index: int = 0
+    text: str
+
+
+class ArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta", kw_only=True):
+    """More of the arguments of a call."""
+
+    delta: str
+
+
+class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done", kw_only=True):
+    """All of them."""
+
+    name: str
+    arguments: str
+
+
+EVENTS = (
+    *(Created, InProgress, Completed, Incomplete, Failed, Error, ItemAdded, ItemDone, PartAdded, PartDone),
+    *(TextDelta, TextDone, ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
+)

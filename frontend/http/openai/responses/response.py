@@ -1,0 +1,80 @@
+"""The response as a client sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.frontend.http.openai.responses.items import Item
+
+
+class InputTokensDetails(msgspec.Struct):
+    """`cached_tokens`: of the input, those found in the prefix cache, which costs nothing to write."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """`reasoning_tokens`: of the output, those of its thoughts."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Counts of tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response was cut off."""
+
+    reason: str
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """OpenAI's. `status` is "in_progress", then "completed", "incomplete", "cancelled" or "failed"."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str = "in_progress"
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    metadata: dict[str, Any]
+    model: str
+    output: list[Item] = []
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None = None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None = None
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str = "disabled"
+    usage: Usage | None = None
+    user: str | None = None

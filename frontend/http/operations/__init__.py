@@ -1,0 +1,1 @@
+"""Endpoints for operators: health, models, tokens, and the page with its live view."""

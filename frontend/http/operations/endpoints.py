@@ -1,0 +1,190 @@
+"""The small endpoints: health, version, models, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.async_llm import LONG_TEXT
+from quire.frontend.errors import EngineDeadError
+from quire.frontend.http.documentation.chat_schemas import MESSAGE, TOOL
+from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.bodies import Body, decode, read_body
+from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.version import installed_version
+
+T = TypeVar("T")
+
+
+class Health(msgspec.Struct):
+    """The server is well."""
+
+    status: str = "ok"
+
+
+class Version(msgspec.Struct):
+    """Quire's."""
+
+    version: str
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """The model under one of its names. `created`: when the server started; `root`: its folder."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: None = None
+    max_model_len: int
+    has_chat_template: bool
+    permission: list[Any] = []
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All names of the model."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Tokens(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The tokens of a prompt, and how many the context can hold. `token_strs`: their texts."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class TokenizeBody(Body, kw_only=True):
+    """`prompt` or `messages`, and options of the chat template. Names are vLLM's."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Annotated[dict[str, Any], MESSAGE]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Annotated[dict[str, Any], TOOL]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body, kw_only=True):
+    """Tokens to read. Names are vLLM's."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def _read(tokens: Sequence[int], read: Callable[[], T]) -> T:
+    """What `read` makes of tokens; of many on another thread, while streams go on."""
+    return await asyncio.to_thread(read) if len(tokens) > LONG_TEXT else read()
+
+
+class Endpoints:
+    """What the small endpoints answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, _request: Request) -> Response:
+        """Whether the engine steps, or has nothing to do. Asks for no key."""
+        try:
+            await self._service.llm.check_health()
+        except EngineDeadError as error:
+            raise ApiError(503, str(error), code="engine_dead") from None
+        return json_response(Health())
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests are taken: not while the server shuts down."""
+        if self._service.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        return await self.health(request)
+
+    async def version(self, _request: Request) -> Response:
+        """The version of the server."""
+        return json_response(Version(installed_version()))
+
+    async def metrics(self, request: Request) -> Response:
+        """Show the metrics. In Prometheus' text format, or in OpenMetrics' if that is asked for."""
+        service = self._service
+        body, media_type = await service.metrics.render(service.llm, request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": media_type})
+
+    async def models(self, _request: Request) -> Response:
+        """List the model, by each of its names."""
+        return json_response(ModelList(data=[self._model(name) for name in self._service.public_names]))
+
+    async def model(self, request: Request) -> Response:
+        """Tell of the model by one of its names."""
+        name = request.path_params["name"]
+        self._service.check_model(name)
+        return json_response(self._model(name))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Give the tokens of a text, or of a conversation as the chat template writes it."""
+        service = self._service
+        body = decode(await read_body(request, service.args), TokenizeBody)
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("give either prompt or messages")
+        if body.prompt is not None:
+            tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
+        else:
+            service.check_template(body.chat_template)
+            use = check_tools(body.tools)
+            prompt = await service.llm.chat_prompt(
+                body.messages or [],
+                chat_template=body.chat_template,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=bool(body.continue_final_message),
+                tools=None if use is None else use.for_template(),
+                chat_template_kwargs=body.chat_template_kwargs,
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+            tokens = prompt.token_ids
+        answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=tokens)
+        if body.return_token_strs:
+            text_of = service.require_tokenizer().token_text
+            answer.token_strs = await _read(tokens, lambda: list(map(text_of, tokens)))
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Give the text of tokens."""
+        service = self._service
+        body = decode(await read_body(request, service.args), DetokenizeBody)
+        service.check_model(body.model)
+        return json_response(Detokenized(await _read(body.tokens, lambda: self._text(body.tokens))))
+
+    def _text(self, tokens: list[int]) -> str:
+        vocab_size = self._service.llm.vocab_size
+        if (wrong := next((token for token in tokens if not 0 <= token < vocab_size), None)) is not None:
+            raise bad_request(f"tokens holds {wrong}, and ids go from 0 to {vocab_size - 1}", "tokens")
+        return self._service.require_tokenizer().decode(tokens, skip_special_tokens=False)
+
+    def _model(self, name: str) -> ModelCard:
+        service = self._service
+        return ModelCard(
+            id=name,
+            created=service.created,
+            root=service.llm.model,
+            max_model_len=service.llm.max_model_len,
+            has_chat_template=service.has_chat_template,
+        )

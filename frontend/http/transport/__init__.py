@@ -1,0 +1,1 @@
+"""HTTP itself: sockets, connections, bodies, server-sent events, access logs, API keys."""

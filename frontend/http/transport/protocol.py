@@ -1,0 +1,285 @@
+"""HTTP/1.1 on one connection: uvicorn's, with limits to what a client may send, and how slowly, and how it may read."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.transport.ids import REQUEST_ID, request_id_of
+from quire.frontend.http.transport.logs import access_log
+
+MAX_HEADER_BYTES = 64 << 10  # of the request line and all headers; as much again of what frames a body
+_TURN_AWAY_SECONDS = 1.0  # for the request of a connection too many, so that it can be answered
+_LINGER_SECONDS = 5.0  # for the rest of a body that was answered before its end
+
+
+def protocol_factory(args: ServerArgs) -> type[asyncio.Protocol]:
+    """What `uvicorn.Config` takes as `http`."""
+    return cast("type[asyncio.Protocol]", functools.partial(HttpProtocol, args))
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. While it owes no answer a timer runs, so that none stays open for nothing.
+
+    uvicorn's own takes headers of any size and for any time, answers what it cannot parse in plain text, loses the
+    body of a request that offers an upgrade, and does not see a client go that has sent another request ahead.
+    """
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._args = args
+        self._num_framing_bytes = 0  # since the last byte of a body: headers, chunk sizes, trailers
+        self._reads_head = False
+        self._reads_body = False
+        self._is_ending = False  # all is said, and what still comes is not read
+        self._running: RequestResponseCycle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > self._args.max_connections:
+            self.app = _too_many_connections
+            self._limit_reading(_TURN_AWAY_SECONDS)
+        else:
+            self._limit_reading(self._args.header_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the answers under way."""
+        self._stop_read_timer()
+        self._stop_write_timer()
+        if self._running is not None:
+            self._drop(self._running)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on. What cannot be a request is answered, and ends the connection."""
+        if self._is_ending:
+            return
+        self._unset_keepalive_if_required()
+        self._num_framing_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__ or error  # what one of the methods below has raised
+            self._refuse(cause if isinstance(cause, ApiError) else _not_http(cause))
+            return
+        if self._num_framing_bytes > MAX_HEADER_BYTES:
+            self._refuse(_headers_too_large())
+        elif not self._owes_answer:
+            self._limit_reading(self._args.header_timeout)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+        else:
+            return
+        # The offer is declined, and with it the parser's belief that what follows is another protocol's.
+        kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1"
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(b"\r\n".join([line, *kept, b"", b""]) + rest)
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._reads_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header. Those that follow a body come too late to have a meaning."""
+        if self._reads_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start to answer, if the headers are of a size that can be served."""
+        self._num_framing_bytes = 0
+        if self._is_ending or self.transport.is_closing():  # this came in one piece with the request before
+            return
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
+            raise _headers_too_large()
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise bad_request("CONNECT asks for a proxy, and this is none")
+            return
+        self._reads_head, self._reads_body = False, True
+        super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self.transport, self._end))
+        self._stop_read_timer()
+
+    def on_body(self, body: bytes) -> None:
+        """Hand on a part of the body."""
+        self._num_framing_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._reads_head:  # it is yet to be read again without its offer of an upgrade, or not to be read at all
+            return
+        self._reads_body = False
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _end(self) -> None:
+        """Close, but let a client that still sends get to its answer, which a reset would take from it."""
+        if self.transport.is_closing() or not (self._reads_head or self._reads_body):
+            self.transport.close()
+            return
+        self._is_ending = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._stop_read_timer()
+        self._read_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+    # Limits.
+
+    @property
+    def _owes_answer(self) -> bool:
+        newest = cast("RequestResponseCycle | None", self.cycle)  # uvicorn begins with None, and declares otherwise
+        return newest is not None and not newest.response_complete
+
+    def _limit_reading(self, seconds: float) -> None:
+        """Let the connection end unless a request has begun within `seconds` of the first call."""
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_later(seconds, self._read_too_long, seconds)
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _read_too_long(self, seconds: float) -> None:
+        if not self._reads_head:
+            self.transport.close()
+            return
+        message = f"the headers did not arrive within {seconds:g} s; send them faster"
+        self._refuse(ApiError(408, message, code="request_timeout"))
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, but no longer for the rest of a body that was not wanted."""
+        super().on_response_complete()
+        if self._reads_body and not self._owes_answer and not self._is_ending:
+            self._limit_reading(_LINGER_SECONDS)
+
+    def pause_writing(self) -> None:
+        """The client does not keep up: it has some time to read on."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._args.send_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """As uvicorn calls it."""
+        self._refuse(bad_request(msg))
+
+    def _refuse(self, error: ApiError) -> None:
+        """End the connection, with `error` as the answer to what was read last."""
+        if self.transport.is_closing():
+            return
+        if self._owes_answer and not self._reads_body:  # what can't be read follows requests that are answered first
+            self.cycle.keep_alive = False
+            self._is_ending = True
+            return
+        running = self._running
+        if not self._owes_answer or (running is not None and not running.response_started and not self.pipeline):
+            scope = self._unread if running is None or not self._owes_answer else cast("Scope", running.scope)
+            self.transport.write(self._written(error, scope))
+        if running is not None:
+            self._drop(running)
+        self._end()
+
+    @property
+    def _unread(self) -> dict[str, Any]:
+        """What is known of a request whose headers can't be read."""
+        return {
+            "method": "-",
+            "path": "-",
+            "headers": self.headers if self._reads_head else [],
+            "client": self.client,
+        }
+
+    def _written(self, error: ApiError, scope: Scope) -> bytes:
+        response = _told(error, scope)
+        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+        lines = [name + b": " + value + b"\r\n" for name, value in headers]
+        return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])
+
+    @staticmethod
+    def _drop(cycle: RequestResponseCycle) -> None:
+        if not cycle.response_complete:
+            cycle.disconnected = True
+        cycle.message_event.set()
+
+
+class _AnswerTransport:
+    """The transport as one answer sees it, which must not close it under the rest of its request."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
+    error = ApiError(
+        503,
+        "the server has as many connections as it may; try again, or raise --max-connections",
+        code="too_many_connections",
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
+    await _told(error, scope)(scope, receive, send)
+
+
+def _told(error: ApiError, scope: Scope) -> Response:
+    """A refusal with the id under which the access log has it."""
+    response = error.response()
+    request_id = response.headers[REQUEST_ID] = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
+    access_log(scope, error.status, 0.0, len(response.body), request_id)
+    return response
+
+
+def _headers_too_large() -> ApiError:
+    return ApiError(
+        431,
+        f"the headers have more than {MAX_HEADER_BYTES} bytes; send fewer, or shorter ones",
+        code="headers_too_large",
+    )
+
+
+def _not_http(error: BaseException) -> ApiError:
+    return bad_request(f"this is not HTTP/1.1 as the server understands it: {error}", code="invalid_http")

@@ -1,0 +1,156 @@
+"""Runs the HTTP server until a signal or the end of the engine ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.frontend.http.app import make_app
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.listener import allow_connections
+from quire.frontend.http.transport.protocol import protocol_factory
+
+_FAREWELL_SECONDS = 2.0  # for the last words of what the end of the server cuts off
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's, whose signals and whose end are ours. `on_started` is called once it takes connections."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], drain_seconds: float) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._drain_seconds = drain_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections."""
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new connections, let answers end for a while, then cut them off; idle connections stay for so long.
+
+        uvicorn's closes idle connections first, so that nobody is told why, and leaves what it cuts off to its fate.
+        """
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        tasks = self.server_state.tasks
+        end = time.monotonic() + self._drain_seconds
+        while tasks and not self.force_exit and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(set(tasks), timeout=min(left, 0.1))
+        for task in set(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(set(tasks), timeout=_FAREWELL_SECONDS)
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        """Close all once what was sent has gone out, or at least after a while."""
+        connections = self.server_state.connections
+        for connection in set(connections):
+            connection.transport.close()
+        end = time.monotonic() + _FAREWELL_SECONDS
+        while connections and time.monotonic() < end:  # noqa: ASYNC110 - they leave the set without an event
+            await asyncio.sleep(0.01)
+        for connection in set(connections):
+            connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class Serving:
+    """The server of a `Service`, on the running event loop."""
+
+    def __init__(self, service: Service, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
+        self._service = service
+        self._listener = listener
+        args = replace(service.args, max_connections=allow_connections(service.args.max_connections))
+        self._server = HttpServer(_config(args, make_app(service)), lambda: on_started(self), args.drain_seconds)
+
+    @property
+    def engine_address(self) -> str:
+        """Where others can attach to the engine."""
+        return self._service.llm.engine_address
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self._service.name
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        args = self._service.args
+        if args.uds is not None:
+            return f"unix:{args.uds}"
+        host, port = self._listener.getsockname()[:2]
+        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+        return f"{'https' if args.ssl_certfile else 'http'}://{name}:{port}{args.root_path}"
+
+    async def run(self) -> signal.Signals | None:
+        """Serve until SIGTERM or SIGHUP, which let open requests end, or SIGINT, which does not.
+
+        Returns which one it was, None when the engine has died.
+        """
+        loop = asyncio.get_running_loop()
+        received: list[signal.Signals] = []
+
+        def end(number: signal.Signals) -> None:
+            self._server.force_exit = bool(received) or number is signal.SIGINT
+            received.append(number)
+            self._end()
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+        handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup ignores one
+        for number in handled:
+            loop.add_signal_handler(number, end, number)
+        watcher = asyncio.create_task(self._watch_engine())
+        await self._service.warm_up()
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            watcher.cancel()
+            for number in handled:
+                loop.remove_signal_handler(number)
+                signal.signal(number, before[number])
+        return received[-1] if received else None
+
+    def _end(self) -> None:
+        self._service.draining = True
+        self._server.should_exit = True
+
+    async def _watch_engine(self) -> None:
+        """End with the engine, after its requests have been told."""
+        await self._service.llm.wait_dead()
+        self._end()
+
+
+def _config(args: ServerArgs, app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",  # it runs on the caller's
+        http=protocol_factory(args),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("Server", "quire")],
+        root_path=args.root_path,
+        backlog=4096,
+        timeout_keep_alive=max(1, round(args.keep_alive)),
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_keyfile_password=args.ssl_keyfile_password,
+    )

@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokenizers, detokenizing streams, prompts and chats."""

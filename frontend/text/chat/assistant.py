@@ -1,0 +1,140 @@
+"""Turns the text that a model writes into an assistant's message, whole and piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.frontend.text.chat.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    merged,
+)
+from quire.frontend.text.chat.reasoning import ReasoningParser
+from quire.frontend.text.chat.tool_parsers import ToolParser
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of the function `name`; `arguments` is the JSON text that the model wrote, whole or not, right or not."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class AssistantMessage(msgspec.Struct, frozen=True):
+    """An answer: `content` is None if there is none beside calls, made or forced; `reasoning_content` if no thought."""
+
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def as_message(self) -> dict[str, Any]:
+        """The message in OpenAI's form, to go on with the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    name: str
+    arguments: list[str]
+
+
+class AssistantParser:
+    """Reads an answer as it arrives, cut at any place, and keeps the message that it makes.
+
+    Without a reasoning parser nothing is reasoning, without a tool parser nothing is a call. Calls after the first
+    are dropped unless `parallel_tool_calls`. `only_calls`: the answer must be calls, so other text is dropped: it can
+    only be the beginning of one that was cut off.
+    """
+
+    def __init__(
+        self,
+        tool_parser: ToolParser | None = None,
+        reasoning_parser: ReasoningParser | None = None,
+        parallel_tool_calls: bool = True,
+        only_calls: bool = False,
+    ) -> None:
+        self._tools = tool_parser
+        self._reasoning = reasoning_parser
+        self._parallel = parallel_tool_calls
+        self._only_calls = only_calls
+        self._content: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[_Call] = []
+
+    def feed(self, delta: str) -> list[Event]:
+        """Read the next piece of the text; return what is certain now, neighbours merged."""
+        split: list[Event] = [ContentDelta(delta)] if self._reasoning is None else self._reasoning.feed(delta)
+        return self._keep(self._find_calls(split))
+
+    def finish(self) -> list[Event]:
+        """End the text: return what was held back."""
+        events = self._find_calls([] if self._reasoning is None else self._reasoning.finish())
+        return self._keep(events + ([] if self._tools is None else self._tools.finish()))
+
+    @property
+    def message(self) -> AssistantMessage:
+        """What has been read so far; the whole message after `finish`."""
+        content = "".join(self._content)
+        return AssistantMessage(
+            content=content if content or not (self._calls or self._only_calls) else None,
+            reasoning_content="".join(self._thoughts) or None,
+            tool_calls=tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._calls),
+        )
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """The reason why the answer ended, where `reason` is the engine's: a stop after calls was made for these."""
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+    def _find_calls(self, events: Iterable[Event]) -> list[Event]:
+        found: list[Event] = []
+        for event in events:
+            if self._tools is not None and isinstance(event, ContentDelta):
+                found += self._tools.feed(event.text)
+            else:
+                found.append(event)
+        return found
+
+    def _keep(self, events: list[Event]) -> list[Event]:
+        return [event for event in merged(events) if self._add(event)]
+
+    def _add(self, event: Event) -> bool:
+        """Add to the message; False if there is nothing to add, or it is dropped."""
+        if isinstance(event, ContentDelta):
+            if self._only_calls:
+                return False
+            self._content.append(event.text)
+            return bool(event.text)
+        if isinstance(event, ReasoningDelta):
+            self._thoughts.append(event.text)
+            return True
+        if event.index > 0 and not self._parallel:
+            return False
+        if isinstance(event, ToolCallStart):
+            self._calls.append(_Call(event.id, event.name, []))
+        elif isinstance(event, ToolCallArguments):
+            self._calls[event.index].arguments.append(event.delta)
+        return True
+
+
+def parse_answer(text: str, parser: AssistantParser) -> AssistantMessage:
+    """The message that a whole answer is; `parser` is a fresh one."""
+    parser.feed(text)
+    parser.finish()
+    return parser.message

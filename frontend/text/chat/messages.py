@@ -1,0 +1,161 @@
+"""The messages of a conversation as OpenAI's clients send them, checked and made ready for a chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.frontend.errors import ChatTemplateError, kind_of
+from quire.frontend.text.chat.calls_as_text import calls_as_text
+
+Message = Mapping[str, Any]
+
+MESSAGE_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+# What answers of an API hold and no prompt does; allowed so that an answer can be sent back as it came.
+# `reasoning` is what other servers call reasoning_content.
+ANSWER_KEYS = {"refusal", "audio", "annotations", "function_call", "reasoning"}
+TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type -> the key of its text
+MEDIA_PARTS = {"image_url": "images", "input_audio": "audio", "file": "files", "video_url": "videos"}
+TOOL_CALL_FORM = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}'
+
+# A template that joins arguments to other text has them as JSON text; all others look into them, or write the JSON.
+_JOINS_ARGUMENTS = re.compile(
+    r"""arguments(?:['"]\])?\s*[+~]   # arguments + ...
+      | [+~]\s*[\w.\[\]'"]*arguments(?:['"]\])?(?!['"\]\s]*(?:\||\sis\s))  # ... + call.arguments, unless filtered
+    """,
+    re.VERBOSE,
+)
+
+
+def check_messages(messages: Sequence[Message], template_source: str = "") -> list[dict[str, Any]]:
+    """Return the messages as the template takes them.
+
+    Contents are strings (text parts are joined by line breaks), or None beside tool calls; the arguments of tool calls
+    are objects, unless the template joins them to its text; the role `developer` is `system`, unless the template
+    knows it; what is null is left out. Where the template knows no tools, calls and results are written as words (see
+    `calls_as_text`); with no source at all it is taken to know them. Raises ChatTemplateError naming the message and
+    what is wrong with it.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise ChatTemplateError(
+            f'messages is {kind_of(messages)}; give a list such as [{{"role": "user", "content": "Hello"}}]'
+        )
+    if not messages:
+        raise ChatTemplateError('messages is empty; give at least one, such as {"role": "user", "content": "Hello"}')
+    to_system = "developer" not in template_source
+    parse = _keep_text if _JOINS_ARGUMENTS.search(template_source) else _parse_arguments
+    checked = [_check_message(message, f"messages[{index}]", parse) for index, message in enumerate(messages)]
+    for message in checked:
+        if message["role"] == "developer" and to_system:
+            message["role"] = "system"
+    return checked if "tool" in template_source or not template_source else calls_as_text(checked)
+
+
+def _check_message(message: Message, where: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(f'{where} is {kind_of(message)}; give {{"role": ..., "content": ...}}')
+    known = MESSAGE_KEYS | ANSWER_KEYS
+    unknown = sorted(str(key) for key, value in message.items() if key not in known and value is not None)
+    if unknown:
+        raise ChatTemplateError(
+            f"{where} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(MESSAGE_KEYS))}"
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ChatTemplateError(f"{where} has role={role!r}; give a role such as 'system', 'user' or 'assistant'")
+    _refuse_legacy(message, where)
+    kept = {key: message[key] for key in message if key in MESSAGE_KEYS and message[key] is not None}
+    if message.get("reasoning") is not None:
+        kept.setdefault("reasoning_content", message["reasoning"])
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if not isinstance(kept.get(key, ""), str):
+            raise ChatTemplateError(f"{where}.{key} is {kind_of(kept[key])}; give a string")
+    calls = _check_tool_calls(kept.pop("tool_calls", None), where, role, parse)
+    return {**kept, "content": _check_content(message, where, bool(calls)), **({"tool_calls": calls} if calls else {})}
+
+
+def _refuse_legacy(message: Message, where: str) -> None:
+    if message.get("function_call") is not None:
+        raise ChatTemplateError(f"{where}.function_call is of OpenAI's former API; give tool_calls: [{TOOL_CALL_FORM}]")
+    if message.get("role") == "function":
+        raise ChatTemplateError(
+            f"{where} has role='function' of OpenAI's former API; give role='tool' with the tool_call_id of the call"
+        )
+    if message.get("audio") is not None:
+        raise ChatTemplateError(
+            f"{where}.audio is given, but this server reads text only; give what was said as content"
+        )
+
+
+def _check_content(message: Message, where: str, has_calls: bool) -> str | None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and has_calls:
+        return None
+    if content is None and isinstance(message.get("refusal"), str):
+        return str(message["refusal"])
+    if content is None and "content" in message and message.get("role") == "assistant":
+        return ""  # it may have said nothing: it was cut off, or only thought
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return "\n".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+    given = "is missing" if "content" not in message else f"is {kind_of(content)}"
+    raise ChatTemplateError(f'{where}.content {given}; give a string or a list of {{"type": "text", "text": ...}}')
+
+
+def _check_part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if isinstance(kind, str) and kind in MEDIA_PARTS and isinstance(part, Mapping):
+        raise ChatTemplateError(
+            f"{where} is of type {kind!r}, but this server reads no {MEDIA_PARTS[kind]}; "
+            'give {"type": "text", "text": ...} only'
+        )
+    if not isinstance(kind, str) or kind not in TEXT_PARTS or not isinstance(part, Mapping):
+        raise ChatTemplateError(f'{where} is of type {kind!r}; only {{"type": "text", "text": ...}} is understood')
+    text = part.get(TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise ChatTemplateError(f"{where}.{TEXT_PARTS[kind]} is {kind_of(text)}; give a string")
+    return text
+
+
+def _check_tool_calls(given: Any, where: str, role: str, parse: Callable[[str, str], Any]) -> list[dict[str, Any]]:
+    if not given and isinstance(given, (list, tuple, type(None))):
+        return []
+    if role != "assistant":
+        raise ChatTemplateError(f"{where} has tool_calls with role={role!r}; only the assistant calls tools")
+    if not isinstance(given, (list, tuple)):
+        raise ChatTemplateError(f"{where}.tool_calls is {kind_of(given)}; give a list of {TOOL_CALL_FORM}")
+    return [_check_tool_call(call, f"{where}.tool_calls[{index}]", parse) for index, call in enumerate(given)]
+
+
+def _check_tool_call(call: Any, where: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+        raise ChatTemplateError(f"{where} is no call of a function; give {TOOL_CALL_FORM}")
+    if not isinstance(function.get("name"), str):
+        raise ChatTemplateError(f"{where}.function.name is {function.get('name')!r}; give the name of the function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = parse(arguments, f"{where}.function.arguments")
+    elif not isinstance(arguments, Mapping):
+        what = kind_of(arguments)
+        raise ChatTemplateError(f"{where}.function.arguments is {what}; give a string that holds a JSON object")
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _parse_arguments(arguments: str, where: str) -> dict[str, Any]:
+    """The object that `arguments` holds; no arguments at all are an empty one."""
+    try:
+        value = json.loads(arguments.strip() or "{}", strict=False)
+    except (ValueError, RecursionError) as error:
+        raise ChatTemplateError(f"{where} is not JSON: {error}; give a string that holds a JSON object") from None
+    if not isinstance(value, dict):
+        raise ChatTemplateError(f"{where} holds {kind_of(value)}; give a string that holds a JSON object")
+    return value
+
+
+def _keep_text(arguments: str, where: str) -> str:
+    _parse_arguments(arguments, where)
+    return arguments

@@ -1,0 +1,110 @@
+"""Splits an answer into what the model thinks, between `<think>` and `</think>`, and what it says."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta
+from quire.frontend.text.chat.marks import gap_before, match_mark, partial_mark
+
+OPEN = "<think>"
+CLOSE = "</think>"
+DEEPSEEK_ASSISTANT = "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"
+
+# Whether a model always begins by thinking, even if neither the prompt nor the model writes <think>.
+REASONING_PARSERS = {"deepseek_r1": True, "qwen3": False, "think": False}
+
+
+class Beginning(enum.Enum):
+    """What an answer begins with, as far as its prompt tells."""
+
+    ANSWER = enum.auto()  # the prompt has closed the thinking
+    THINKING = enum.auto()  # the prompt has opened it, or the model always thinks
+    EITHER = enum.auto()  # it is thinking if the model writes <think>
+
+
+def beginning(parser: str, prompt: str) -> Beginning:
+    """What the answer of a model of the kind `parser` to `prompt` begins with."""
+    end = prompt[-64:].rstrip()
+    if end.endswith(CLOSE):
+        return Beginning.ANSWER
+    return Beginning.THINKING if REASONING_PARSERS[parser] or end.endswith(OPEN) else Beginning.EITHER
+
+
+def detect_reasoning(template_source: str, added_tokens: Iterable[str] = ()) -> str | None:
+    """The kind of thinking model that a chat template, or else the added tokens, are of; None if they are of none."""
+    if CLOSE in template_source:
+        if "enable_thinking" in template_source:
+            return "qwen3"
+        return "deepseek_r1" if DEEPSEEK_ASSISTANT in template_source else "think"
+    return "think" if {OPEN, CLOSE} <= set(added_tokens) else None
+
+
+class _Part(enum.Enum):
+    START = enum.auto()
+    REASONING = enum.auto()
+    CONTENT = enum.auto()
+
+
+class ReasoningParser:
+    """Splits the text of an answer as it arrives, cut at any place.
+
+    The tags and the line breaks next to them belong to neither part. A thought that is never closed is reasoning to
+    the end; tags after the first closing one are content.
+    """
+
+    def __init__(self, begins: Beginning) -> None:
+        self._part = _Part.CONTENT if begins is Beginning.ANSWER else _Part.START
+        self._untagged = _Part.REASONING if begins is Beginning.THINKING else _Part.CONTENT
+        self._after_tag = begins is Beginning.THINKING  # line breaks are dropped
+        self._buffer = ""
+
+    def feed(self, delta: str) -> list[Event]:
+        """Read the next piece of the text; return what is certain now."""
+        self._buffer += delta
+        events: list[Event] = []
+        if self._part is _Part.START:
+            self._start()
+        if self._part is _Part.REASONING:
+            self._read_reasoning(events)
+        if self._part is _Part.CONTENT:
+            self._emit(events, self._take(len(self._buffer)))
+        return events
+
+    def finish(self) -> list[Event]:
+        """End the text: return what was held back."""
+        events: list[Event] = []
+        if self._part is _Part.START:
+            self._part = self._untagged
+        self._emit(events, self._take(len(self._buffer)))
+        return events
+
+    def _start(self) -> None:
+        end = match_mark(self._buffer, OPEN)
+        if end == 0:
+            return
+        self._part = self._untagged if end is None else _Part.REASONING
+        if end is not None:
+            self._take(end)
+            self._after_tag = True
+
+    def _read_reasoning(self, events: list[Event]) -> None:
+        at = self._buffer.find(CLOSE)
+        end = at if at >= 0 else len(self._buffer) - partial_mark(self._buffer, CLOSE)
+        self._emit(events, self._take(end - gap_before(self._buffer, end)))
+        if at >= 0:
+            self._take(self._buffer.index(CLOSE) + len(CLOSE))
+            self._part = _Part.CONTENT
+            self._after_tag = True
+
+    def _take(self, length: int) -> str:
+        text, self._buffer = self._buffer[:length], self._buffer[length:]
+        return text
+
+    def _emit(self, events: list[Event], text: str) -> None:
+        if self._after_tag:
+            text = text.lstrip("\r\n")
+        if text:
+            self._after_tag = False
+            events.append(ReasoningDelta(text) if self._part is _Part.REASONING else ContentDelta(text))

@@ -1,0 +1,125 @@
+"""The forms in which a prompt may be given, and their one inner form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+from quire.frontend.errors import RequestError
+from quire.frontend.text.tokenizer import Tokenizer
+
+FORMS = 'text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}'
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, taken as they are: no special token is added."""
+
+    prompt_token_ids: list[int]
+
+
+Message = Mapping[str, Any]  # of a conversation: "role", "content", and what else the chat template reads
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt made ready: its token ids, and its text when it was given as text."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | Prompt
+
+
+def split_batch(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
+    """`prompts` as a list of single prompts: a string, a mapping, a list of ints and a `Prompt` are one each."""
+    if isinstance(prompts, (str, Mapping, Prompt)):
+        return [cast("PromptType", prompts)]
+    if hasattr(prompts, "tolist"):  # a numpy array or a tensor: one prompt, or a batch when it has two axes
+        prompts = cast("Sequence[PromptType]", prompts.tolist())
+    if not isinstance(prompts, (list, tuple)):
+        raise TypeError(f"prompts is a {type(prompts).__name__}; give {FORMS}, or a list of these")
+    if prompts and isinstance(prompts[0], int):
+        return [cast("list[int]", list(prompts))]
+    return list(prompts)
+
+
+def make_prompt(
+    prompt: PromptType, tokenizer: Tokenizer | None, vocab_size: int, add_special_tokens: bool = True
+) -> Prompt:
+    """Tokenise and check one prompt. Raises `RequestError` when it is empty or not made of token ids of the model.
+
+    `add_special_tokens`: whether a text gets those that the tokenizer puts around it. A `Prompt` is ready.
+    """
+    if isinstance(prompt, Prompt):
+        return prompt
+    text, token_ids = _text_or_ids(prompt)
+    if text is not None:
+        if tokenizer is None:
+            raise RequestError("the prompt is text, but there is no tokenizer; give token ids, or name a tokenizer")
+        if not text:  # a tokenizer may put a token before it, but an empty text is hardly ever meant
+            raise RequestError("the prompt is empty; give some text, or the token ids to begin with")
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return checked_prompt(Prompt(token_ids, text), vocab_size)
+
+
+def checked_prompt(prompt: Prompt, vocab_size: int) -> Prompt:
+    """`prompt` if it has at least one token and all are ids of the model's vocabulary; else raises `RequestError`."""
+    token_ids = prompt.token_ids
+    if not token_ids:
+        raise RequestError("the prompt is empty; give at least one token")
+    if not all(type(token) is int for token in token_ids):
+        wrong = next(token for token in token_ids if type(token) is not int)
+        raise RequestError(f"the prompt holds {wrong!r} ({type(wrong).__name__}) where a token id (int) is expected")
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        position = next(i for i, token in enumerate(token_ids) if not 0 <= token < vocab_size)
+        raise RequestError(
+            f"token id {token_ids[position]} at position {position} of the prompt is outside the vocabulary; "
+            f"ids go from 0 to {vocab_size - 1}"
+        )
+    return prompt
+
+
+def truncated(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
+    """The `last` tokens of a prompt, -1 for as many as leave room for one more; None for all.
+
+    Raises `RequestError` for any other number. What is cut has no text.
+    """
+    if last is None:
+        return prompt
+    if type(last) is not int or last < -1 or last == 0:
+        raise RequestError(
+            f"truncate_prompt_tokens={last} leaves nothing; give 1 or more, or -1 for what the context can hold"
+        )
+    kept = max_model_len - 1 if last == -1 else last
+    return prompt if len(prompt.token_ids) <= kept else Prompt(prompt.token_ids[-kept:])
+
+
+def _text_or_ids(prompt: Any) -> tuple[str | None, list[int]]:
+    """Tell the forms apart: `(text, [])` or `(None, token ids)`."""
+    if isinstance(prompt, str):
+        return prompt, []
+    if isinstance(prompt, Mapping):
+        return _from_mapping(prompt)
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    if isinstance(prompt, (list, tuple)):
+        return None, list(prompt)
+    raise RequestError(f"a prompt is a {type(prompt).__name__}; give {FORMS}")
+
+
+def _from_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+    if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+        return prompt["prompt"], []
+    if set(prompt) <= {"prompt", "prompt_token_ids"} and "prompt_token_ids" in prompt:
+        text, token_ids = _text_or_ids(prompt["prompt_token_ids"])
+        if text is None:
+            return None, token_ids
+    raise RequestError(f"a prompt has the keys {sorted(map(str, prompt))}; give {FORMS}")

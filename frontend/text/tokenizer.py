@@ -1,0 +1,150 @@
+"""Text to token ids and back, over the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.frontend.text.token_bytes import ByteRule, byte_rule
+from quire.frontend.text.tokenizer_files import (
+    TokenizerError,
+    TokenizerMissingError,
+    load_backend,
+    read_json,
+    special_tokens,
+)
+
+
+class Tokenizer:
+    """The tokenizer of a Hugging Face model folder: tokenizer.json, or vocab.json with merges.txt.
+
+    Raises TokenizerError if the folder or a file of it is missing or broken, TokenizerMissingError (a TokenizerError)
+    if the folder simply has no tokenizer.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = read_json(self.path, "tokenizer_config.json")
+        self.backend = load_backend(self.path, self.config)
+        self.special_tokens = special_tokens(self.path, self.config)
+        added = self.backend.get_added_tokens_decoder()
+        self.added_tokens: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._rule = byte_rule(_decoder_state(self.backend.decoder))
+        self._bytes: dict[int, bytes] = {}
+        generation = read_json(self.path, "generation_config.json")
+        model = read_json(self.path, "config.json")
+        self.eos_token_ids = self._find_eos(generation, model)
+        self.bos_token_id = self._find_bos(generation, model)
+
+    def _find_eos(self, generation: dict[str, Any], model: dict[str, Any]) -> list[int]:
+        """Every id that ends a generation: the tokenizer's eos token and the model's list."""
+        eos = self.token_id(self.special_tokens.get("eos_token"))
+        listed = generation.get("eos_token_id")
+        if listed is None:
+            listed = model.get("eos_token_id")
+        ids = ([] if eos is None else [eos]) + (listed if isinstance(listed, list) else [listed])
+        return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
+
+    def _find_bos(self, generation: dict[str, Any], model: dict[str, Any]) -> int | None:
+        named = self.token_id(self.special_tokens.get("bos_token"))
+        candidates = [named, generation.get("bos_token_id"), model.get("bos_token_id")]
+        return next((token_id for token_id in candidates if isinstance(token_id, int)), None)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, added ones included; the model's vocabulary may be padded beyond it."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def byte_rule(self) -> ByteRule | None:
+        """How a token becomes bytes, or None if this tokenizer's tokens have no bytes of their own."""
+        return self._rule
+
+    def token_id(self, token: str | None) -> int | None:
+        """Return the id of a token as the vocabulary writes it, or None if there is no such token."""
+        return None if token is None else self.backend.token_to_id(token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`. Special tokens written in the text become their ids.
+
+        `add_special_tokens=False` leaves out what the tokenizer puts around a text (such as a bos token); a rendered
+        chat template has them already.
+        """
+        _check_text(text)
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each text, encoded on all cores."""
+        for text in texts:
+            _check_text(text)
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [list(encoding.ids) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids past the vocabulary become nothing."""
+        try:
+            text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise TokenizerError(f"token ids {list(ids)[:5]} ...: {error}; ids are whole numbers from 0") from error
+        if "\ufffd" in text and self._rule is not None and self._rule.byte_fallback:
+            return self._decode_bytes(ids, skip_special_tokens, self._rule)
+        return text
+
+    def _decode_bytes(self, ids: Iterable[int], skip_special_tokens: bool, rule: ByteRule) -> str:
+        """Decode with valid characters kept where the library gives up a whole run of byte tokens for one bad byte."""
+        kept = (token_id for token_id in ids if not (skip_special_tokens and token_id in self.special_token_ids))
+        text = b"".join(self.token_bytes(token_id) or b"" for token_id in kept).decode(errors=rule.utf8_errors)
+        spaces = len(text) - len(text.lstrip(" "))
+        return text[min(spaces, rule.strip_left) :]
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes of a token (a leading space included), or None where they cannot be known."""
+        if self._rule is None:
+            return None
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self.backend.id_to_token(token_id)
+            found = self._bytes[token_id] = b"" if token is None else self._rule.to_bytes(token)
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token on its own, special or not; half a character is U+FFFD."""
+        piece = self.token_bytes(token_id)
+        if piece is None or self._rule is None:
+            return self.decode([token_id], skip_special_tokens=False)
+        return piece.decode(errors=self._rule.utf8_errors)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
+    """Load the tokenizer of a model folder, or return None if the folder has none: then only token ids go in and out.
+
+    Raises TokenizerError for everything else that is wrong.
+    """
+    try:
+        return Tokenizer(path)
+    except TokenizerMissingError:
+        return None
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise TokenizerError(f"a text to encode must be a str, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text has a lone surrogate {text[error.start]!r} at character {error.start}, "
+            "which no UTF-8 text can hold; remove it"
+        ) from error
+
+
+def _decoder_state(decoder: Any) -> dict[str, Any] | None:
+    """Return the decoder as tokenizer.json writes it."""
+    if decoder is None:
+        return None
+    state: dict[str, Any] = json.loads(decoder.__getstate__())
+    return state

@@ -1,0 +1,108 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <exception>
+#include <memory>
+
+#include "bindings/bindings.h"
+#include "grammar/constraint.h"
+#include "grammar/llguidance.h"
+#include "grammar/token_mask.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+/// Calls a Python function on whichever thread a grammar is asked. No exception may pass through llguidance: where
+/// there is one, no token is forced.
+Vocabulary::Tokenize tokenize_by(nb::callable function) {
+  const auto release = [](nb::callable* held) {
+    const nb::gil_scoped_acquire acquire;
+    delete held;
+  };
+  const std::shared_ptr<nb::callable> held(new nb::callable(std::move(function)), release);
+  return [held](std::string_view text) -> Vocabulary::Tokens {
+    const nb::gil_scoped_acquire acquire;
+    try {
+      return nb::cast<Vocabulary::Tokens>((*held)(nb::bytes(text.data(), text.size())));
+    } catch (const std::exception&) {
+      return {};
+    }
+  };
+}
+
+void bind_mask(nb::module_& m) {
+  nb::class_<TokenRule>(m, "TokenRule", "What a sequence may draw next, whatever else was asked for.")
+      .def(
+          "wait",
+          [](TokenRule& rule, double seconds) {
+            const auto longest =
+                std::chrono::duration_cast<TokenRule::Clock::duration>(std::chrono::duration<double>(seconds));
+            return rule.wait_until(TokenRule::Clock::now() + longest);
+          },
+          nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(), "Whether it can be asked by then.")
+      .def("allows", &TokenRule::allows, nb::arg("token_id"))
+      .def("follow", &TokenRule::follow, nb::arg("token_id"),
+           "The token has been drawn: from now on the rule is about the next one.")
+      .def_prop_ro("mask", &TokenRule::mask, nb::rv_policy::reference_internal);
+  nb::class_<TokenMask, TokenRule>(m, "TokenMask", "Which tokens may be drawn: a bit for each.")
+      .def(nb::init<std::int32_t>(), nb::arg("num_tokens"))
+      .def_prop_ro("token_ids",
+                   [](const TokenMask& mask) {
+                     Tokens tokens;
+                     mask.for_each_allowed([&](std::int32_t token) { tokens.push_back(token); });
+                     return tokens;
+                   })
+      .def_prop_ro("is_ready", &TokenMask::is_ready)
+      .def("reset", &TokenMask::reset, "From now on it is being written.")
+      .def("publish", &TokenMask::publish, "It is written: the sampler may read it.")
+      .def("allow", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, true); }, nb::arg("token_ids"));
+}
+
+}  // namespace
+
+void bind_grammar(nb::module_& m) {
+  bind_mask(m);
+  nb::class_<Vocabulary>(m, "Vocabulary", "What each token writes, and how text is tokenized, for grammars.")
+      .def(
+          "__init__",
+          [](Vocabulary* self, const std::string& library, const std::vector<nb::bytes>& texts,
+             const Tokens& eos_token_ids, nb::callable tokenize) {
+            std::vector<std::string> copies;
+            for (const nb::bytes& text : texts) copies.emplace_back(text.c_str(), text.size());
+            const Vocabulary::Tokenize function = tokenize_by(std::move(tokenize));
+            const nb::gil_scoped_release release;
+            new (self) Vocabulary(library, copies, eos_token_ids, function);
+          },
+          nb::arg("library"), nb::arg("texts"), nb::arg("eos_token_ids"), nb::arg("tokenize"))
+      .def_prop_ro("num_tokens", &Vocabulary::num_tokens);
+  nb::class_<Matcher>(m, "Matcher", "The beginning of a grammar.")
+      .def(nb::init<std::shared_ptr<const Vocabulary>, const std::string&, const std::string&>(), nb::arg("vocabulary"),
+           nb::arg("kind"), nb::arg("grammar"), nb::call_guard<nb::gil_scoped_release>())
+      .def("allows_any", &Matcher::allows_any, nb::call_guard<nb::gil_scoped_release>(),
+           "Whether any token may come. Copies have the work done that this takes.")
+      .def_prop_ro("error", &Matcher::error, "Why it can't go on.");
+  nb::class_<Constraint, TokenRule>(m, "Constraint", "A request's place in its grammar.")
+      .def(nb::init<const Matcher&, std::int32_t, Tokens>(), nb::arg("grammar"), nb::arg("vocab_size"),
+           nb::arg("stop_token_ids"))
+      .def("restart", &Constraint::restart,
+           "Goes back to the beginning, for another request; False, and it is of no use any more, if it can't.")
+      .def_prop_ro("num_followed", &Constraint::num_followed, "Tokens of all requests that had it.")
+      .def("stop_at", &Constraint::stop_at, nb::arg("stop_token_ids"), "Takes these instead, at the beginning.")
+      .def_prop_ro("num_forced", &Constraint::num_forced, "How many tokens must come next.")
+      .def("pop_forced", &Constraint::pop_forced, "Takes the first of them, which is given to the request.")
+      .def_prop_ro("is_complete", &Constraint::is_complete, "Whether the text is whole, and nothing may follow.")
+      .def_prop_ro("has_ended", &Constraint::has_ended, "Whether it allows nothing more, or there is an error.")
+      .def_prop_ro("error", &Constraint::error, "Why it can't go on.")
+      .def_prop_ro("mask_seconds", &Constraint::mask_seconds, "What the next mask is likely to take.")
+      .def("begin_mask", &Constraint::begin_mask, "Whether the mask is still to be written; the caller does so then.")
+      .def("write_mask", &Constraint::write_mask, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace quire

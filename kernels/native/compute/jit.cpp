@@ -1,0 +1,224 @@
+#include "compute/jit.h"
+
+#include <mutex>
+#include <stdexcept>
+
+#include "compute/object_cache.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/ExecutionEngine/Orc/CompileUtils.h"
+#include "llvm/ExecutionEngine/Orc/LLJIT.h"
+#include "llvm/IR/LLVMContext.h"
+#include "llvm/IR/LegacyPassManager.h"
+#include "llvm/IR/Module.h"
+#include "llvm/Passes/PassBuilder.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/SHA256.h"
+#include "llvm/Support/TargetSelect.h"
+#include "llvm/TargetParser/Host.h"
+#include "mlir/Conversion/ArithToLLVM/ArithToLLVM.h"
+#include "mlir/Conversion/ControlFlowToLLVM/ControlFlowToLLVM.h"
+#include "mlir/Conversion/Passes.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/ControlFlow/IR/ControlFlow.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/UB/IR/UBOps.h"
+#include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include "mlir/IR/MLIRContext.h"
+#include "mlir/Parser/Parser.h"
+#include "mlir/Pass/PassManager.h"
+#include "mlir/Pass/PassRegistry.h"
+#include "mlir/Target/LLVMIR/Dialect/Builtin/BuiltinToLLVMIRTranslation.h"
+#include "mlir/Target/LLVMIR/Dialect/LLVMIR/LLVMToLLVMIRTranslation.h"
+#include "mlir/Target/LLVMIR/Export.h"
+#include "mlir/Transforms/Passes.h"
+
+namespace quire {
+namespace {
+
+// Without the "builtin.module(...)" anchor: parsePassPipeline(text, pm) would nest it and run nothing.
+constexpr const char* kPipeline =
+    "canonicalize,cse,convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,convert-arith-to-llvm,"
+    "convert-ub-to-llvm,convert-func-to-llvm,convert-cf-to-llvm,reconcile-unrealized-casts,canonicalize,cse";
+
+void register_passes() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    llvm::InitializeNativeTarget();
+    llvm::InitializeNativeTargetAsmPrinter();
+    mlir::registerTransformsPasses();
+    mlir::registerSCFToControlFlowPass();
+    mlir::registerConvertVectorToLLVMPass();
+    mlir::registerConvertMathToLLVMPass();
+    mlir::registerArithToLLVMConversionPass();
+    mlir::registerUBToLLVMConversionPass();
+    mlir::registerConvertFuncToLLVMPass();
+    mlir::registerConvertControlFlowToLLVMPass();
+    mlir::registerReconcileUnrealizedCastsPass();
+  });
+}
+
+template <typename T>
+T unwrap(llvm::Expected<T> value, const char* what) {
+  if (!value) throw std::runtime_error(std::string(what) + ": " + llvm::toString(value.takeError()));
+  return static_cast<T&&>(*value);
+}
+
+llvm::orc::JITTargetMachineBuilder machine_builder(const Target& target) {
+  llvm::orc::JITTargetMachineBuilder builder{llvm::Triple(llvm::sys::getProcessTriple())};
+  builder.setCPU(target.cpu);
+  llvm::SmallVector<llvm::StringRef> features;
+  llvm::StringRef(target.features).split(features, ',', -1, false);
+  for (llvm::StringRef feature : features) builder.addFeatures({feature.str()});
+  builder.setCodeGenOptLevel(llvm::CodeGenOptLevel::Aggressive);
+  builder.setCodeModel(llvm::CodeModel::Small);  // ORC's default, Large, loads every constant through a movabs
+  // Only the FMAs that a kernel asks for: a fused mul + add would change bits between instruction sets.
+  builder.getOptions().AllowFPOpFusion = llvm::FPOpFusion::Strict;
+  return builder;
+}
+
+mlir::DialectRegistry make_dialects() {
+  mlir::DialectRegistry dialects;
+  dialects.insert<mlir::func::FuncDialect, mlir::arith::ArithDialect, mlir::math::MathDialect, mlir::scf::SCFDialect,
+                  mlir::cf::ControlFlowDialect, mlir::vector::VectorDialect, mlir::LLVM::LLVMDialect,
+                  mlir::ub::UBDialect>();
+  mlir::registerBuiltinDialectTranslation(dialects);
+  mlir::registerLLVMDialectTranslation(dialects);
+  return dialects;
+}
+
+}  // namespace
+
+struct Jit::Impl {
+  mlir::DialectRegistry dialects = make_dialects();
+  std::unique_ptr<llvm::TargetMachine> machine;
+  std::unique_ptr<llvm::orc::LLJIT> jit;
+  int libraries = 0;
+
+  explicit Impl(const Target& target) {
+    auto builder = machine_builder(target);
+    machine = unwrap(builder.createTargetMachine(), "no LLVM target machine");
+    jit = unwrap(llvm::orc::LLJITBuilder().setJITTargetMachineBuilder(builder).create(), "LLVM's JIT did not start");
+    jit->getMainJITDylib().addGenerator(
+        unwrap(llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(jit->getDataLayout().getGlobalPrefix()),
+               "symbols of this process"));
+  }
+
+  std::unique_ptr<llvm::Module> lower(const std::string& source, const Target& target, llvm::LLVMContext& llvm_context);
+  void optimise(llvm::Module& module);
+};
+
+std::unique_ptr<llvm::Module> Jit::Impl::lower(const std::string& source, const Target& target,
+                                               llvm::LLVMContext& llvm_context) {
+  mlir::MLIRContext context(dialects, mlir::MLIRContext::Threading::DISABLED);
+  std::string diagnostics;
+  llvm::raw_string_ostream stream(diagnostics);
+  mlir::ScopedDiagnosticHandler handler(&context, [&](mlir::Diagnostic& diagnostic) {
+    stream << diagnostic.getLocation() << ": " << diagnostic << "\n";
+    return mlir::success();
+  });
+  auto module = mlir::parseSourceString<mlir::ModuleOp>(source, &context);
+  if (!module) throw std::runtime_error("MLIR does not parse: " + diagnostics);
+  mlir::PassManager passes(&context);
+  if (mlir::failed(mlir::parsePassPipeline(kPipeline, passes, stream)) || mlir::failed(passes.run(*module)))
+    throw std::runtime_error("MLIR passes failed: " + diagnostics);
+  auto llvm_module = mlir::translateModuleToLLVMIR(*module, llvm_context);
+  if (!llvm_module) throw std::runtime_error("MLIR does not translate to LLVM IR: " + diagnostics);
+  llvm_module->setDataLayout(machine->createDataLayout());
+  llvm_module->setTargetTriple(machine->getTargetTriple());
+  for (auto& function : *llvm_module) {
+    if (function.isDeclaration()) continue;
+    function.addFnAttr("target-cpu", target.cpu);
+    function.addFnAttr("target-features", machine->getTargetFeatureString());
+    function.addFnAttr("prefer-vector-width", std::to_string(target.vector_bits));
+    function.addFnAttr(llvm::Attribute::NoUnwind);
+  }
+  return llvm_module;
+}
+
+void Jit::Impl::optimise(llvm::Module& module) {
+  llvm::LoopAnalysisManager loops;
+  llvm::FunctionAnalysisManager functions;
+  llvm::CGSCCAnalysisManager graphs;
+  llvm::ModuleAnalysisManager modules;
+  llvm::PipelineTuningOptions tuning;
+  tuning.LoopVectorization = false;  // kernels are written in vectors already
+  tuning.SLPVectorization = false;
+  llvm::PassBuilder builder(machine.get(), tuning);
+  builder.registerModuleAnalyses(modules);
+  builder.registerCGSCCAnalyses(graphs);
+  builder.registerFunctionAnalyses(functions);
+  builder.registerLoopAnalyses(loops);
+  builder.crossRegisterProxies(loops, functions, graphs, modules);
+  builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3).run(module, modules);
+}
+
+std::vector<std::string> host_features() {
+  std::vector<std::string> names;
+  for (const auto& feature : llvm::sys::getHostCPUFeatures())
+    if (feature.getValue()) names.push_back(feature.getKey().str());
+  return names;
+}
+
+std::string llvm_version() { return LLVM_VERSION_STRING; }
+
+Jit::Jit(Target target, std::filesystem::path cache_dir)
+    : target_(std::move(target)), cache_dir_(std::move(cache_dir)) {
+  register_passes();
+  impl_ = std::make_unique<Impl>(target_);
+}
+
+Jit::~Jit() = default;
+
+std::filesystem::path Jit::entry_path(const std::string& source) const {
+  llvm::SHA256 hash;
+  for (const std::string& part : {source, std::string(kPipeline), target_.cpu, target_.features,
+                                  std::to_string(target_.vector_bits), llvm_version()}) {
+    hash.update(part);
+    hash.update(llvm::StringRef("\0", 1));
+  }
+  return cache_dir_ / (llvm::toHex(hash.final(), true) + ".o");
+}
+
+std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::vector<std::string>& symbols) {
+  std::unique_ptr<llvm::MemoryBuffer> object;
+  if (!cache_dir_.empty())
+    if (auto cached = read_cache_entry(entry_path(source))) {
+      object = llvm::MemoryBuffer::getMemBufferCopy(*cached);
+      cache_hits_++;
+    }
+  if (!object) {
+    llvm::LLVMContext context;
+    auto module = impl_->lower(source, target_, context);
+    impl_->optimise(*module);
+    llvm::orc::SimpleCompiler compiler(*impl_->machine);
+    object = unwrap(compiler(*module), "LLVM code generation failed");
+    compiled_++;
+    if (!cache_dir_.empty()) write_cache_entry(entry_path(source), {object->getBufferStart(), object->getBufferSize()});
+  }
+  auto& library = unwrap(impl_->jit->createJITDylib("kernels." + std::to_string(impl_->libraries++)), "JIT library");
+  library.addToLinkOrder(impl_->jit->getMainJITDylib());
+  if (auto error = impl_->jit->addObjectFile(library, std::move(object)))
+    throw std::runtime_error("the object does not link: " + llvm::toString(std::move(error)));
+  std::vector<std::uintptr_t> addresses;
+  for (const std::string& symbol : symbols)
+    addresses.push_back(unwrap(impl_->jit->lookup(library, symbol), symbol.c_str()).getValue());
+  return addresses;
+}
+
+std::string Jit::assembly(const std::string& source) const {
+  llvm::LLVMContext context;
+  auto module = impl_->lower(source, target_, context);
+  impl_->optimise(*module);
+  llvm::SmallVector<char, 0> text;
+  llvm::raw_svector_ostream stream(text);
+  llvm::legacy::PassManager passes;
+  if (impl_->machine->addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile))
+    throw std::runtime_error("LLVM can't print assembly for this target");
+  passes.run(*module);
+  return {text.begin(), text.end()};
+}
+
+}  // namespace quire

@@ -1,0 +1,132 @@
+#include "grammar/constraint.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <stdexcept>
+#include <utility>
+
+namespace quire {
+namespace {
+
+constexpr std::size_t kWordTokens = 32;  // of a mask
+
+bool contains(const std::vector<std::int32_t>& token_ids, std::int32_t token) {
+  return std::ranges::find(token_ids, token) != token_ids.end();
+}
+
+}  // namespace
+
+Constraint::Constraint(const Matcher& grammar, std::int32_t vocab_size, std::vector<std::int32_t> stop_token_ids)
+    : matcher_(grammar),
+      vocab_size_(vocab_size),
+      mask_(std::max(vocab_size, static_cast<std::int32_t>(kWordTokens * matcher_.mask_words()))) {
+  stop_at(std::move(stop_token_ids));
+  force();
+}
+
+void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
+  stop_token_ids_ = std::move(stop_token_ids);
+  ignored_.clear();
+  std::ranges::copy_if(matcher_.vocabulary().eos_token_ids(), std::back_inserter(ignored_),
+                       [&](std::int32_t token) { return !contains(stop_token_ids_, token); });
+}
+
+bool Constraint::restart() {
+  const bool is_written = has_mask_ && !mask_.is_ready();  // by another thread
+  if (is_written || error_ || !matcher_.reset()) return false;
+  forced_.clear();
+  is_stopped_ = has_mask_ = false;
+  force();
+  return !error_;
+}
+
+bool Constraint::wait_until(Clock::time_point deadline) { return !has_mask_ || mask_.wait_until(deadline); }
+
+bool Constraint::allows(std::int32_t token) {
+  if (has_mask_) return mask_.has(token);
+  if (!forced_.empty()) return token == forced_.front();
+  if (contains(stop_token_ids_, token) && matcher_.is_accepting()) return true;
+  // An eos token is the text's end, or stands in the grammar, or comes only if nothing else may.
+  const bool is_eos = contains(matcher_.vocabulary().eos_token_ids(), token);
+  return is_eos ? mask().has(token) : matcher_.allows(token);
+}
+
+const TokenMask& Constraint::mask() {
+  if (begin_mask()) write_mask();
+  if (error_) throw std::runtime_error(*error_);
+  return mask_;
+}
+
+void Constraint::follow(std::int32_t token) {
+  has_mask_ = false;
+  if (!forced_.empty()) return forced_.pop_front();
+  ++num_followed_;
+  if (contains(stop_token_ids_, token)) {
+    is_stopped_ = true;
+  } else if (!matcher_.take({&token, 1})) {
+    fail();
+  } else if (matcher_.is_stopped()) {
+    is_stopped_ = true;
+  } else {
+    force();
+  }
+}
+
+/// Goes on by what must come next, of which a grammar allows just one way to write it.
+void Constraint::force() {
+  std::vector<std::int32_t> next = matcher_.forced();
+  next.erase(std::ranges::find_if(next, [&](std::int32_t id) { return id >= vocab_size_; }), next.end());
+  if (next.empty()) return;
+  if (!matcher_.take(next)) return fail();
+  forced_.assign(next.begin(), next.end());
+  num_followed_ += std::ssize(next);
+  is_stopped_ = matcher_.is_stopped();
+}
+
+void Constraint::fail() {
+  std::string words = matcher_.error().value_or("the reason is not known");
+  if (words.starts_with("NoExtension")) words = "none of the model's tokens may come next";
+  error_ = "the grammar can't be followed any further: " + words;
+}
+
+std::int32_t Constraint::pop_forced() {
+  if (forced_.empty()) throw std::out_of_range("no token is forced");
+  const std::int32_t token = forced_.front();
+  forced_.pop_front();
+  return token;
+}
+
+bool Constraint::begin_mask() {
+  if (has_mask_) return false;
+  has_mask_ = true;
+  mask_.reset();
+  return true;
+}
+
+void Constraint::write_mask() {
+  try {
+    mask_.ban_all();
+    if (!forced_.empty())
+      mask_.set({&forced_.front(), 1}, true);
+    else
+      ask_mask();
+  } catch (const std::exception& error) {
+    error_ = error.what();
+  }
+  mask_.publish();
+}
+
+void Constraint::ask_mask() {
+  if (!matcher_.write_mask(mask_.words())) return fail();
+  if (matcher_.is_accepting()) mask_.set(stop_token_ids_, true);
+  ban_ignored();
+}
+
+void Constraint::ban_ignored() {
+  if (ignored_.empty()) return;
+  mask_.set(ignored_, false);
+  if (!mask_.allows_any()) mask_.set(ignored_, true);
+}
+
+}  // namespace quire

@@ -1,0 +1,222 @@
+#include "kv_cache/radix_tree.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace quire {
+namespace {
+
+constexpr std::size_t kAtOnce = 32;  // pages whose places are fetched together
+constexpr std::int32_t kLine = 16;   // tokens of a cache line
+
+template <class T>
+std::span<T> array(Arena& arena, std::size_t count) {
+  return {static_cast<T*>(arena.allocate(count * sizeof(T))), count};
+}
+
+}  // namespace
+
+RadixTree::RadixTree(PagePool& pool, std::int32_t page_size)
+    : pool_(pool),
+      page_size_(page_size),
+      nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
+      tokens_(array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(page_size))),
+      buckets_(array<std::int32_t>(arena_, std::bit_ceil(2 * nodes_.size()))) {
+  std::ranges::fill(nodes_, Node{});
+  std::ranges::fill(buckets_, kNone);
+}
+
+std::int32_t RadixTree::enter(const std::string& salt) {
+  const auto [found, is_new] = root_of_.try_emplace(salt, 0);
+  if (is_new) {
+    if (free_roots_.empty()) {
+      roots_.emplace_back();
+      free_roots_.push_back(-1 - static_cast<std::int32_t>(roots_.size()));
+    }
+    found->second = free_roots_.back();
+    free_roots_.pop_back();
+    roots_[root_index(found->second)] = {salt, 0};
+  }
+  ++roots_[root_index(found->second)].uses;
+  return found->second;
+}
+
+void RadixTree::leave(std::int32_t root) {
+  Root& entry = roots_.at(root_index(root));
+  if (--entry.uses > 0) return;
+  root_of_.erase(entry.salt);
+  entry.salt.clear();
+  free_roots_.push_back(root);
+}
+
+void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
+                      std::vector<std::int32_t>& pages) const {
+  const auto size = static_cast<std::size_t>(page_size_);
+  std::uint32_t hash = hash_of(parent);
+  while (tokens.size() >= size) {
+    // What a page's hash depends on is no page but tokens, so the places of several are fetched at a time. In a tree
+    // that no cache holds, that takes as long as to fetch one.
+    std::array<std::uint32_t, kAtOnce> hashes;
+    const std::size_t count = std::min(tokens.size() / size, hashes.size());
+    for (std::size_t i = 0; i < count; ++i) {
+      hashes[i] = hash = extend(hash, &tokens[i * size]);
+      __builtin_prefetch(&buckets_[hash & (buckets_.size() - 1)]);
+    }
+    for (std::size_t i = 0; i < count; ++i) prefetch(buckets_[hashes[i] & (buckets_.size() - 1)]);
+    for (std::size_t i = 0; i < count; ++i) {
+      parent = find(parent, &tokens[i * size], hashes[i]);
+      if (parent == kNone) return;
+      pages.push_back(parent);
+    }
+    tokens = tokens.subspan(count * size);
+  }
+}
+
+std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page) {
+  if (tokens.size() != static_cast<std::size_t>(page_size_))
+    throw std::invalid_argument("a page of " + std::to_string(page_size_) + " tokens can't hold " +
+                                std::to_string(tokens.size()));
+  const std::uint32_t hash = extend(hash_of(parent), tokens.data());
+  const std::int32_t known = find(parent, tokens.data(), hash);
+  if (known != kNone) return known;
+  if (contains(page)) throw std::logic_error("page " + std::to_string(page) + " is in the tree already");
+  pool_.retain(page);
+  if (parent < 0) ++roots_[root_index(parent)].uses;
+  std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * page_size_);
+  std::int32_t* head = bucket(hash);
+  nodes_[page] = {.parent = parent, .depth = parent < 0 ? 1 : nodes_[parent].depth + 1, .hash = hash, .chain = *head};
+  *head = page;
+  ++size_;
+  return page;
+}
+
+void RadixTree::retain(std::int32_t page) {
+  if (cached(page)) unlink(page);
+  pool_.retain(page);
+}
+
+void RadixTree::release(std::int32_t page) {
+  pool_.release(page);
+  if (contains(page) && pool_.references(page) == 1) link(page);
+}
+
+std::int32_t RadixTree::evict(std::int32_t count) {
+  std::int32_t evicted = 0;
+  while (evicted < count && first_ != kNone) {
+    const std::int32_t end = std::min(count, evicted + static_cast<std::int32_t>(kAtOnce));
+    std::int32_t page = first_;  // what lies far apart of the next ones is fetched together
+    for (std::int32_t i = evicted; i < end && page != kNone; ++i, page = nodes_[page].next) {
+      __builtin_prefetch(bucket(nodes_[page].hash));
+      pool_.prefetch(page);
+    }
+    for (; evicted < end && first_ != kNone; ++evicted) remove(first_);
+  }
+  num_evicted_ += evicted;
+  return evicted;
+}
+
+/// The hash of a prefix by its last page, or its root.
+std::uint32_t RadixTree::hash_of(std::int32_t parent) const {
+  return parent < 0 ? static_cast<std::uint32_t>(parent) : nodes_[parent].hash;
+}
+
+/// The hash of a prefix that a page of `tokens` is added to.
+std::uint32_t RadixTree::extend(std::uint32_t prefix, const std::int32_t* tokens) const {
+  std::uint64_t hash = prefix;
+  for (std::int32_t i = 0; i < page_size_; ++i)
+    hash = (hash ^ static_cast<std::uint32_t>(tokens[i])) * 0x9E3779B97F4A7C15ull ^ hash >> 29;
+  return static_cast<std::uint32_t>(hash >> 32);
+}
+
+/// Fetches what `find` looks at of a page.
+void RadixTree::prefetch(std::int32_t page) const {
+  if (page == kNone) return;
+  __builtin_prefetch(&nodes_[page]);
+  const std::int32_t* tokens = &tokens_[static_cast<std::size_t>(page) * static_cast<std::size_t>(page_size_)];
+  for (std::int32_t i = 0; i < page_size_; i += kLine) __builtin_prefetch(tokens + i);
+}
+
+std::int32_t RadixTree::find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const {
+  std::int32_t page = buckets_[hash & (buckets_.size() - 1)];
+  for (; page != kNone; page = nodes_[page].chain) {
+    const Node& node = nodes_[page];
+    if (node.hash == hash && node.parent == parent &&
+        std::equal(tokens, tokens + page_size_, tokens_.begin() + std::int64_t{page} * page_size_))
+      break;
+  }
+  return page;
+}
+
+/// Puts a page that nobody has any more at the end of the list.
+void RadixTree::link(std::int32_t page) {
+  nodes_[page].next = kNone;
+  nodes_[page].previous = last_;
+  (last_ == kNone ? first_ : nodes_[last_].next) = page;
+  last_ = page;
+  ++cached_;
+}
+
+void RadixTree::unlink(std::int32_t page) {
+  const Node& node = nodes_[page];
+  (node.previous == kNone ? first_ : nodes_[node.previous].next) = node.next;
+  (node.next == kNone ? last_ : nodes_[node.next].previous) = node.previous;
+  --cached_;
+}
+
+/// Frees a cached leaf.
+void RadixTree::remove(std::int32_t page) {
+  unlink(page);
+  std::int32_t* at = bucket(nodes_[page].hash);
+  while (*at != page) at = &nodes_[*at].chain;
+  *at = nodes_[page].chain;
+  const std::int32_t parent = nodes_[page].parent;
+  if (nodes_[page].is_hot) cool(page);
+  nodes_[page] = {};
+  --size_;
+  pool_.release(page);
+  if (parent < kNone) leave(parent);
+}
+
+std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> ends) const {
+  struct Branch {
+    std::int32_t longest = 0;            ///< of the paths through this page, in pages
+    std::vector<std::int32_t> children;  ///< pages
+    std::vector<std::int32_t> end_here;  ///< places in `ends`
+  };
+  std::unordered_map<std::int32_t, Branch> branches;
+  Branch top;
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(ends.size()); ++i) {
+    (ends[i] == kNone ? top : branches[ends[i]]).end_here.push_back(i);
+    const std::int32_t length = ends[i] == kNone ? 0 : nodes_[ends[i]].depth;
+    for (std::int32_t page = ends[i]; page >= 0; page = nodes_[page].parent) {
+      Branch& branch = branches[page];
+      if (branch.longest >= length) break;  // and so it is further up
+      const std::int32_t parent = nodes_[page].parent;
+      if (branch.longest == 0) (parent < 0 ? top : branches[parent]).children.push_back(page);
+      branch.longest = length;
+    }
+  }
+  std::vector<std::int32_t> order;
+  struct Visit {
+    Branch* branch;
+    bool children_done;
+  };
+  std::vector<Visit> stack{{&top, false}};
+  while (!stack.empty()) {
+    const auto [branch, children_done] = stack.back();
+    stack.pop_back();
+    if (children_done) {
+      order.insert(order.end(), branch->end_here.begin(), branch->end_here.end());
+      continue;
+    }
+    stack.push_back({branch, true});
+    std::ranges::stable_sort(branch->children, {}, [&](std::int32_t page) { return branches[page].longest; });
+    for (const std::int32_t page : branch->children) stack.push_back({&branches[page], false});  // the longest on top
+  }
+  return order;
+}
+
+}  // namespace quire

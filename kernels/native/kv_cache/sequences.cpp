@@ -1,0 +1,173 @@
+#include "kv_cache/sequences.h"
+
+#include <algorithm>
+#include <iterator>
+#include <ranges>
+#include <stdexcept>
+
+namespace quire {
+
+void Sequence::replace_last(std::int32_t token) {
+  if (std::ssize(tokens) <= num_prompt_tokens) throw std::logic_error("no token was drawn that could be replaced");
+  if (sampling.counts_outputs()) throw std::logic_error("a token that penalties have counted can't be replaced");
+  tokens.back() = token;
+}
+
+Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size, std::int32_t stripe)
+    : pages_(num_pages, stripe), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
+
+Sequences::~Sequences() {
+  for (std::size_t slot = 0; slot < slots_.size(); slot++)
+    if (slots_[slot]) close(static_cast<std::int32_t>(slot));
+}
+
+std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
+                             const std::optional<std::string>& cache_salt, const std::optional<PoolingConfig>& pooling,
+                             std::shared_ptr<TokenRule> rule) {
+  if (tokens.empty()) throw std::invalid_argument("a sequence needs at least one token");
+  for (std::int32_t token : tokens)
+    if (token < 0 || token >= vocab_size_)
+      throw std::invalid_argument("token id " + std::to_string(token) + " is not in [0, " +
+                                  std::to_string(vocab_size_) + ")");
+  SamplingState state(std::move(sampling), tokens, num_prompt_tokens, vocab_size_);
+  auto sequence = std::make_unique<Sequence>(Sequence{
+      std::move(tokens), num_prompt_tokens, 1, {}, RadixTree::kNone, 0, std::move(state), {}, std::move(rule)});
+  if (pooling) sequence->pooling.emplace(*pooling, std::ssize(sequence->tokens));
+  if (cache_salt) sequence->root = tree_.enter(*cache_salt);
+  if (free_.empty()) {
+    slots_.push_back(std::move(sequence));
+    return static_cast<std::int32_t>(slots_.size() - 1);
+  }
+  const std::int32_t slot = free_.back();
+  free_.pop_back();
+  slots_[slot] = std::move(sequence);
+  return slot;
+}
+
+Sequences::Match Sequences::match(std::int32_t slot) {
+  found_.clear();
+  find(at(slot));
+  Match match;
+  for (std::int32_t page : found_) match.cached_pages += tree_.cached(page);
+  match.tokens = static_cast<std::int64_t>(found_.size()) * page_size_;
+  if (!found_.empty()) match.end = found_.back();
+  return match;
+}
+
+/// Appends to `found_` the pages that the tree holds of the sequence's tokens.
+void Sequences::find(const Sequence& sequence) {
+  if (sequence.root == RadixTree::kNone) return;
+  auto known = static_cast<std::int64_t>(sequence.tokens.size()) - 1;
+  if (sequence.sampling.config().prompt_logprobs >= 0)  // the logits before the next one to be told are needed
+    known = std::min(known, sequence.prompt_logprobs_done - 1);
+  if (sequence.pooling) known = std::min(known, sequence.pooling->next());
+  tree_.match(sequence.root, std::span(sequence.tokens).first(static_cast<std::size_t>(known)), found_);
+}
+
+std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num_tokens) {
+  Sequence& sequence = at(slot);
+  if (!sequence.pages.empty())
+    throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it can't be started again");
+  found_.clear();
+  find(sequence);
+  for (std::int32_t page : found_) tree_.retain(page);
+  sequence.pages = found_;
+  sequence.shared = static_cast<std::int64_t>(found_.size());
+  if (!reserve(slot, num_tokens)) {
+    release_pages(slot);
+    return std::nullopt;
+  }
+  tree_.count_match(std::span(sequence.pages).first(static_cast<std::size_t>(sequence.shared)));
+  return sequence.shared * page_size_;
+}
+
+bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
+  Sequence &child = at(slot), &parent = at(source);
+  if (!child.pages.empty())
+    throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it can't fork");
+  const auto count = static_cast<std::size_t>(std::max<std::int64_t>(num_computed, 0));
+  if (num_computed < 0 || num_computed > num_tokens || count > child.tokens.size() || count > parent.tokens.size() ||
+      num_computed > std::ssize(parent.pages) * page_size_ || child.root != parent.root ||
+      !std::ranges::equal(std::span(child.tokens).first(count), std::span(parent.tokens).first(count)))
+    throw std::invalid_argument("slot " + std::to_string(slot) + " and slot " + std::to_string(source) +
+                                " don't have the same salt and the same " + std::to_string(num_computed) +
+                                " computed tokens");
+  const auto full = num_computed / page_size_;
+  child.pages.assign(parent.pages.begin(), parent.pages.begin() + full);
+  child.shared = std::min(full, parent.shared);
+  for (std::int32_t page : child.pages) tree_.retain(page);
+  if (reserve(slot, num_tokens)) return true;
+  release_pages(slot);
+  return false;
+}
+
+bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
+  Sequence& sequence = at(slot);
+  const std::int64_t needed = (num_tokens + page_size_ - 1) / page_size_;
+  const std::int64_t missing = needed - static_cast<std::int64_t>(sequence.pages.size());
+  if (missing <= 0) return true;
+  if (missing > pages_.free_pages() + tree_.cached_pages()) return false;
+  const auto count = static_cast<std::int32_t>(missing);
+  tree_.evict(count - pages_.free_pages());
+  return pages_.allocate(count, sequence.pages);
+}
+
+void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
+  Sequence& sequence = at(slot);
+  if (sequence.root == RadixTree::kNone) return;
+  const std::span tokens(sequence.tokens);
+  const auto size = static_cast<std::size_t>(page_size_);
+  for (; (sequence.shared + 1) * page_size_ <= num_computed; sequence.shared++) {
+    const auto i = static_cast<std::size_t>(sequence.shared);
+    const std::int32_t own = sequence.pages[i];
+    const std::int32_t kept =
+        tree_.insert(i == 0 ? sequence.root : sequence.pages[i - 1], tokens.subspan(i * size, size), own);
+    if (kept == own) continue;
+    tree_.retain(kept);  // the same tokens, so the same bits: another sequence was faster
+    sequence.pages[i] = kept;
+    tree_.release(own);
+  }
+}
+
+std::pair<std::int64_t, std::int32_t> Sequences::shared(std::int32_t slot) {
+  const Sequence& sequence = at(slot);
+  if (sequence.shared == 0) return {0, RadixTree::kNone};
+  return {sequence.shared * page_size_, sequence.pages[static_cast<std::size_t>(sequence.shared - 1)]};
+}
+
+std::int32_t Sequences::private_pages(std::int32_t slot) {
+  std::int32_t count = 0;
+  for (std::int32_t page : std::views::reverse(at(slot).pages)) {  // whoever shares one has all before it
+    if (pages_.references(page) > 1 + tree_.contains(page)) break;
+    count++;
+  }
+  return count;
+}
+
+PageMap Sequences::page_map(std::span<const std::int32_t> pinned, std::int32_t max_cells) {
+  std::vector<std::int32_t> pages;
+  for (std::int32_t slot : pinned) std::ranges::copy(at(slot).pages, std::back_inserter(pages));
+  return fold_states(page_states(pages_, tree_, pages), max_cells);
+}
+
+void Sequences::release_pages(std::int32_t slot) {
+  Sequence& sequence = at(slot);
+  for (std::int32_t page : std::views::reverse(sequence.pages)) tree_.release(page);
+  sequence.pages.clear();
+  sequence.shared = 0;
+}
+
+void Sequences::close(std::int32_t slot) {
+  release_pages(slot);
+  if (slots_[slot]->root != RadixTree::kNone) tree_.leave(slots_[slot]->root);
+  slots_[slot].reset();
+  free_.push_back(slot);
+}
+
+Sequence& Sequences::at(std::int32_t slot) {
+  if (slot < 0 || static_cast<std::size_t>(slot) >= slots_.size() || !slots_[slot])
+    throw std::out_of_range("no sequence is open in slot " + std::to_string(slot));
+  return *slots_[slot];
+}
+
+}  // namespace quire

@@ -1,0 +1,1 @@
+"""Weights: checkpoints, quantized formats, packing and the cache of packed weights."""

@@ -1,0 +1,210 @@
+"""compressed-tensors, the format of llm-compressor (version 0.20 of its sources).
+
+Of a module with `n` outputs and `k` inputs, "pack-quantized" has `weight_packed` i32 [n, k * bits / 32], packed along
+k, each integer plus 2^(bits - 1); `weight_scale` [n, groups]; `weight_shape` i64 [2]; for asymmetric ones
+`weight_zero_point` i32 [n * bits / 32, groups], packed along n and offset alike; and in an older act-order
+`weight_g_idx` i32 [k], the group of each input. "int-quantized" has `weight` i8 [n, k], `weight_scale` [n, groups] and
+`weight_zero_point` i8 [n, groups].
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import IntegerFormat
+from quire.kernels.errors import ModelError
+from quire.kernels.weights.checkpoint import Checkpoint, Tensor
+from quire.kernels.weights.quantized.packing import unpack, unpack_transposed, words_for
+from quire.kernels.weights.quantized.scheme import (
+    BITS,
+    GROUPS,
+    WHOLE_ROW,
+    IntegerMatrix,
+    Scheme,
+    order_of,
+    quantized,
+)
+
+_STORED = ("pack-quantized", "int-quantized")
+_EMBEDDINGS = ("embed_tokens", "wte", "wpe")
+_CLASSES = ("Linear", "Embedding")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """How the modules of a group of the config are quantized; `reordered` is act-order by `weight_g_idx`."""
+
+    format: IntegerFormat
+    packed: bool
+    reordered: bool
+
+    @classmethod
+    def from_config(cls, section: ModelConfig, stored: str | None) -> _Group:
+        stored = section.choice("format", _STORED, stored)
+        _check_activations(section)
+        weights = section.section("weights")
+        weights.refuse("type", ("int",))
+        weights.refuse("dynamic", (False,))
+        weights.refuse("block_structure")
+        weights.refuse("actorder", (False, "weight", "static", "group", "dynamic"))
+        bits, group = weights.choice("num_bits", BITS, 8), _group_size(weights)
+        reordered = weights.fields.get("actorder") in ("group", "dynamic") and group > 0
+        format_ = IntegerFormat(bits, group, zeros=not weights.get("symmetric", True))
+        return cls(format_, stored == "pack-quantized", reordered)
+
+
+def _check_activations(section: ModelConfig) -> None:
+    """Refuses what can't be done to activations; how they are quantized as they come is the kernels' own affair."""
+    section.refuse("output_activations")
+    inputs = section.section("input_activations")
+    if inputs.fields:
+        inputs.refuse("type", ("int",))
+        inputs.choice("num_bits", (8,), 8)
+        if inputs.fields.get("dynamic") is not True:
+            raise ModelError(
+                f"config.json: {inputs.path}dynamic is {inputs.fields.get('dynamic')!r}; it must be True: "
+                "static scales of activations are not supported"
+            )
+
+
+def _group_size(weights: ModelConfig) -> int:
+    """Elements that share a scale, 0 for a channel; an absent strategy follows from the size of the group."""
+    given = weights.fields.get("group_size")
+    size = None if given is None else weights.choice("group_size", (*GROUPS, WHOLE_ROW))
+    inferred = {None: None, WHOLE_ROW: "channel"}.get(size, "group")
+    strategy = weights.choice("strategy", ("group", "channel"), inferred)
+    if (strategy == "group") != (size in GROUPS):
+        raise ModelError(
+            f"config.json: {weights.path}group_size is {size} with the strategy {strategy!r}; "
+            f"'group' takes one of {', '.join(map(str, GROUPS))}, 'channel' none"
+        )
+    return size if size in GROUPS else 0
+
+
+@dataclass(frozen=True)
+class CompressedTensors(Scheme):
+    """`targets` are names, patterns ("re:...") or classes of modules, in the order in which they count."""
+
+    method = "compressed-tensors"
+
+    targets: tuple[tuple[str, _Group], ...]
+    ignore: tuple[str, ...]
+
+    @classmethod
+    def from_config(cls, section: ModelConfig) -> CompressedTensors:
+        """Reads `quantization_config`."""
+        section.refuse("kv_cache_scheme", ({},))
+        section.refuse("transform_config", ({},))
+        section.refuse("quantization_status", ("compressed",))
+        section.section("sparsity_config").refuse("format", ("dense",))
+        stored = section.choice("format", (*_STORED, "mixed-precision"))
+        groups, targets = section.section("config_groups"), []
+        for name in groups.fields:
+            fields = groups.section(name)
+            group = _Group.from_config(fields, None if stored == "mixed-precision" else stored)
+            targets += [(target, group) for target in fields.strings("targets")]
+        if not targets:
+            raise ModelError(f"config.json: {section.path}config_groups has no targets, so no module is quantized")
+        # A name counts before a pattern, a pattern before a class, and the last of two groups that give the same.
+        ordered = sorted(dict(targets).items(), key=lambda item: (item[0] in _CLASSES, "re:" in item[0], item[0]))
+        ignore = section.strings("ignore")
+        for pattern in (*ignore, *dict(ordered)):
+            _check_pattern(pattern, section.path)
+        return cls(tuple(ordered), ignore)
+
+    def _group(self, module: str) -> _Group | None:
+        if any(_matches(module, pattern) for pattern in self.ignore):
+            return None
+        group = next((group for target, group in self.targets if _matches(module, target)), None)
+        if group is not None and _class_of(module) == "Embedding":
+            raise ModelError(f"config.json quantizes the embedding {module}; only linear layers can be quantized")
+        return group
+
+    def format_of(self, module: str) -> IntegerFormat | None:
+        """See Scheme."""
+        group = self._group(module)
+        return None if group is None else group.format
+
+    def _tensors(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> dict[str, Tensor]:
+        group = quantized(module, self._group(module))
+        bits, groups = group.format.bits, group.format.groups(k)
+        names = {name: f"{module}.{name}" for name in ("weight", "weight_packed", "weight_scale", "weight_zero_point")}
+        tensors = {"weight_scale": checkpoint.get(names["weight_scale"], (n, groups))}
+        if group.packed:
+            packed = checkpoint.integers(names["weight_packed"], (n, words_for(k, bits)), "I32")
+            tensors["weight_packed"] = packed
+        else:
+            tensors["weight"] = checkpoint.integers(names["weight"], (n, k), "I8")
+        if group.format.zeros:
+            shape, dtype = ((words_for(n, bits), groups), "I32") if group.packed else ((n, groups), "I8")
+            tensors["weight_zero_point"] = checkpoint.integers(names["weight_zero_point"], shape, dtype)
+        if group.packed and checkpoint.has(f"{module}.weight_shape"):
+            tensors["weight_shape"] = checkpoint.integers(f"{module}.weight_shape", (2,), "I64")
+        if group.reordered or checkpoint.has(f"{module}.weight_g_idx"):
+            tensors["weight_g_idx"] = checkpoint.integers(f"{module}.weight_g_idx", (k,), "I32")
+        return tensors
+
+    def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
+        """See Scheme."""
+        indices = self._tensors(checkpoint, module, n, k).get("weight_g_idx")
+        if indices is None or (indices.to_numpy() == -1).any():  # -1: never set
+            return None
+        return order_of(indices, quantized(module, self.format_of(module)).group)
+
+    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> IntegerMatrix:
+        """See Scheme."""
+        tensors, format_ = self._tensors(checkpoint, module, n, k), quantized(module, self.format_of(module))
+        shape = tensors["weight_shape"].to_numpy().tolist() if "weight_shape" in tensors else [n, k]
+        if shape != [n, k]:
+            raise ModelError(f"tensor {module}.weight_shape holds {shape}, but config.json asks for {[n, k]}")
+        order = self.order(checkpoint, module, n, k)
+        values, zeros = self._values(tensors, format_, k), self._zeros(tensors, format_, n)
+        if order is not None:
+            values = np.take(values, order, axis=1)
+        return IntegerMatrix(format_, values, tensors["weight_scale"].to_f32(), zeros, order)
+
+    def _values(self, tensors: dict[str, Tensor], format_: IntegerFormat, k: int) -> npt.NDArray[np.uint8]:
+        if "weight_packed" in tensors:
+            return unpack(tensors["weight_packed"].to_numpy(), format_.bits, k)
+        return _offset(tensors["weight"], format_)
+
+    def _zeros(self, tensors: dict[str, Tensor], format_: IntegerFormat, n: int) -> npt.NDArray[np.uint8] | None:
+        if not format_.zeros:
+            return None
+        if "weight_packed" in tensors:
+            words = tensors["weight_zero_point"].to_numpy()
+            return np.ascontiguousarray(unpack_transposed(words, format_.bits, n).T)
+        return _offset(tensors["weight_zero_point"], format_)
+
+
+def _offset(tensor: Tensor, format_: IntegerFormat) -> npt.NDArray[np.uint8]:
+    """Signed integers plus the middle, u8 in the tensor's shape."""
+    values: npt.NDArray[np.uint8] = tensor.to_numpy().view(np.uint8) + np.uint8(format_.middle)
+    if format_.bits < 8 and values.size and values.max() >> format_.bits:
+        raise ModelError(
+            f"tensor {tensor.name} holds integers beyond {-format_.middle} to {format_.middle - 1}, "
+            f"but config.json says that they have {format_.bits} bits"
+        )
+    return values
+
+
+def _class_of(module: str) -> str:
+    return _CLASSES[module.rsplit(".", maxsplit=1)[-1] in _EMBEDDINGS]
+
+
+def _check_pattern(pattern: str, path: str) -> None:
+    try:
+        re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+    except re.error as error:
+        raise ModelError(f"config.json: {path[:-1]}: {pattern} is no regular expression: {error}") from None
+
+
+def _matches(module: str, pattern: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), module) is not None
+    return pattern in {module, _class_of(module)}

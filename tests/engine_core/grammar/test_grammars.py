@@ -1,0 +1,710 @@
+"""Requests that wait for their grammar, and what rules them then; llguidance is real, the model is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import small_tokenizers
+from paged_executor import Engine, allowed_tokens
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from quire.engine_core.grammar import grammars as module
+from quire.engine_core.grammar import mask_writer
+from quire.engine_core.grammar.grammars import Grammars, compile_matcher
+from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.engine_core.request import RequestStatus
+from quire.engine_core.scheduling.policies import POLICIES
+from quire.kernels import _native
+from quire.kernels.runner import Constraint, Matcher, TokenMask, Vocabulary
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.protocol.messages import Abort, ErrorKind, FinishReason, Goodbye, StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+EOS = 4
+WAITS = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+DATE = StructuredOutputs(regex=r"\d{4}-\d\d-\d\d")
+
+
+class Gate:
+    """Compiles as ever, but only what it is told to let through."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._open = threading.Event()
+        self.begun: list[str] = []
+        self.has_begun = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __call__(self, structured: StructuredOutputs) -> Matcher:
+        self.begun.append(str(structured.regex))
+        self.has_begun.set()
+        self._open.wait(60)
+        return compile_matcher(self._tokenizer, structured)
+
+
+_BENCHES: list[Bench] = []
+
+
+class Bench:
+    """An engine with grammars, and what wakes its loop."""
+
+    def __init__(
+        self, tokenizer: GrammarTokenizer, timeout: float = 60.0, *, is_open: bool = False, **limits: Any
+    ) -> None:
+        self.gate = Gate(tokenizer)
+        if is_open:
+            self.gate.open()
+        self.woken = threading.Semaphore(0)
+        self.grammars = Grammars(tokenizer, timeout=timeout, wake=self.woken.release, compile_grammar=self.gate)
+        self.engine = Engine(self.grammars, **{"vocab_size": 2048, "num_pages": 200, **limits})
+        _BENCHES.append(self)
+
+    def add(
+        self, name: str, structured: StructuredOutputs = DATE, prompt: tuple[int, ...] = (1, 2, 3), **more: Any
+    ) -> None:
+        more = {"eos_token_ids": [EOS], "max_tokens": 40, **more}
+        self.engine.add(name, list(prompt), structured_outputs=structured, **more)
+
+    def status(self, name: str) -> RequestStatus:
+        return self.engine.core._requests[b"client"][name].status
+
+    def finish(self) -> int:
+        """Steps until nothing is left, sleeping as the loop does."""
+        steps = 0
+        while self.engine.core.has_requests:
+            if not self.engine.core.has_work:
+                assert self.woken.acquire(timeout=60)
+            self.engine.step()
+            steps += 1
+        self.engine.finish()
+        return steps
+
+
+@pytest.fixture(autouse=True)
+def threads_end() -> Iterator[None]:
+    yield
+    while _BENCHES:
+        bench = _BENCHES.pop()
+        bench.gate.open()
+        assert bench.engine.core.stop()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_model: Path) -> GrammarTokenizer:
+    return GrammarTokenizer(str(demo_model))
+
+
+@pytest.fixture(scope="module")
+def native(demo_model: Path) -> LLTokenizer:
+    """The same as llguidance has it in Python."""
+    from llguidance import LLTokenizer
+
+    text = (demo_model / "tokenizer.json").read_text(encoding="utf-8")
+    return LLTokenizer(text, eos_token=Checkpoint(str(demo_model)).eos_token_ids())
+
+
+@pytest.fixture
+def text_of(native: LLTokenizer) -> Callable[[list[int]], str]:
+    return lambda token_ids: native.decode_str([token for token in token_ids if token != EOS])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_waits_for_a_grammar_that_is_not_his(
+    tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str], policy: str
+) -> None:
+    bench = Bench(tokenizer, policy=policy)
+    bench.add("slow")
+    assert bench.status("slow") is WAITS
+    for name in "abc":
+        bench.engine.add(name, [5, 6, 7], max_tokens=4)
+    assert bench.engine.core.stats.waiting == 4
+    while bench.engine.core.has_work:
+        bench.engine.step()
+    assert all(bench.engine.end(name).finish_reason is FinishReason.LENGTH for name in "abc")
+    assert bench.status("slow") is WAITS
+    assert bench.engine.core.has_requests
+    assert bench.engine.core.stats.waiting == 1
+    bench.gate.open()
+    bench.finish()
+    assert len(text_of(bench.engine.tokens("slow"))) == len("2025-01-01")
+    assert bench.engine.end("slow").finish_reason is FinishReason.STOP
+    assert bench.engine.end("slow").is_whole
+
+
+def test_a_grammar_is_compiled_once(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, is_open=True)
+    for index in range(3):
+        bench.add(str(index))
+    bench.finish()
+    bench.add("later", seed=5)
+    assert bench.status("later") is RequestStatus.WAITING
+    bench.finish()
+    bench.add("other", StructuredOutputs(regex="x+y"))
+    assert bench.status("other") is WAITS
+    bench.finish()
+    assert bench.gate.begun == [DATE.regex, "x+y"]
+    assert bench.engine.tokens("0") == bench.engine.tokens("1") == bench.engine.tokens("2")
+
+
+@pytest.mark.parametrize("leave", [Abort(["a"]), Goodbye()])
+def test_who_leaves_while_it_is_compiled_leaves_nothing(tokenizer: GrammarTokenizer, leave: Abort | Goodbye) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a")
+    assert bench.gate.has_begun.wait(60)
+    bench.engine.core.receive(b"client", leave)
+    assert bench.engine.end_now("a").finish_reason is FinishReason.ABORT
+    assert not bench.engine.core.has_requests
+    bench.gate.open()
+    assert bench.woken.acquire(timeout=60)
+    bench.engine.step()
+    assert not bench.grammars.is_compiling
+    assert bench.engine.core.stats.waiting == 0
+    bench.add("b")  # what was begun is not lost
+    assert bench.status("b") is RequestStatus.WAITING
+    bench.finish()
+
+
+def test_what_nobody_wants_any_more_is_not_begun(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    bench.add("c", StructuredOutputs(regex="c{3}"))
+    bench.engine.core.receive(b"client", Abort(["b"]))
+    bench.gate.open()
+    bench.finish()
+    assert bench.gate.begun == [DATE.regex, "c{3}"]
+
+
+def test_siblings_wait_together_and_share_the_prompt(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, enable_prefix_caching=False)
+    prompt = tuple(range(10, 40))
+    for index in range(4):
+        bench.add(str(index), prompt=prompt, seed=index, sibling="0" if index else None)
+    bench.engine.core.receive(b"client", Abort(["0"]))
+    bench.gate.open()
+    bench.finish()
+    assert bench.engine.executor.num_forks == 2
+    assert [bench.engine.end(name).finish_reason for name in "123"] == [FinishReason.STOP] * 3
+
+
+def test_those_who_wait_for_grammars_fill_the_queue(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, max_waiting_requests=2)
+    for name in "abc":
+        bench.add(name)
+    bench.engine.core.flush()
+    assert bench.engine.end("c").error_kind is ErrorKind.OVERLOADED
+    bench.gate.open()
+    bench.finish()
+
+
+def test_time_is_up_while_it_is_compiled(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a", timeout=5.0)
+    bench.engine.now = 6.0
+    bench.engine.step()
+    end = bench.engine.end_now("a")
+    assert end.finish_reason is FinishReason.TIMEOUT
+    assert "while its grammar was being compiled" in (end.error or "")
+    bench.gate.open()
+
+
+def test_an_engine_that_drains_lets_them_end(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.add("a")
+    bench.engine.core.draining = True
+    bench.add("b")
+    bench.gate.open()
+    bench.finish()
+    assert bench.engine.end("a").finish_reason is FinishReason.STOP
+    assert bench.engine.end("b").error_kind is ErrorKind.SHUTTING_DOWN
+
+
+def test_a_grammar_that_takes_too_long(tokenizer: GrammarTokenizer) -> None:
+    """Also while it is still being compiled; the next one has a thread of its own then."""
+    bench = Bench(tokenizer, timeout=1e-9)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    while len(bench.gate.begun) < 2:
+        bench.engine.step()
+    bench.engine.step()
+    bench.gate.open()
+    while bench.engine.core.has_requests:
+        bench.engine.step()
+    for name in "ab":
+        end = bench.engine.end_now(name)
+        assert end.finish_reason is FinishReason.ERROR
+        assert end.error_kind is ErrorKind.INVALID
+        assert "--grammar-timeout" in (end.error or "")
+
+
+def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes then is not begun with, and waits no longer than the others."""
+    monkeypatch.setattr(module, "_MOST_STUCK", 1)
+    bench = Bench(tokenizer, timeout=1e-9)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    while bench.engine.core.has_requests:
+        bench.engine.step()
+    assert [bench.engine.end_now(name).finish_reason for name in "ab"] == [FinishReason.ERROR] * 2
+    assert bench.gate.begun == [DATE.regex]
+    bench.gate.open()
+
+
+def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_GRAMMARS", 2)
+    bench = Bench(tokenizer, is_open=True)
+    for regex in ("a{3}", "b{3}", "a{3}", "c{3}", "a{3}", "b{3}"):
+        bench.add(regex, StructuredOutputs(regex=regex))
+        bench.finish()
+    assert bench.gate.begun == ["a{3}", "b{3}", "c{3}", "b{3}"]
+
+
+def test_forced_tokens_are_not_drawn(tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str]) -> None:
+    """They come in one output with the token that they follow, and are computed as a chunk."""
+    text = "the quick brown fox jumps over the lazy dog"
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("a", StructuredOutputs(choice=["a " + text, "b " + text]))
+    steps = bench.finish()
+    bench.add("b", StructuredOutputs(choice=["a " + text, "b " + text]), logprobs=0)
+    bench.finish()
+    tokens = bench.engine.tokens("a")
+    assert text_of(tokens) in ("a " + text, "b " + text)
+    assert tokens == bench.engine.tokens("b")
+    assert steps < len(tokens) / 2
+    assert any(len(output.new_token_ids) > 5 for output in bench.engine.outputs("a"))
+    assert all(len(output.new_token_ids) == 1 for output in bench.engine.outputs("b"))
+
+
+def forced(constraint: Constraint) -> list[int]:
+    return [constraint.pop_forced() for _ in range(constraint.num_forced)]
+
+
+def test_no_token_is_forced_that_the_model_lacks(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    """The tokenizer has 2,048 of them."""
+    [first] = native.tokenize_str("x")
+    matcher = compile_matcher(tokenizer, StructuredOutputs(choice=["x the quick brown fox"]))
+    found = []
+    for vocab_size in (2048, 300):
+        constraint = Constraint(matcher, vocab_size, [EOS])
+        constraint.follow(first)
+        found.append(forced(constraint))
+        assert constraint.error is None
+    assert max(found[0]) >= 300 > max(found[1], default=0)
+    assert found[0][: len(found[1])] == found[1]
+    with pytest.raises(IndexError, match="no token is forced"):
+        constraint.pop_forced()
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 20))
+def test_no_more_forced_tokens_than_were_asked_for(tokenizer: GrammarTokenizer, max_tokens: int) -> None:
+    structured = StructuredOutputs(choice=["it was a dark night"])
+    bench = Bench(tokenizer, is_open=True, max_num_batched_tokens=4)
+    bench.add("all", structured)
+    bench.add("some", structured, max_tokens=max_tokens)
+    bench.finish()
+    whole = bench.engine.tokens("all")
+    assert bench.engine.tokens("some") == whole[:max_tokens]
+    is_whole = max_tokens >= len(whole)
+    assert bench.engine.end("some").finish_reason is (FinishReason.STOP if is_whole else FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("num_pages", [12, 16, 24])
+def test_a_preempted_request_goes_on_where_it_was(tokenizer: GrammarTokenizer, num_pages: int) -> None:
+    answers = []
+    for pages in (200, num_pages):
+        bench = Bench(tokenizer, is_open=True, num_pages=pages)
+        bench.engine.expect_no_output()
+        for index in range(6):
+            structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
+            bench.add(str(index), structured, seed=index, prompt=(index, 7, 9), max_tokens=30)
+        bench.finish()
+        answers.append([bench.engine.tokens(str(index)) for index in range(6)])
+    assert bench.engine.core.stats.preemptions > 0
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("structured", [DATE, StructuredOutputs(regex="([a-z]{1,9} ){9}"), StructuredOutputs(json={})])
+def test_masks_that_are_written_ahead_change_no_token(
+    tokenizer: GrammarTokenizer, structured: StructuredOutputs, ignore_eos: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for long_seconds in (0.0, 60.0):
+        monkeypatch.setattr(mask_writer, "_LONG_SECONDS", long_seconds)
+        bench = Bench(tokenizer, is_open=True)
+        for seed in range(6):
+            bench.add(str(seed), structured, seed=seed, ignore_eos=ignore_eos)
+        bench.finish()
+        found.append([bench.engine.tokens(str(seed)) for seed in range(6)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "the quick brown fox [a-z]+",
+        "hello, (world|all) [.]",
+        r"\d{4}-\d\d",
+        "([a-z]{1,9} ){3,9}",
+        r'\{"[^"\\]{2,60}": (true|[0-9]+)\}',
+        "(ab|abc|é€)+",
+    ],
+)
+@pytest.mark.parametrize("stop_token_ids", [[EOS], []])
+def test_a_token_is_allowed_as_the_mask_has_it(
+    tokenizer: GrammarTokenizer, regex: str, stop_token_ids: list[int]
+) -> None:
+    """Of all tokens, on a walk through the grammar; those that have the mask already, and those that don't."""
+    matcher, random = compile_matcher(tokenizer, StructuredOutputs(regex=regex)), Random(regex)
+    num_tokens = tokenizer.get().num_tokens
+    unmasked, masked = (Constraint(matcher, num_tokens, stop_token_ids) for _ in range(2))
+    num_followed = 0
+    for _ in range(12):
+        if masked.begin_mask():
+            masked.write_mask()
+        allowed = allowed_tokens(masked.mask)
+        for ruled in (unmasked, masked):
+            assert [token for token in range(num_tokens + 9) if ruled.allows(token)] == allowed
+        if not (going_on := [token for token in allowed if token != EOS]):
+            break
+        token = random.choice(going_on)
+        for ruled in (unmasked, masked):
+            ruled.follow(token)
+        num_followed += 1
+        assert unmasked.num_forced == masked.num_forced
+        assert unmasked.has_ended == masked.has_ended
+        if unmasked.has_ended:
+            break
+    assert num_followed > 1
+    assert unmasked.error is None
+
+
+@pytest.mark.parametrize(
+    "grammar", ['start: "a"* <|begin|> "b"', 'start: ("a" | <|end|>) "b"', 'start: "a"+ <|user|>?']
+)
+@pytest.mark.parametrize("stop_token_ids", [[], [EOS], [0, 2, EOS]])
+def test_eos_tokens_are_allowed_as_the_mask_has_it(
+    tokenizer: GrammarTokenizer, native: LLTokenizer, grammar: str, stop_token_ids: list[int]
+) -> None:
+    matcher = compile_matcher(tokenizer, StructuredOutputs(grammar=grammar))
+    unmasked, masked = (Constraint(matcher, native.vocab_size, stop_token_ids) for _ in range(2))
+    [letter] = native.tokenize_str("a")
+    for _ in range(3):
+        assert [token for token in range(native.vocab_size) if unmasked.allows(token)] == masked.mask.token_ids
+        for ruled in (unmasked, masked):
+            ruled.follow(letter)
+
+
+@pytest.mark.parametrize(("grammar", "allowed"), [('start: ("a" | <|end|>) "b"', "a"), ('start: <|end|> "b"', None)])
+def test_an_eos_that_the_text_may_have_and_that_does_not_stop(
+    tokenizer: GrammarTokenizer, native: LLTokenizer, grammar: str, allowed: str | None
+) -> None:
+    """It comes only where nothing else may, whether the mask is written or not."""
+    matcher = compile_matcher(tokenizer, StructuredOutputs(grammar=grammar))
+    ruled = Constraint(matcher, native.vocab_size, [])
+    assert ruled.allows(EOS) == (allowed is None)
+    assert allowed_tokens(ruled.mask) == ([EOS] if allowed is None else native.tokenize_str(allowed))
+    assert ruled.allows(EOS) == (allowed is None)
+
+
+def test_a_stop_token_ends_the_text(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    matcher = compile_matcher(tokenizer, StructuredOutputs(regex="[a-z]+"))
+    ruled, [letter] = Constraint(matcher, native.vocab_size, [EOS]), native.tokenize_str("x")
+    assert not ruled.allows(EOS)
+    ruled.follow(letter)
+    assert ruled.allows(EOS)
+    assert not ruled.has_ended
+    ruled.follow(EOS)
+    assert ruled.is_complete
+    assert ruled.has_ended
+
+
+def test_a_token_that_may_not_come_is_told(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    ruled = Constraint(compile_matcher(tokenizer, DATE), native.vocab_size, [EOS])
+    ruled.follow(native.tokenize_str("x")[0])
+    assert "can't be followed any further" in (ruled.error or "")
+    assert ruled.has_ended
+    assert not ruled.restart()
+    with pytest.raises(RuntimeError, match="can't be followed any further"):
+        _ = ruled.mask
+
+
+def test_what_is_given_back_begins_anew(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    """Wherever it was: at the end, in the midst, with forced tokens left, with a mask; with other stop tokens."""
+    structured = StructuredOutputs(json={"type": "object", "properties": {"name": {"type": "string"}}})
+    matcher, random = compile_matcher(tokenizer, structured), Random(3)
+    used = Constraint(matcher, native.vocab_size, [EOS])
+    for length in (0, 1, 2, 5, 9, 30, 60):
+        stop_token_ids = random.choice([[EOS], []])
+        assert used.restart()
+        used.stop_at(stop_token_ids)
+        fresh = Constraint(matcher, native.vocab_size, stop_token_ids)
+        for _ in range(length):
+            if fresh.has_ended:
+                break
+            assert allowed_tokens(used.mask) == allowed_tokens(fresh.mask)
+            token = random.choice(allowed_tokens(fresh.mask))
+            for ruled in (used, fresh):
+                ruled.follow(token)
+            assert used.num_forced == fresh.num_forced
+            assert used.is_complete == fresh.is_complete
+            if random.random() < 0.5:
+                assert forced(used) == forced(fresh)
+    assert used.restart()
+    assert used.begin_mask()
+    assert not used.restart()  # it is being written
+
+
+def test_requests_share_what_is_known_of_a_grammar(tokenizer: GrammarTokenizer) -> None:
+    """Whoever comes later gets the constraint of one who has ended, of its own grammar, and the same tokens."""
+    bench = Bench(tokenizer, is_open=True)
+    for name, structured in [("a", DATE), ("b", StructuredOutputs(regex="[a-z]{9}")), ("c", DATE), ("d", DATE)]:
+        bench.add(name, structured)
+        bench.finish()
+    assert len(bench.grammars._spares) == 2
+    assert bench.engine.tokens("a") == bench.engine.tokens("c") == bench.engine.tokens("d")
+
+
+def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For those that are too many, or know too much together."""
+    monkeypatch.setattr(module, "_MOST_SPARES", 3)
+    monkeypatch.setattr(module, "_MOST_KNOWN", 40)
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("first", StructuredOutputs(regex="[a-z]{9}"))
+    bench.finish()
+    [grammar] = bench.grammars._kept.values()
+    used = [bench.grammars.constrain(grammar, 1000, [EOS]) for _ in range(5)]
+    for constraint in used:
+        bench.grammars.give_back(grammar, constraint)
+    assert [*bench.grammars._spares] == used[2:]
+    assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
+    while used[4].num_followed < 39:
+        assert used[4].restart()
+        for _ in range(3):
+            used[4].follow(allowed_tokens(used[4].mask)[0])
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == used[2:]
+    assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
+    for _ in range(2):
+        used[4].follow(allowed_tokens(used[4].mask)[0])
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == []
+    monkeypatch.setattr(module, "_MOST_FOLLOWED", used[4].num_followed)
+    monkeypatch.setattr(module, "_MOST_KNOWN", 1000)
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == [used[4]]
+    assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
+    used[4].follow(allowed_tokens(used[4].mask)[0])
+    bench.grammars.give_back(grammar, used[4])
+    assert [*bench.grammars._spares] == []
+
+
+def test_forced_texts_are_tokenized_as_by_the_tokenizer(native: LLTokenizer) -> None:
+    """Also long ones; those that come again are not asked for again, but where the tokenizer failed they are."""
+    import llguidance
+
+    text = "the quick brown fox, " * 40
+    asked: list[bytes] = []
+
+    def tokenize(words: bytes) -> list[int]:
+        asked.append(words)
+        if is_failing:
+            raise MemoryError
+        return native.tokenize_bytes(words)
+
+    texts = [native.decode_bytes([token]) for token in range(native.vocab_size)]
+    vocabulary = Vocabulary(llguidance._lib.__file__, texts, native.eos_tokens, tokenize)
+    for is_failing in (True, False):
+        asked.clear()
+        matcher = Matcher(vocabulary, "lark", f'start: "x" "{text}" | "y"')
+        for _ in range(2):
+            ruled = Constraint(matcher, native.vocab_size, [EOS])
+            ruled.follow(native.tokenize_str("x")[0])
+            written = native.decode_str(forced(ruled))
+            assert written == ("" if is_failing else text[: len(written)])
+            assert (len(written) > 800) == (not is_failing)
+        assert (len(asked) == len(set(asked))) == (not is_failing)
+
+
+def test_a_vocabulary_that_is_of_no_use(native: LLTokenizer) -> None:
+    import llguidance
+
+    library = llguidance._lib.__file__
+    for texts, eos_token_ids, words in [([], [0], "of 0 tokens"), ([b"a"], [], "0 end the text"), ([b"a"], [7], "EOS")]:
+        with pytest.raises(ValueError, match=words):
+            Vocabulary(library, texts, eos_token_ids, native.tokenize_bytes)
+    for file, words in [
+        ("nowhere.so", "llguidance can't be loaded: nowhere.so"),
+        (_native.__file__, r"has no function llg_new_tokenizer_v2; install llguidance 1\.9"),
+    ]:
+        with pytest.raises(RuntimeError, match=words):
+            Vocabulary(str(file), [b"a"], [0], native.tokenize_bytes)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "unigram", "not special"])
+def test_tokens_write_what_the_tokenizer_says(demo_model: Path, tmp_path: Path, kind: str) -> None:
+    """Against llguidance's own matcher in Python: each token where anything may come, and a special one."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    if kind == "unigram":
+        pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256)), ("▁the", -1.0), ("é", -2.0)]
+        model = models.Unigram(pieces, unk_id=0, byte_fallback=True)
+        tokenizer = Tokenizer(model)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer.add_special_tokens(["<|end|>"])
+    else:
+        tokenizer = small_tokenizers.KINDS["byte_level" if kind == "not special" else kind]()
+    if kind == "not special":
+        tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    text = tokenizer.to_str()
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(demo_model / name)
+    own = LLTokenizer(text, eos_token=Checkpoint(str(tmp_path)).eos_token_ids())
+    vocabulary = GrammarTokenizer(str(tmp_path)).get()
+    assert vocabulary.num_tokens == own.vocab_size
+    names = [name for name in ("<think>", "<|end|>", "</s>") if tokenizer.token_to_id(name) is not None]
+    for lark in ("start: /(.|\\n)+/", *(f"start: {name}" for name in names)):
+        theirs = LLMatcher(own, lark)
+        ours = Constraint(Matcher(vocabulary, "lark", lark), own.vocab_size, own.eos_tokens)
+        assert (theirs.get_error() or None) == ours.error
+        allowed = TokenMask(own.vocab_size)
+        words = np.zeros((own.vocab_size + 31) // 32, dtype=np.uint32)
+        theirs.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        allowed.allow([token for token in range(own.vocab_size) if words[token // 32] >> (token % 32) & 1])
+        assert ours.mask.token_ids == allowed.token_ids != []
+
+
+@pytest.mark.parametrize("num_late", [1, 2, 5, 40])
+def test_a_late_rule_changes_no_token(tokenizer: GrammarTokenizer, num_late: int) -> None:
+    """Whether its sequence is in prefill or decodes; its last token is computed again."""
+    bench = Bench(tokenizer, is_open=True)
+    structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
+    answers = []
+    for late in (0, num_late):
+        bench.engine.executor.num_late_rules = late
+        for index in range(3):
+            bench.add(f"{late} {index}", structured, seed=index, prompt=tuple(range(index, 9)), max_tokens=12)
+        bench.finish()
+        answers.append([bench.engine.tokens(f"{late} {index}") for index in range(3)])
+    assert answers[0] == answers[1]
+    assert bench.engine.executor.num_late_rules == 0
+
+
+def test_a_grammar_that_ends_nowhere_fails_its_own_requests(tokenizer: GrammarTokenizer) -> None:
+    """It can be followed for a while, and then no token of the model may come: no fault of the engine's."""
+    bench = Bench(tokenizer, is_open=True)
+    lost = StructuredOutputs(grammar='%llguidance {"allow_invalid_utf8": true}\nstart: /a/ /\\xff/')
+    bench.add("lost", lost)
+    bench.add("other")
+    bench.finish()
+    end = bench.engine.end("lost")
+    assert end.finish_reason is FinishReason.ERROR
+    assert end.error_kind is ErrorKind.INVALID
+    assert end.error == "the grammar can't be followed any further: none of the model's tokens may come next"
+    assert bench.engine.end("other").finish_reason is FinishReason.STOP
+
+
+def compiled_bench(tokenizer: GrammarTokenizer) -> Bench:
+    """A request has been there, so that its grammar need not be waited for."""
+    bench = Bench(tokenizer, is_open=True)
+    bench.add("before")
+    bench.finish()
+    return bench
+
+
+def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: GrammarTokenizer) -> None:
+    bench = compiled_bench(tokenizer)
+    bench.add("drawn")
+    bench.add("lost")
+    bench.engine.add("free", [5, 6, 7], max_tokens=9)
+    while not bench.engine.outputs("lost"):
+        bench.engine.step()
+    bench.engine.executor.fail_settle = OSError("the disk is gone")
+    bench.finish()
+    assert bench.engine.end("lost").finish_reason is FinishReason.ERROR
+    assert "the disk is gone" in (bench.engine.end("lost").error or "")
+    assert bench.engine.end("drawn").finish_reason is FinishReason.STOP
+    assert bench.engine.end("free").finish_reason is FinishReason.LENGTH
+
+
+def test_who_fails_while_a_token_is_drawn_for_it_ends_after_that(tokenizer: GrammarTokenizer) -> None:
+    """The log probabilities of its prompt failed, beside the draw; its sequence must be there until that has ended."""
+    bench = compiled_bench(tokenizer)
+    bench.add("lost")
+    bench.add("other")
+    bench.engine.executor.fail_sequence = "lost"
+    bench.finish()
+    assert bench.engine.end("lost").finish_reason is FinishReason.ERROR
+    assert bench.engine.end("lost").error == "the logits are not a number"
+    assert bench.engine.end("lost").error_kind is ErrorKind.FAILED
+    assert bench.engine.end("other").finish_reason is FinishReason.STOP
+
+
+def test_nobody_draws_any_more_when_the_engine_fails(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends the loop while tokens are being drawn waits for them: their sequences are closed next."""
+    bench = compiled_bench(tokenizer)
+    for name in ("one", "two", "three"):
+        bench.add(name)
+    told: list[int] = []
+    settle = bench.engine.executor.settle
+
+    def settle_too(result: Any) -> list[int]:
+        told.extend(rows := settle(result))
+        return rows
+
+    def fail(*_: object) -> None:
+        raise OSError("it failed")
+
+    monkeypatch.setattr(bench.engine.executor, "settle", settle_too)
+    monkeypatch.setattr(bench.engine.core, "_advance", fail)
+    with pytest.raises(OSError, match="it failed"):
+        bench.engine.core.step()
+    assert told == [0, 1, 2]
+    monkeypatch.undo()
+    bench.engine.core.end_all("it failed")
+
+
+def test_threads_end_with_the_engine_unless_they_are_stuck(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine_core.grammar.constrained._STOP_SECONDS", 0.0)
+    bench = Bench(tokenizer)
+    bench.add("a")
+    bench.add("b", StructuredOutputs(regex="b+"))
+    assert bench.gate.has_begun.wait(60)
+    assert not bench.engine.core.stop()
+    bench.gate.open()
+    monkeypatch.setattr("quire.engine_core.grammar.constrained._STOP_SECONDS", 60.0)
+    assert bench.engine.core.stop()
+    assert len(bench.gate.begun) == 1
+    bench.engine.core.end_all()
+
+
+def test_an_engine_without_grammars_says_so() -> None:
+    engine = Engine()
+    engine.add("a", [1], structured_outputs=DATE)
+    engine.finish()
+    assert "knows no grammars" in (engine.end("a").error or "")
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    bench = Bench(GrammarTokenizer(str(tmp_path)), is_open=True)
+    bench.add("a")
+    bench.finish()
+    assert "tokenizer.json" in (bench.engine.end("a").error or "")
+    assert bench.engine.end("a").error_kind is ErrorKind.INVALID

@@ -1,0 +1,602 @@
+"""The engine's IO thread on real sockets: who is served, who is refused, what a slow or vanished client costs."""
+
+from __future__ import annotations
+
+import errno
+import math
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from quire.engine_core.transport.server import EngineServer, Inbox
+from quire.protocol.address import default_address, ipc_path, remove_address
+from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, encode
+from quire.protocol.errors import AddressError
+from quire.protocol.keys import NO_KEYS, Security, generate_keys
+from quire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    ClientMessage,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineGoodbye,
+    EngineMessage,
+    ErrorMessage,
+    FinishReason,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    SamplingParams,
+    SequenceTrace,
+    StepTrace,
+    UtilityCall,
+    UtilityResult,
+)
+from quire.protocol.sockets import connect_client
+
+DEADLINE = 20  # seconds, for what comes within milliseconds
+NEVER = 3600.0  # a heartbeat that no test sees
+M = TypeVar("M", bound=EngineMessage)
+
+
+class Client:
+    """A client on a socket of its own; reads are blocking with a deadline."""
+
+    def __init__(self, address: str, security: Security = NO_KEYS, *, identity: bytes | None = None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        if identity is None:
+            self.socket = connect_client(self._context, address, security)
+        else:
+            self.socket = self._context.socket(zmq.DEALER)
+            self.socket.identity = identity
+            self.socket.connect(address)
+        self.socket.rcvtimeo = DEADLINE * 1000
+        self._decoder = ClientDecoder()
+
+    def send(self, message: ClientMessage) -> None:
+        self.socket.send_multipart(encode(message))
+
+    def receive(self) -> EngineMessage:
+        return self._decoder.decode(self.socket.recv_multipart())
+
+    def expect(self, kind: type[M]) -> M:
+        message = self.receive()
+        assert isinstance(message, kind), message
+        return message
+
+    def hello(self) -> Ready:
+        self.send(Hello(PROTOCOL_VERSION, "test"))
+        return self.expect(Ready)
+
+    def ping(self) -> None:
+        """Returns when the server has done all that came before."""
+        self.send(Ping())
+        self.expect(Pong)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Engine:
+    """A server, and the clients of one test."""
+
+    def __init__(self, address: str, heartbeat: float = NEVER, security: Security = NO_KEYS, **options: Any) -> None:
+        self.ready = Ready(PROTOCOL_VERSION, "demo", "LlamaForCausalLM", 4096, 8192, 100, 32, 256, 1, heartbeat)
+        self.inbox: Inbox = queue.SimpleQueue()
+        self.server = EngineServer(address, self.ready, self.inbox, security, **options)
+        self.clients: list[Client] = []
+
+    def client(self, **options: Any) -> Client:
+        client = Client(self.server.address, **options)
+        self.clients.append(client)
+        return client
+
+    def attach(self) -> tuple[Client, bytes]:
+        """A client that said Hello, and its id."""
+        client = self.client()
+        client.hello()
+        client.send(Abort([]))
+        client_id, _ = self.inbox.get(timeout=DEADLINE)
+        return client, client_id
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.server.stop(linger=0)
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine() -> Iterator[MakeEngine]:
+    engines: list[Engine] = []
+
+    def make(address: str | None = None, **options: Any) -> Engine:
+        engine = Engine(address or default_address(), **options)
+        engines.append(engine)
+        engine.server.start()
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Engine:
+    return make_engine()
+
+
+def request(request_id: str = "r") -> EngineCoreRequest:
+    return EngineCoreRequest(request_id, [1, 2, 3], SamplingParams())
+
+
+def outputs(request_id: str, *tokens: int, finish: FinishReason | None = None) -> EngineCoreOutputs:
+    return EngineCoreOutputs([EngineCoreOutput(request_id, list(tokens), finish_reason=finish)])
+
+
+# Greeting
+
+
+def test_a_request_is_refused_without_the_step_loop() -> None:
+    engine = Engine(default_address())
+    refusal = EngineCoreOutputs([EngineCoreOutput("late", finish_reason=FinishReason.ERROR, error="full")])
+    engine.server.start(lambda _client_id, request: refusal if request.request_id == "late" else None)
+    client = engine.client()
+    client.hello()
+    for name in ("first", "late"):
+        client.send(EngineCoreRequest(name, [1], SamplingParams()))
+    assert client.expect(EngineCoreOutputs) == refusal
+    _, first = engine.inbox.get(timeout=DEADLINE)
+    assert isinstance(first, EngineCoreRequest)
+    assert first.request_id == "first"
+    assert engine.inbox.empty()
+    engine.close()
+
+
+def test_hello_is_answered_with_ready(engine: Engine) -> None:
+    assert engine.client().hello() == engine.ready
+    assert engine.server.counters.clients == 1
+
+
+def test_hello_twice_changes_nothing(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    client.hello()
+    engine.server.send(client_id, outputs("r", 1))
+    assert client.receive() == outputs("r", 1)
+
+
+def test_another_version_is_a_clear_fatal_error(engine: Engine) -> None:
+    client = engine.client()
+    client.send(Hello(PROTOCOL_VERSION + 1))
+    error = client.expect(ErrorMessage)
+    assert error.fatal
+    assert f"version {PROTOCOL_VERSION + 1}, this engine version {PROTOCOL_VERSION}" in error.message
+    client.send(request())
+    assert client.expect(ErrorMessage).fatal
+    assert engine.inbox.empty()
+
+
+@pytest.mark.parametrize("message", [request(), Ping(), Abort(["r"]), UtilityCall(1, "shutdown"), Goodbye()])
+def test_a_stranger_is_told_to_say_hello(engine: Engine, message: ClientMessage) -> None:
+    client = engine.client()
+    client.send(message)
+    error = client.expect(ErrorMessage)
+    assert error.fatal
+    assert "say Hello first" in error.message
+    assert engine.inbox.empty()
+    assert client.hello() == engine.ready
+
+
+def test_clients_of_one_identity_are_both_refused(engine: Engine) -> None:
+    victim, victim_id = engine.attach()
+    first = engine.client(identity=b"twin")
+    first.send(Hello(PROTOCOL_VERSION))
+    error = first.expect(ErrorMessage)
+    assert error.fatal
+    assert "leave ZMQ_IDENTITY unset" in error.message
+    second = engine.client(identity=b"twin")
+    second.send(Hello(PROTOCOL_VERSION))
+    thief = _raw_client(engine.server.address, victim_id)
+    engine.server.send(victim_id, outputs("r", 1))
+    assert victim.receive() == outputs("r", 1)
+    assert engine.server.counters.clients == 1
+    thief.close()
+
+
+def _raw_client(address: str, identity: bytes) -> socket.socket:
+    """A ZMTP 3.0 DEALER with an identity that libzmq would not let it choose, ready to receive."""
+    path = ipc_path(address)
+    raw = socket.socket(socket.AF_UNIX)
+    raw.settimeout(DEADLINE)
+    raw.connect(str(path))
+    raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32))
+    metadata = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+    metadata += b"\x08Identity" + len(identity).to_bytes(4, "big") + identity
+    body = b"\x05READY" + metadata
+    raw.sendall(b"\x04" + bytes([len(body)]) + body)
+    greeting = b""
+    while b"READY" not in greeting:
+        greeting += raw.recv(4096)
+    return raw
+
+
+# Messages
+
+
+def test_messages_reach_the_loop_and_outputs_their_client(engine: Engine) -> None:
+    clients = [engine.client() for _ in range(3)]
+    for number, client in enumerate(clients):
+        client.hello()
+        client.send(EngineCoreRequest("same", [number], SamplingParams()))
+    for _ in clients:
+        client_id, message = engine.inbox.get(timeout=DEADLINE)
+        assert isinstance(message, EngineCoreRequest)
+        engine.server.send(client_id, outputs("same", message.prompt_token_ids[0]))
+    for number, client in enumerate(clients):
+        assert client.receive() == outputs("same", number)
+
+
+@pytest.mark.parametrize("message", [request(), Abort(["r"]), UtilityCall(1, "stats")])
+def test_what_the_loop_receives_is_what_was_sent(engine: Engine, message: ClientMessage) -> None:
+    client, client_id = engine.attach()
+    client.send(message)
+    assert engine.inbox.get(timeout=DEADLINE) == (client_id, message)
+
+
+def test_goodbye_reaches_the_loop_and_ends_the_session(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    client.send(Goodbye("done"))
+    assert engine.inbox.get(timeout=DEADLINE) == (client_id, Goodbye("done"))
+    client.send(Ping())
+    assert client.expect(ErrorMessage).fatal
+    assert engine.server.counters.clients == 0
+
+
+def test_outputs_arrive_in_order_from_a_busy_loop(engine: Engine) -> None:
+    attached = [engine.attach() for _ in range(4)]
+
+    def loop() -> None:
+        for step in range(2000):
+            for _, client_id in attached:
+                engine.server.send(client_id, outputs("r", step))
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    for client, _ in attached:
+        tokens: list[int] = []
+        while len(tokens) < 2000:
+            tokens += client.expect(EngineCoreOutputs).outputs[0].new_token_ids
+        assert tokens == list(range(2000))
+    thread.join()
+
+
+# Bad input
+
+
+def test_a_malformed_frame_is_counted_answered_and_dropped(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    client.socket.send(msgspec.msgpack.encode([1, "r", ["x"], []]))
+    error = client.expect(ErrorMessage)
+    assert error.message.startswith("EngineCoreRequest.prompt_token_ids[")
+    assert not error.fatal
+    client.socket.send_multipart([b"", b"junk"])
+    assert "2" in client.expect(ErrorMessage).message
+    client.socket.send(b"")
+    client.expect(ErrorMessage)
+    assert engine.server.counters.frames_refused == 3
+    client.send(request())
+    assert engine.inbox.get(timeout=DEADLINE) == (client_id, request())
+
+
+def test_an_oversized_frame_is_counted_answered_and_dropped(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    client.socket.send(bytes(MAX_FRAME_BYTES + 1))
+    error = client.expect(ErrorMessage)
+    assert f"at most {MAX_FRAME_BYTES}" in error.message
+    assert engine.server.counters.frames_oversized == 1
+    client.send(request())
+    assert engine.inbox.get(timeout=DEADLINE) == (client_id, request())
+
+
+def test_a_monstrous_frame_costs_its_sender_the_connection(engine: Engine) -> None:
+    other, _ = engine.attach()
+    client, _ = engine.attach()
+    monitor = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    client.socket.send(bytes(8 * MAX_FRAME_BYTES + 1))
+    assert monitor.poll(DEADLINE * 1000)
+    other.ping()
+
+
+def test_clients_that_say_nothing_harm_nothing(engine: Engine) -> None:
+    mute = [engine.client() for _ in range(20)]
+    with socket.socket(socket.AF_UNIX) as raw, socket.socket(socket.AF_UNIX) as noisy:
+        raw.connect(str(ipc_path(engine.server.address)))
+        noisy.connect(str(ipc_path(engine.server.address)))
+        noisy.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)))
+        client, _ = engine.attach()
+        client.ping()
+    assert engine.server.counters.clients == 1
+    assert len(mute) == 20
+
+
+def test_a_result_that_has_no_encoding_is_reported(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    engine.server.send(client_id, UtilityResult(7, object()))
+    result = client.expect(UtilityResult)
+    assert result.call_id == 7
+    assert "cannot be sent" in str(result.error)
+
+
+def test_an_output_that_has_no_encoding_ends_the_session_aloud(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    engine.server.send(client_id, outputs("r", 2**70))
+    assert client.expect(ErrorMessage).fatal
+    assert engine.inbox.get(timeout=DEADLINE)[0] == client_id
+    client.hello()
+
+
+# Heartbeats
+
+
+def test_ping_is_answered_with_the_age_of_the_last_step(engine: Engine) -> None:
+    client, _ = engine.attach()
+    engine.server.last_step = time.monotonic() - 100
+    client.send(Ping())
+    assert client.expect(Pong).last_step_age > 99
+    engine.server.last_step = math.inf
+    client.send(Ping())
+    assert client.expect(Pong).last_step_age == 0
+
+
+def test_pongs_come_unasked(make_engine: MakeEngine) -> None:
+    client, _ = make_engine(heartbeat=0.05, silent_heartbeats=1000).attach()
+    client.expect(Pong)
+    client.expect(Pong)
+
+
+class Clock:
+    """The server's monotonic clock, moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead = 0.0
+        self._real = time.monotonic
+        monkeypatch.setattr("quire.engine_core.transport.server.time.monotonic", lambda: self._real() + self._ahead)
+
+    def beat(self, seconds: float, *alive: Client) -> None:
+        """Moves by `seconds`, at least a heartbeat; those `alive` ping, and receive the Pong of the heartbeat too."""
+        self._ahead += seconds
+        for client in alive:
+            client.ping()
+        for client in alive:
+            client.expect(Pong)
+
+
+def test_the_silent_are_forgotten_and_those_who_ping_are_not(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(heartbeat=100.0, silent_heartbeats=10)
+    clock = Clock(monkeypatch)
+    alive, _ = engine.attach()
+    silent, silent_id = engine.attach()
+    for _ in range(9):
+        clock.beat(105, alive)
+    assert engine.server.counters.clients_silent == 0
+    clock.beat(105, alive)
+    assert engine.inbox.get(timeout=DEADLINE) == (silent_id, Goodbye("silent"))
+    assert engine.server.counters.clients_silent == 1
+    silent.send(request())
+    while not isinstance(error := silent.receive(), ErrorMessage):
+        assert isinstance(error, Pong)
+    assert error.fatal
+    assert engine.inbox.empty()
+
+
+def test_time_in_which_the_engine_was_stopped_is_not_silence(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(heartbeat=100.0, silent_heartbeats=10)
+    clock = Clock(monkeypatch)
+    alive, _ = engine.attach()
+    engine.attach()
+    clock.beat(100_000, alive)
+    assert engine.server.counters.clients == 2
+    for _ in range(10):
+        clock.beat(105, alive)
+    assert engine.server.counters.clients_silent == 1
+
+
+# Slow and vanished clients
+
+
+def _fill(engine: Engine, client_id: bytes, steps: int, width: int = 20) -> None:
+    for step in range(steps):
+        engine.server.send(client_id, outputs("r", *range(step * width, (step + 1) * width)))
+
+
+def test_increments_merge_while_a_slow_client_does_not_read(engine: Engine) -> None:
+    slow, slow_id = engine.attach()
+    other, other_id = engine.attach()
+    steps, width = 20_000, 20
+    _fill(engine, slow_id, steps, width)
+    engine.server.send(slow_id, outputs("r", finish=FinishReason.STOP))
+    other.ping()
+    assert engine.server.counters.outputs_merged > 0
+    engine.server.send(other_id, outputs("r", 1))
+    assert other.receive() == outputs("r", 1)
+    received: list[EngineCoreOutput] = []
+    while not received or received[-1].finish_reason is None:
+        received += slow.expect(EngineCoreOutputs).outputs
+    assert [token for output in received for token in output.new_token_ids] == list(range(steps * width))
+    assert len(received) == steps + 1 - engine.server.counters.outputs_merged
+    slow.ping()  # nothing follows the end
+
+
+def test_a_client_that_never_reads_is_given_up(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_waiting_values=10_000)
+    slow, slow_id = engine.attach()
+    _fill(engine, slow_id, 20_000)
+    client_id, message = engine.inbox.get(timeout=DEADLINE)
+    assert client_id == slow_id
+    assert isinstance(message, Goodbye)
+    assert message.reason.startswith("slow: more than 10000")
+    assert engine.server.counters.clients_slow == 1
+    while slow.socket.poll(200):  # what was on its way
+        slow.expect(EngineCoreOutputs)
+    slow.send(Ping())
+    assert slow.expect(ErrorMessage).fatal
+
+
+def test_traces_beyond_a_limit_are_dropped_and_their_reader_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine_core.transport.outbox._MAX_TRACE_VALUES", 100_000)
+    slow, slow_id = engine.attach()
+    other, _ = engine.attach()
+    steps = 20_000
+    sequences = [SequenceTrace(1, "r", 0, 1)] * 20
+    for step in range(steps):
+        engine.server.send(slow_id, StepTrace(float(step), sequences=sequences))
+    engine.server.send(slow_id, StepTrace(0.0, last=True))
+    other.ping()
+    traces = [slow.expect(StepTrace)]
+    while not traces[-1].last:
+        traces.append(slow.expect(StepTrace))
+    dropped = sum(trace.dropped for trace in traces)
+    assert dropped == engine.server.counters.traces_dropped > 0
+    assert len(traces) + dropped == steps + 1
+    assert traces[-2].begin == steps - 1
+    assert engine.server.counters.clients_slow == 0
+
+
+def test_a_vanished_client_is_noticed_when_something_is_sent(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    other, _ = engine.attach()
+    client.close()
+    deadline = time.monotonic() + DEADLINE
+    while engine.server.counters.clients == 2 and time.monotonic() < deadline:
+        engine.server.send(client_id, outputs("r", 1))
+        other.ping()
+    assert engine.inbox.get(timeout=DEADLINE) == (client_id, Goodbye("gone"))
+    assert engine.server.counters.clients_gone == 1
+
+
+def test_a_client_that_comes_back_is_a_new_one(engine: Engine) -> None:
+    first, first_id = engine.attach()
+    first.close()
+    second, second_id = engine.attach()
+    assert first_id != second_id
+    engine.server.send(first_id, outputs("r", 1))
+    engine.server.send(second_id, outputs("r", 2))
+    assert second.receive() == outputs("r", 2)
+
+
+# Start and stop
+
+
+def test_stop_sends_what_waits_and_says_goodbye(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    path = ipc_path(engine.server.address)
+    assert path is not None
+    engine.server.send(client_id, outputs("r", 1, finish=FinishReason.ABORT))
+    engine.server.stop(linger=DEADLINE, reason="SIGTERM")
+    assert client.receive() == outputs("r", 1, finish=FinishReason.ABORT)
+    assert client.receive() == EngineGoodbye("SIGTERM")
+    assert not path.exists()
+    engine.server.send(client_id, outputs("r", 2))
+    engine.server.stop()
+
+
+def test_stop_waits_for_a_slow_client_that_reads(engine: Engine) -> None:
+    client, client_id = engine.attach()
+    _fill(engine, client_id, 20_000)
+    stopper = threading.Thread(target=engine.server.stop, kwargs={"linger": DEADLINE})
+    stopper.start()
+    tokens = 0
+    while isinstance(message := client.receive(), EngineCoreOutputs):
+        tokens += sum(len(output.new_token_ids) for output in message.outputs)
+    assert isinstance(message, EngineGoodbye)
+    assert tokens == 400_000
+    stopper.join()
+
+
+def test_stop_does_not_wait_for_a_client_that_never_reads(engine: Engine) -> None:
+    _, client_id = engine.attach()
+    _fill(engine, client_id, 20_000)
+    started = time.monotonic()
+    engine.server.stop(linger=0.2)
+    assert time.monotonic() - started < DEADLINE
+
+
+def test_stop_without_start() -> None:
+    address = default_address()
+    Engine(address).server.stop()
+    remove_address(address)
+
+
+def test_an_address_in_use_is_refused_and_its_engine_unharmed(engine: Engine) -> None:
+    client, _ = engine.attach()
+    second = Engine(engine.server.address)
+    with pytest.raises(AddressError, match="is in use"):
+        second.server.start()
+    second.server.stop()
+    client.ping()
+    engine.client().hello()
+
+
+def test_a_failed_thread_wakes_the_loop_and_refuses_to_send(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(engine.server, "_accept", fail)
+    engine.client().send(Ping())
+    assert engine.inbox.get(timeout=DEADLINE) == (b"", Goodbye("the IO thread failed"))
+    assert isinstance(engine.server.failure, OSError)
+    with pytest.raises(RuntimeError, match="IO thread failed"):
+        engine.server.send(b"", Pong())
+
+
+# tcp
+
+
+def test_insecure_tcp_resolves_its_port(make_engine: MakeEngine) -> None:
+    engine = make_engine("tcp://127.0.0.1:0", security=Security(insecure_tcp=True))
+    assert not engine.server.address.endswith(":0")
+    assert engine.client(security=Security(insecure_tcp=True)).hello() == engine.ready
+
+
+def test_only_authorized_keys_get_in(make_engine: MakeEngine, tmp_path: Path) -> None:
+    keys, others = tmp_path / "keys", tmp_path / "others"
+    generate_keys(keys)
+    generate_keys(others)
+    (others / "engine.public").write_bytes((keys / "engine.public").read_bytes())
+    engine = make_engine("tcp://127.0.0.1:0", security=Security(keys))
+    stranger = engine.client(security=Security(others))
+    assert _handshake_event(stranger) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    without = engine.client(security=Security(insecure_tcp=True))
+    assert _handshake_event(without) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert engine.client(security=Security(keys)).hello() == engine.ready
+
+
+def _handshake_event(client: Client) -> int:
+    """How an attempt to connect ends. It is made anew, since the first may have ended before anybody looked."""
+    endpoint = client.socket.get_string(zmq.LAST_ENDPOINT)
+    client.socket.disconnect(endpoint)
+    ends = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    monitor = client.socket.get_monitor_socket(ends | zmq.EVENT_DISCONNECTED)
+    client.socket.connect(endpoint)
+    assert monitor.poll(DEADLINE * 1000)
+    return recv_monitor_message(monitor)["event"]

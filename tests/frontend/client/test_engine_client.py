@@ -1,0 +1,229 @@
+"""The connection to an engine, against an engine that the test plays itself."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from engine_watch import wait_until
+from fake_engine import TIMEOUT, FakeEngine, ready
+
+from quire.frontend.client.engine_client import CoreClient
+from quire.frontend.errors import EngineConnectionError, EngineDeadError
+from quire.protocol.errors import AddressError
+from quire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineGoodbye,
+    ErrorMessage,
+    Goodbye,
+    Hello,
+    Ping,
+    SchedulerStats,
+    StepTrace,
+    UtilityCall,
+    UtilityResult,
+)
+
+
+def test_the_client_greets_and_learns_what_the_engine_is() -> None:
+    with FakeEngine() as engine:
+        future = engine.connect()
+        assert engine.receive(Hello).protocol_version == PROTOCOL_VERSION
+        engine.send(ready())
+        client = future.result(TIMEOUT)
+        assert client.ready == ready()
+        client.close()
+        engine.receive(Goodbye)
+
+
+def test_outputs_are_delivered_in_order_and_statistics_kept() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        sent = [EngineCoreOutputs([EngineCoreOutput("r", [i])], SchedulerStats(step=i)) for i in range(100)]
+        for message in sent:
+            engine.send(message)
+        assert [engine.delivered() for _ in sent] == sent
+        assert client.last_stats == SchedulerStats(step=99)
+
+
+def test_traces_go_to_who_asked_for_them_until_the_last() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        engine.send(StepTrace(0.0))  # nobody asked
+        engine.send(EngineCoreOutputs([]))
+        engine.delivered()
+        seen: queue.SimpleQueue[StepTrace] = queue.SimpleQueue()
+        client.start_trace(seen.put)
+        assert engine.receive(UtilityCall).method == "trace_start"
+        traces = [StepTrace(1.0), StepTrace(2.0, dropped=3), StepTrace(3.0, last=True)]
+        for trace in [*traces, StepTrace(4.0)]:
+            engine.send(trace)
+        engine.send(EngineCoreOutputs([]))
+        engine.delivered()
+        assert [seen.get(timeout=TIMEOUT) for _ in traces] == traces
+        assert seen.empty()
+
+
+def test_who_traces_asks_again_after_the_engine_forgot_the_client() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        client.start_trace(lambda trace: None)
+        engine.receive(UtilityCall)
+        engine.send(ErrorMessage("the engine does not know this connection", fatal=True))
+        engine.receive(Hello)
+        engine.send(ready())
+        assert engine.receive(UtilityCall).method == "trace_start"
+
+
+def test_messages_are_sent_in_order_from_any_thread() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+
+        def send(name: str) -> None:
+            for i in range(200):
+                client.send(Abort([f"{name}{i}"]))
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        received = [engine.receive(Abort).request_ids[0] for _ in range(400)]
+        for name in "ab":
+            assert [each for each in received if each[0] == name] == [f"{name}{i}" for i in range(200)]
+
+
+def test_more_messages_than_the_socket_holds_all_arrive() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        for i in range(5000):
+            client.send(Abort([str(i)]))
+        assert [engine.receive(Abort).request_ids for _ in range(5000)] == [[str(i)] for i in range(5000)]
+
+
+def test_the_heart_beats_without_being_asked() -> None:
+    with FakeEngine() as engine:
+        engine.attach(heartbeat=0.01)
+        for _ in range(3):
+            engine.receive(Ping)
+
+
+def test_a_utility_call_has_a_result_or_the_error_of_the_engine() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        good, bad = client.call("stats"), client.call("dance")
+        calls = [engine.receive(UtilityCall) for _ in range(2)]
+        assert [call.method for call in calls] == ["stats", "dance"]
+        engine.send(UtilityResult(calls[1].call_id, error="there is no dance"))
+        engine.send(UtilityResult(calls[0].call_id, {"step": 3}))
+        assert good.result(TIMEOUT) == {"step": 3}
+        with pytest.raises(RuntimeError, match="there is no dance"):
+            bad.result(TIMEOUT)
+
+
+def test_a_wrong_version_is_refused_with_the_words_of_the_engine() -> None:
+    with FakeEngine() as engine:
+        future = engine.connect()
+        engine.receive(Hello)
+        engine.send(ErrorMessage("protocol version 1 is not spoken here, only 2", fatal=True))
+        with pytest.raises(EngineConnectionError, match="only 2"):
+            future.result(TIMEOUT)
+
+
+def test_nobody_listening_is_told_at_once(tmp_path: Path) -> None:
+    before = time.monotonic()
+    for address in (f"ipc://{tmp_path}/absent.sock", "tcp://127.0.0.1:1"):
+        with pytest.raises((EngineConnectionError, AddressError), match=r"nobody listens|tcp"):
+            CoreClient(address, lambda _: None, timeout=TIMEOUT)
+    assert time.monotonic() - before < TIMEOUT
+
+
+def test_an_engine_that_does_not_answer_is_given_up() -> None:
+    with FakeEngine() as engine, pytest.raises(EngineConnectionError, match=r"did not answer within 0\.1 s"):
+        engine.connect(timeout=0.1).result(TIMEOUT)
+
+
+def test_a_silent_engine_is_dead() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach(heartbeat=0.01)
+        call = client.call("stats")
+        error = engine.delivered()
+        assert isinstance(error, EngineDeadError)
+        assert "no answer" in str(error)
+        with pytest.raises(EngineDeadError, match="no answer"):
+            client.send(Abort(["r"]))
+        with pytest.raises(EngineDeadError, match="no answer"):
+            call.result(TIMEOUT)
+
+
+def test_an_engine_that_dies_is_dead_at_once_after_its_last_words() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach(heartbeat=60.0)
+        last = EngineCoreOutputs([EngineCoreOutput("r", [1])])
+        engine.send(last)
+        assert engine.delivered() == last
+        engine.die()
+        error = engine.delivered()
+        assert isinstance(error, EngineDeadError)
+        assert "has gone" in str(error)
+        with pytest.raises(EngineDeadError):
+            client.call("stats")
+
+
+def test_an_engine_that_says_goodbye_is_dead() -> None:
+    with FakeEngine() as engine:
+        engine.attach()
+        engine.send(EngineGoodbye("it was told to"))
+        error = engine.delivered()
+        assert isinstance(error, EngineDeadError)
+        assert "it was told to" in str(error)
+
+
+def test_a_client_that_was_forgotten_loses_its_requests_and_greets_again() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach()
+        client.send(Abort(["r"]))
+        engine.receive(Abort)
+        engine.send(ErrorMessage("say Hello first", fatal=True))
+        assert isinstance(engine.delivered(), EngineDeadError)
+        engine.receive(Hello)
+        engine.send(ready())
+        assert client.dead is None
+        client.send(Abort(["s"]))
+        assert engine.receive(Abort).request_ids == ["s"]
+
+
+def test_a_deliver_that_fails_ends_the_client_instead_of_leaving_it_mute() -> None:
+    with FakeEngine() as engine:
+
+        def deliver(delivery: object) -> None:
+            if isinstance(delivery, EngineCoreOutputs):
+                raise ZeroDivisionError("in deliver")
+            engine.deliveries.put(delivery)  # type: ignore[arg-type]
+
+        future = engine._pool.submit(CoreClient, engine.address, deliver)
+        engine.receive(Hello)
+        engine.send(ready())
+        client = future.result(TIMEOUT)
+        engine.send(EngineCoreOutputs([]))
+        assert "in deliver" in str(engine.delivered())
+        client.close()
+
+
+def test_closing_twice_is_fine_and_leaves_no_thread_and_no_file_descriptor() -> None:
+    with FakeEngine() as engine:
+        engine.attach().close()
+        engine.receive(Goodbye)
+        threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            client = engine.attach()
+            client.close()
+            client.close()
+            engine.receive(Goodbye)
+        wait_until(lambda: threading.active_count() == threads, "a thread is left")
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files, "a file is left open")  # zmq's threads close them

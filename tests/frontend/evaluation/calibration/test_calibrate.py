@@ -1,0 +1,56 @@
+"""`quire calibrate` on the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from quire.frontend import AsyncLLM, SamplingParams
+from quire.frontend.cli.app import app
+from quire.frontend.evaluation.calibration.calibrate import calibrate
+from quire.frontend.evaluation.replay.engine_target import EngineTarget
+from quire.protocol.simulation import Calibration, StepWork
+
+
+def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    result = CliRunner().invoke(app, ["calibrate", "-o", str(file), "--seconds", "5", "--max-num-seqs", "8"])
+    assert result.exit_code == 0, result.output
+    found = msgspec.json.decode(file.read_bytes(), type=Calibration)
+    assert found.engine.max_num_seqs == 8
+    assert found.engine.max_num_batched_tokens == 2048
+    assert found.model.endswith("demo_model")
+    assert found.steps > 20
+    for work in (StepWork(100, 0, 0, 10000), StepWork(0, 4, 400, 0)):
+        assert 0 < found.step.seconds(work) < 1
+    assert 0 <= found.client.to_engine < 1  # nothing where the engine took longer to wake for a burst than for one
+    assert 0 < found.client.to_client < 1
+    assert 0 < found.client.to_next < 0.1
+    assert 0 < found.client.to_wake < 1
+    assert found.client.rests
+    assert all(0 <= rest.later < 1 for rest in found.client.rests)
+    assert str(file) in result.stdout
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "none" / "host.json")])
+    assert "the file cannot be written" in str(result.exception)
+
+
+def test_an_engine_that_serves_others_is_not_calibrated() -> None:
+    async def main() -> None:
+        async with AsyncLLM() as llm, asyncio.timeout(60):
+            params = SamplingParams(max_tokens=1000, ignore_eos=True)
+            stream = llm.generate("Once", params)
+            await anext(stream)
+            target = await asyncio.to_thread(EngineTarget.from_options, None, engine_address=llm.engine_address)
+            with pytest.raises(ValueError, match="is serving others"):
+                await calibrate(target, 5)
+            await stream.aclose()
+            await target.close()
+
+    asyncio.run(main())

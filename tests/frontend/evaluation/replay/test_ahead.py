@@ -1,0 +1,36 @@
+"""Requests are prepared before their time, and not one whenever one is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from quire.frontend.evaluation.replay.ahead import Ahead
+from quire.frontend.evaluation.workload.request import WorkloadRequest
+
+
+def test_more_is_prepared_when_half_is_taken() -> None:
+    taken = 0
+    taken_before: list[int] = []  # each was prepared
+
+    def requests() -> Iterator[WorkloadRequest]:
+        for _ in range(100):
+            yield WorkloadRequest(0.0, 1 << 17, 1, ())
+
+    async def main() -> None:
+        nonlocal taken
+        ahead = Ahead(requests(), lambda _: taken_before.append(taken))
+        try:
+            await ahead.filled()
+            assert taken_before == [0] * 8  # a million tokens
+            while await ahead.next() is not None:
+                taken += 1
+                if taken == 5:
+                    async with asyncio.timeout(10):
+                        await ahead.filled()
+        finally:
+            ahead.close()
+        assert taken == 100
+        assert taken_before[8] in (4, 5)  # the fifth is counted when it is there
+
+    asyncio.run(main())

@@ -1,0 +1,160 @@
+"""Replays against real engines with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from replays import Kept, replay, request, until
+
+from quire.frontend import LLM, SamplingParams
+from quire.frontend.errors import EngineConnectionError
+from quire.frontend.evaluation.replay.engine_target import EngineTarget
+from quire.frontend.evaluation.replay.load import Load
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
+from quire.frontend.evaluation.replay.runner import Replay
+from quire.frontend.evaluation.workload.prompts import Prompts
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[EngineTarget]:
+    """An engine with little memory."""
+    target = EngineTarget.from_options(num_pages=64, max_num_seqs=8, seed=1)
+    yield target
+    asyncio.run(target.close())
+
+
+def check_times(record: RequestRecord) -> None:
+    """The phases follow one another from the queue to the end, within the time that the client waited."""
+    assert record.first_token is not None
+    assert record.last_token is not None
+    assert record.arrival <= record.sent <= record.phases[0].begin
+    assert all(before.end == after.begin for before, after in itertools.pairwise(record.phases))
+    assert record.phases[-1].end <= record.ended
+    assert record.last_token <= record.ended
+    assert len(record.gaps) < record.output_tokens
+    assert sum(record.gaps) == pytest.approx(record.last_token - record.first_token)
+    assert record.phases[-1].end - record.phases[0].begin == pytest.approx(sum(p.end - p.begin for p in record.phases))
+
+
+def test_records_equal_what_the_engine_says(target: EngineTarget) -> None:
+    requests = [request(0.002 * place, prompt=40 + place, output=5 + place, block=place) for place in range(12)]
+    kept = asyncio.run(replay(target, requests, Load(warm_up=2)))
+    assert kept.outcomes == [Outcome.COMPLETED] * 12
+    for wanted, record in zip(requests, kept.in_order, strict=True):
+        check_times(record)
+        assert [phase.kind for phase in record.phases] == ["queued", "prefill", "decode"]
+        assert (record.prompt_tokens, record.output_tokens) == (wanted.prompt_tokens, wanted.output_tokens)
+        assert record.arrival == wanted.arrival
+        assert record.cached_tokens == 0  # the warm-up has left nothing
+    assert kept.samples[-1].pages_total == 64
+
+
+def test_equal_blocks_are_found_in_the_prefix_cache(target: EngineTarget) -> None:
+    requests = [request(prompt=96, session="one", output=2) for _ in range(2)]
+    kept = asyncio.run(replay(target, requests, Load(warm_up=1)))
+    assert [(record.cached_tokens or 0) >= 64 for record in kept.in_order] == [False, True]
+    asyncio.run(target.reset_cache())
+
+
+def test_preempted_requests_have_phases_that_add_up(target: EngineTarget) -> None:
+    requests = [request(prompt=100, output=300, block=place) for place in range(8)]
+    kept = asyncio.run(replay(target, requests))
+    assert kept.outcomes == [Outcome.COMPLETED] * 8
+    preempted = [record for record in kept.records if record.num_preemptions]
+    assert preempted
+    for record in kept.records:
+        check_times(record)
+    kinds = [phase.kind for phase in preempted[0].phases]
+    place = kinds.index("preempted")
+    assert kinds[place - 1 : place + 3] == ["decode", "preempted", "prefill", "decode"]
+    assert kinds.count("preempted") == preempted[0].num_preemptions
+
+
+def test_what_the_engine_cannot_serve_has_failed(target: EngineTarget) -> None:
+    kept = asyncio.run(replay(target, [request(prompt=5000, block=1), request(params={"top_q": 1}), request()]))
+    assert kept.outcomes == [Outcome.ERRORED, Outcome.ERRORED, Outcome.COMPLETED]
+    assert "2048" in (kept.in_order[0].error or "")
+    assert "top_q" in (kept.in_order[1].error or "")
+
+
+def test_recorded_parameters_are_used_but_the_length_is_the_workloads(target: EngineTarget) -> None:
+    params = {"temperature": 0.7, "seed": 3, "stop": ["a"], "max_tokens": 900, "min_tokens": 800, "n": 4}
+    kept = asyncio.run(replay(target, [request(output=9, params=params)]))
+    assert [record.output_tokens for record in kept.records] == [9]
+
+
+def test_text_and_messages_are_sent_as_they_are(target: EngineTarget) -> None:
+    kept = asyncio.run(replay(target, [request(text="Once upon a time there was")]))
+    assert kept.outcomes == [Outcome.COMPLETED]
+    assert 0 < kept.records[0].prompt_tokens < 20
+
+
+def test_requests_that_time_out_are_ended_in_the_engine(target: EngineTarget) -> None:
+    async def main() -> None:
+        kept = await replay(target, [request(prompt=1000, output=1000)], Load(request_timeout=0.02))
+        assert kept.outcomes == [Outcome.LATE]
+        async with asyncio.timeout(10):
+            while (sample := await target.sample(Replay(target, kept, lambda request: [], Load()).clock)) is None or (
+                sample.running or sample.waiting
+            ):
+                pass
+
+    asyncio.run(main())
+
+
+def test_refused_requests_are_counted() -> None:
+    async def main() -> None:
+        target = EngineTarget.from_options(num_pages=64, max_num_seqs=1, max_waiting_requests=2)
+        try:
+            kept = await replay(target, [request(prompt=30, output=60, block=place) for place in range(16)])
+        finally:
+            await target.close()
+        assert kept.outcomes[0] == Outcome.COMPLETED
+        assert {*kept.outcomes} == {Outcome.COMPLETED, Outcome.REFUSED}
+        assert all(record.error for record in kept.records if record.outcome is Outcome.REFUSED)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_killed_ends_the_run_with_what_there_is() -> None:
+    async def main() -> None:
+        with LLM(num_pages=64) as llm:
+            target = EngineTarget.from_options(engine_address=llm.engine_address)
+            kept = Kept()
+            run = Replay(target, kept, Prompts(1000).tokens, Load())
+            requests = [request(), *(request(0.2, output=1500, block=place) for place in range(1, 9)), request(1e6)]
+            running = asyncio.create_task(run.run(requests))
+            await until(lambda: len(run.open) == 8 and run.outcomes)
+            os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+            assert "gone" in str(await running)
+            await target.close()
+        assert kept.outcomes == [Outcome.COMPLETED] + [Outcome.ERRORED] * 8 + [Outcome.UNFINISHED]
+        assert kept.interrupted
+
+    asyncio.run(main())
+
+
+def test_no_engine_is_told_before_anything_is_sent() -> None:
+    with pytest.raises(EngineConnectionError, match="nobody listens"):
+        EngineTarget.from_options(engine_address="ipc:///tmp/no-engine-here")
+
+
+def test_the_client_generates_the_tokens_of_the_library(target: EngineTarget) -> None:
+    """The prompt that was sent is the one whose pages are in the cache afterwards."""
+
+    async def main() -> None:
+        await replay(target, [request(prompt=64, output=8, block=7)])
+
+    asyncio.run(target.reset_cache())
+    asyncio.run(main())
+    info = target.info
+    assert info.vocab_size is not None
+    prompt = Prompts(info.vocab_size, avoid=info.special_token_ids).tokens(request(prompt=64, block=7))
+    with LLM(engine_address=info.address) as llm:
+        (output,) = llm.generate([[*prompt, 5]], SamplingParams(max_tokens=1))
+    assert output.num_cached_tokens == 64

@@ -1,0 +1,35 @@
+"""What is made of a stream, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import pytest
+from rude_server import DONE, event
+
+from quire.frontend.evaluation.replay.clock import Clock
+from quire.frontend.evaluation.replay.http_answer import StreamedAnswer
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
+
+
+def answered(stream: bytes, size: int) -> RequestRecord:
+    """The record of a request whose answer comes in pieces of that size."""
+    record = RequestRecord(0, 0.0, 0.0, prompt_tokens=3, wanted_output_tokens=7)
+    answer = StreamedAnswer(record, Clock())
+    answer.on_status(200)
+    for begin in range(0, len(stream), size):
+        answer.on_body(stream[begin : begin + size])
+    answer.end()
+    return record
+
+
+@pytest.mark.parametrize("size", [1, 50, 1 << 20])
+def test_tokens_that_come_with_the_usage_are_counted_once(size: int) -> None:
+    usage = {"prompt_tokens": 11, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 5}}
+    record = answered(event("a") + event("b", finish_reason="length") + event(usage=usage) + DONE, size)
+    assert record.outcome is Outcome.COMPLETED
+    assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (11, 7, 5)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_usage_in_each_chunk_is_of_all_tokens_so_far(size: int) -> None:
+    chunks = [event("a", usage={"completion_tokens": count}) for count in (2, 4, 6)]
+    assert answered(b"".join(chunks) + event("", finish_reason="stop") + DONE, size).output_tokens == 6

@@ -1,0 +1,158 @@
+"""Simulations in their process: what goes in comes out, whatever happens to either side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from calibrations import CALIBRATION
+from simulations import BLOCK, Outcome, chats, request, setup
+
+from quire.frontend.evaluation.replay.record import Outcome as Ending
+from quire.frontend.evaluation.report.goodput import GoodputLimits
+from quire.frontend.evaluation.report.run import Run
+from quire.frontend.evaluation.report.summary import summarize
+from quire.frontend.evaluation.simulation.plan import ROUTERS, Plan
+from quire.frontend.evaluation.simulation.process import SimulationError, simulate
+from quire.frontend.evaluation.simulation.records import record_of, sample_of
+from quire.frontend.evaluation.simulation.search import attainment_of, find_engines
+from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.protocol.simulation import SimulatedResult, SimulationEnd, SimulationOutput, SimulationSample
+
+Workload = Callable[[], Iterable[WorkloadRequest]]
+
+
+def workload(count: int, **kinds: Any) -> list[WorkloadRequest]:
+    """The chats as a trace would give them."""
+    return [
+        WorkloadRequest(
+            each.arrival,
+            each.prompt_tokens,
+            each.output_tokens,
+            tuple(each.blocks),
+            BLOCK,
+            each.session,
+            each.delay,
+        )
+        for each in chats(count, **kinds)
+    ]
+
+
+def plan(requests: Workload, **changes: Any) -> Plan:
+    def collect(title: str, config: dict[str, Any]) -> Run:
+        return Run(title, config, goodput=GoodputLimits.parse(["ttft:300", "tpot:40"]))
+
+    return Plan(CALIBRATION, requests, collect, "chats", shape_changes=changes)
+
+
+def test_the_process_gives_what_the_fleet_gives() -> None:
+    """Through frames and pipes as without."""
+    expected = Outcome(setup(3, "sticky"), chats(150, sessions=5))
+    told = [one for outputs in simulate(setup(3, "sticky"), workload(150, sessions=5)) for one in outputs]
+    results = sorted((one for one in told if isinstance(one, SimulatedResult)), key=lambda result: result.index)
+    assert results == expected.results
+    assert [one for one in told if isinstance(one, SimulationSample)] == expected.samples
+    assert told[-1] == expected.end
+    assert sum(isinstance(one, SimulationEnd) for one in told) == 1
+
+
+def test_routers_have_the_same_names_on_both_sides() -> None:
+    with pytest.raises(SimulationError) as error:
+        list(simulate(setup(1, "nobody"), []))
+    assert str(error.value) == f"the router 'nobody' is not known; it can be {', '.join(ROUTERS)}"
+
+
+def test_records_tell_what_a_request_has_felt() -> None:
+    for result in Outcome(setup(num_pages=80), chats(40, rate=200.0)).results:
+        record = record_of(result)
+        assert record.outcome is Ending.COMPLETED
+        assert record.output_tokens == record.wanted_output_tokens == len(record.gaps) + 1
+        queued = record.phases[0].begin  # when the engine took it, at the end of a step
+        assert record.sent <= queued
+        assert record.ended - queued == pytest.approx(sum(phase.end - phase.begin for phase in record.phases))
+        assert record.lag == 0
+        assert [phase.kind for phase in record.phases][:2] == ["queued", "prefill"]
+
+
+def test_a_preempted_request_is_in_prefill_again_until_its_next_token() -> None:
+    requests = [request(index, 0.01 * index, 40, 5 if index < 60 else 600, [index]) for index in range(75)]
+    results = Outcome(setup(num_pages=40, max_model_len=700), requests).results
+    records = [record_of(result) for result in results]
+    preempted = [record for record in records if record.num_preemptions]
+    assert preempted
+    for record in preempted:
+        kinds = [phase.kind for phase in record.phases]
+        assert kinds == ["queued", *["prefill", "decode", "preempted"] * record.num_preemptions, "prefill", "decode"]
+        assert all(one.end == two.begin for one, two in itertools.pairwise(record.phases))
+        assert record.phases[-1].end == record.ended
+
+
+def test_refused_and_failed_requests_are_told_apart() -> None:
+    requests = [WorkloadRequest(0.0, 640, 50, tuple(range(10 * n, 10 * n + 10)), BLOCK) for n in range(12)]
+    requests.append(WorkloadRequest(30.0, 6400, 5, tuple(range(100)), BLOCK))
+    simulated = plan(lambda: requests, max_waiting_requests=3, max_num_seqs=2).simulate(1, "round-robin")
+    report = summarize(simulated.run)
+    assert (report["completed"], report["refused"], report["errored"], report["failed"]) == (3, 9, 1, 10)
+    assert report["simulated"]
+    assert report["duration"] == simulated.end.seconds
+
+
+def test_samples_keep_their_fields() -> None:
+    sample = Outcome(setup(), chats(10)).samples[0]
+    for name, value in sample_of(sample)._asdict().items():
+        assert value == getattr(sample, name)
+
+
+def test_a_trace_that_breaks_in_the_middle_ends_the_simulation_with_its_error() -> None:
+    def broken() -> Iterator[WorkloadRequest]:
+        yield from workload(100)
+        raise ValueError("trace.jsonl:101: what is this")
+
+    told: SimulationOutput = []
+    with pytest.raises(ValueError, match=r"trace\.jsonl:101"):
+        told.extend(itertools.chain.from_iterable(simulate(setup(), broken())))
+    assert sum(isinstance(one, SimulatedResult) for one in told) == 100
+
+
+def test_who_stops_reading_leaves_no_process() -> None:
+    def endless() -> Iterator[WorkloadRequest]:
+        time = 0.0
+        while True:
+            for each in workload(100, rate=5.0):
+                yield WorkloadRequest(time + each.arrival, 640, 5, each.blocks + tuple(range(10)), BLOCK)
+            time += each.arrival
+
+    outputs = simulate(setup(sample_seconds=0.1), endless())
+    assert next(outputs)
+    outputs.close()  # kills it, and waits for it and for the thread that feeds it
+
+
+def test_the_fewest_engines_are_found() -> None:
+    requests = workload(120, rate=40.0)
+    made = plan(lambda: requests)
+    tried: dict[int, float] = {}
+
+    def attempt(num_engines: int) -> Any:
+        simulated = made.simulate(num_engines, "least-loaded")
+        tried[num_engines] = attainment_of(simulated)
+        return simulated
+
+    number, simulated = find_engines(attempt, 0.9, 64)
+    assert tried[number] == attainment_of(simulated) >= 0.9
+    assert tried[number - 1] < 0.9
+    assert len(simulated.end.engines) == number > 1
+
+
+def test_limits_that_no_number_of_engines_meets_are_an_error() -> None:
+    requests = workload(3)
+    made = replace(
+        plan(lambda: requests),
+        collector=lambda title, config: Run(title, config, goodput=GoodputLimits.parse(["ttft:1"])),
+    )
+    with pytest.raises(ValueError, match=r"4 engines are not enough: 0.00% of the requests meet the limits"):
+        find_engines(lambda number: made.simulate(number, "round-robin"), 0.9, 64)
+    with pytest.raises(ValueError, match=r"2 engines are not enough"):
+        find_engines(lambda number: made.simulate(number, "round-robin"), 0.9, 2)

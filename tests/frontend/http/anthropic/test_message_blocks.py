@@ -1,0 +1,182 @@
+"""Content blocks: what the model writes becomes Anthropic's blocks, and these become messages of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from anthropic.types import ContentBlock, MessageParam, RawMessageStreamEvent
+from chat_answers import numbered_ids
+from pydantic import TypeAdapter
+
+from quire.frontend.http.anthropic.blocks import chat_messages
+from quire.frontend.http.anthropic.content import INVALID_JSON, Content
+from quire.frontend.http.anthropic.errors import error_body, is_anthropic
+from quire.frontend.http.anthropic.tools import tool_use
+from quire.frontend.http.errors import ApiError
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.chat.assistant import parse_answer
+from quire.frontend.text.chat.messages import check_messages
+from quire.frontend.text.chat.tools import ToolChoice, check_tools
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+BLOCK: TypeAdapter[Any] = TypeAdapter(ContentBlock)
+LOOK: Any = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
+NESTED = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
+FORMAT = AnswerFormat("hermes", "think")
+CALLS = (
+    '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "look", "arguments": {"n": [1, "é"]}}\n</tool_call>'
+)
+ANSWERS = ["A tale.", "<think>\nHm.\n</think>\n\nA tale.", CALLS, f"<think>\nHm.\n</think>\n\nI look.\n{CALLS}"]
+USER: Any = {"role": "user", "content": "Rome?"}
+
+
+def streamed(pieces: str | list[str], shows_thinking: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The blocks of an answer that arrives as `pieces`, and the events that told of them."""
+    parser = FORMAT.parser("", check_tools([NESTED]), numbered_ids())
+    content = Content(shows_thinking)
+    told = [
+        msgspec.to_builtins(each)
+        for events in [*map(parser.feed, pieces), parser.finish()]
+        for each in content.take(events)
+    ]
+    told += [msgspec.to_builtins(each) for each in content.end()]
+    return msgspec.to_builtins(content.blocks), told
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_blocks_are_the_same_however_the_answer_arrives(text: str) -> None:
+    blocks, told = streamed(text)
+    assert streamed([text])[0] == blocks
+    for event in told:
+        EVENT.validate_python(event)
+    for index, block in enumerate(blocks):
+        BLOCK.validate_python(block)
+        kinds = [event["type"] for event in told if event["index"] == index]
+        assert (kinds[0], kinds[-1]) == ("content_block_start", "content_block_stop")
+        deltas = [event["delta"] for event in told if event["index"] == index and "delta" in event]
+        key = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}[block["type"]]
+        grown = "".join(delta[key] for delta in deltas)
+        assert (msgspec.json.decode(grown) if key == "partial_json" else grown) == block.get(key, block.get("input"))
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_an_answer_sent_back_is_the_message_that_it_was(text: str) -> None:
+    answer = {"role": "assistant", "content": streamed(text)[0]}
+    TypeAdapter(MessageParam).validate_python(answer)
+    message = parse_answer(text, FORMAT.parser("", check_tools([NESTED]), numbered_ids())).as_message()
+    back = check_messages(chat_messages([USER, answer], None))[1]
+    expected = check_messages([message])[0]
+    assert {**back, "content": back["content"] or ""} == {**expected, "content": expected["content"] or ""}
+
+
+def test_thoughts_may_be_left_out() -> None:
+    blocks, told = streamed(ANSWERS[1], shows_thinking=False)
+    assert blocks[0] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert blocks[1]["text"] == "A tale."
+    assert [event["type"] for event in told if event["index"] == 0] == ["content_block_start", "content_block_stop"]
+
+
+def test_half_a_call_keeps_what_was_written() -> None:
+    [block], _ = streamed('<tool_call>\n{"name": "look", "arguments": {"city": "Ro')
+    assert block["input"] == {INVALID_JSON: '{"city": "Ro'}
+
+
+def test_blocks_are_a_chat() -> None:
+    messages: Any = [
+        USER,
+        {"role": "user", "content": [{"type": "text", "text": "Now."}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t1", "name": "look", "input": {"city": "Rome"}},
+                {"type": "tool_use", "id": "t2", "name": "look", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "Sunny."},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t2",
+                    "content": [{"type": "text", "text": "No city."}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "Well?"},
+            ],
+        },
+    ]
+    TypeAdapter(list[MessageParam]).validate_python(messages)
+    functions = [{"name": "look", "arguments": {"city": "Rome"}}, {"name": "look", "arguments": {}}]
+    calls = [{"id": f"t{index}", "type": "function", "function": each} for index, each in enumerate(functions, start=1)]
+    assert chat_messages(messages, [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Look."}]) == [
+        {"role": "system", "content": "Be brief.\nLook."},
+        {"role": "user", "content": "Rome?\nNow."},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "t1", "content": "Sunny."},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: No city."},
+        {"role": "user", "content": "Well?"},
+    ]
+
+
+def test_the_result_of_a_tool_that_has_nothing_to_say() -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
+    block = {"type": "tool_result", "tool_use_id": "t", "content": None, "is_error": None}
+    [*_, result] = chat_messages([USER, call, {"role": "user", "content": [block]}], None)
+    assert result == {"role": "tool", "tool_call_id": "t", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ToolChoice()),
+        ({"type": "auto"}, ToolChoice()),
+        ({"type": "any"}, ToolChoice("required")),
+        ({"type": "none"}, ToolChoice("none")),
+        ({"type": "tool", "name": "look"}, ToolChoice("required", ("look",), named=True)),
+    ],
+)
+def test_tools_are_those_of_chat_completions(choice: Any, expected: ToolChoice) -> None:
+    use = tool_use([LOOK], choice)
+    assert use is not None
+    assert use.for_template() == [NESTED]
+    assert (use.choice, use.parallel) == (expected, not expected.named)
+    alone = tool_use([LOOK], {**(choice or {"type": "auto"}), "disable_parallel_tool_use": True})
+    assert alone is not None
+    assert not alone.parallel
+
+
+def test_tools_are_refused_in_anthropics_words() -> None:
+    with pytest.raises(ApiError, match=r"tools\[0\].name is 'a b'"):
+        tool_use([{**LOOK, "name": "a b"}], None)
+    with pytest.raises(ApiError, match=r"tools\[0\].defer_loading is not supported"):
+        tool_use([{**LOOK, "defer_loading": True}], None)
+    with pytest.raises(ApiError, match=r"tool_choice.name is 'find', which is none of the tools"):
+        tool_use([LOOK], {"type": "tool", "name": "find"})
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (415, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_errors_have_anthropics_types(status: int, kind: str) -> None:
+    body = msgspec.to_builtins(error_body(ApiError(status, "words"), "req"))
+    assert body == {"type": "error", "error": {"type": kind, "message": "words"}, "request_id": "req"}
+
+
+def test_which_paths_are_anthropics() -> None:
+    paths = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x/y", "/v1/messagesx", "/v1/chat", "/"]
+    assert [is_anthropic(path) for path in paths] == [True, True, True, False, False, False]

@@ -1,0 +1,141 @@
+"""`/openapi.json` tells of all that the server does, and the server does what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from http_server import Server, events_of
+from starlette.routing import Route, compile_path
+
+from quire.frontend import AsyncLLM
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.documentation.openapi import document
+from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.routes import routes
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.auth import OPEN_PATHS
+from quire.frontend.metrics.server import ServerMetrics
+from quire.frontend.text.chat.messages import ANSWER_KEYS, MESSAGE_KEYS
+
+KEY = "key-of-the-tests"
+CONFIG = Path(__file__).parent / "schemathesis.toml"
+EXAMPLES = os.environ.get("QUIRE_OPENAPI_EXAMPLES", "10")  # generated for each operation
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Server]:
+    """A server that asks for a key. Its context is short and its requests are small, so that all of them are quick."""
+    with Server.start("--api-key", KEY, "--max-model-len", "64", "--max-prompts", "8") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def told(server: Server) -> Any:
+    return server.request("/openapi.json").json()
+
+
+def made(server: Server, args: ServerArgs) -> tuple[list[Route], dict[str, Any]]:
+    """The routes of a server with these arguments, and its document."""
+
+    async def make() -> tuple[list[Route], dict[str, Any]]:
+        async with AsyncLLM(engine_address=server.engine_address) as llm:
+            metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
+            service = Service(llm=llm, args=args, names=["m"], metrics=metrics)
+            known = routes(service)
+            return known, document(service, [route for route in known if isinstance(route, Operation)])
+
+    return asyncio.run(make())
+
+
+def test_schemathesis_finds_no_answer_that_the_document_does_not_tell_of(guarded: Server, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG)),
+            *("run", f"{guarded.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}"),
+            *("--max-examples", EXAMPLES, "--no-color"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,  # it leaves notes of what it did
+        env={**os.environ, "PYTHONPATH": str(CONFIG.parents[2])},
+    )
+    assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-2000:]
+    assert guarded.request("/health").status == 200
+
+
+def test_it_is_valid_openapi(told: Any) -> None:
+    assert told["openapi"] == "3.1.0"
+    schemathesis.openapi.from_dict(told).validate()
+
+
+def test_every_route_stands_in_it_and_nothing_else(server: Server) -> None:
+    known, told = made(server, ServerArgs())
+    undocumented = [route.path for route in known if route.include_in_schema and not isinstance(route, Operation)]
+    assert not undocumented, "make each an Operation, or give include_in_schema=False to files of a page"
+    expected = {
+        (compile_path(route.path)[1], method.lower())
+        for route in known
+        if isinstance(route, Operation)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert {(path, method) for path, methods in told["paths"].items() for method in methods} == expected
+
+
+def test_every_field_of_a_body_is_explained(told: Any) -> None:
+    bodies = {
+        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for methods in told["paths"].values()
+        for operation in methods.values()
+        if "requestBody" in operation
+    }
+    unexplained = [
+        f"{body}.{name}"
+        for body in bodies
+        for name, schema in told["components"]["schemas"][body]["properties"].items()
+        if "description" not in schema
+    ]
+    assert not unexplained, "say in descriptions.py what they mean"
+
+
+def test_its_examples_work(server: Server, told: Any) -> None:
+    for path, methods in told["paths"].items():
+        for operation in methods.values():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            if not content:
+                continue
+            assert server.request(path, content["example"]).status == 200, path
+            if "text/event-stream" in operation["responses"]["200"]["content"]:
+                reply = server.request(path, {**content["example"], "stream": True})
+                assert reply.headers["content-type"].startswith("text/event-stream"), path
+                assert events_of(reply.body), path
+
+
+def test_the_ranges_are_those_that_are_checked(server: Server, told: Any) -> None:
+    top_p, *_ = told["components"]["schemas"]["ChatBody"]["properties"]["top_p"]["anyOf"]
+    assert top_p == {"type": "number", "exclusiveMinimum": 0.0, "maximum": 1.0}
+    body: Any = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    for value, status in ((0.0, 400), (1e-9, 200), (1.0, 200), (1.1, 400)):
+        assert server.request("/v1/chat/completions", {**body, "top_p": value}).status == status
+
+
+def test_messages_have_the_keys_that_are_taken(told: Any) -> None:
+    message = told["components"]["schemas"]["ChatBody"]["properties"]["messages"]["items"]
+    assert set(message["properties"]) == MESSAGE_KEYS | ANSWER_KEYS
+
+
+def test_it_tells_where_the_server_is_and_what_it_asks_for(server: Server, told: Any) -> None:
+    assert told["servers"] == [{"url": "/"}]
+    assert told["security"] == []
+    _, guarded = made(server, ServerArgs(root_path="/quire", api_keys=(KEY,)))
+    assert guarded["servers"] == [{"url": "/quire"}]
+    assert guarded["security"] == [{"bearer": []}, {"apiKey": []}, {"basic": []}]
+    assert all(guarded["paths"][path]["get"]["security"] == [] for path in OPEN_PATHS)

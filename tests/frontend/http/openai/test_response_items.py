@@ -1,0 +1,164 @@
+"""Items of responses: what the model writes becomes items, and items become messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from chat_answers import numbered_ids
+from openai.types.responses import ResponseInputItemParam, ResponseOutputItem, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from quire.frontend.http.errors import ApiError
+from quire.frontend.http.openai.responses.input_items import messages_of
+from quire.frontend.http.openai.responses.output import Output
+from quire.frontend.http.openai.responses.tools import tool_use
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.chat.assistant import parse_answer
+from quire.frontend.text.chat.events import Event
+from quire.frontend.text.chat.messages import check_messages
+from quire.frontend.text.chat.tools import check_tools
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
+LOOK: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": True}
+NESTED: Any = [{"type": "function", "function": {key: LOOK[key] for key in ("name", "parameters", "strict")}}]
+FORMAT = AnswerFormat("hermes", "think")
+ANSWERS = {
+    "words": "A tale.",
+    "nothing": "",
+    "thoughts and words": "<think>\nHm.\n</think>\n\nA tale.",
+    "thoughts without end": "<think>\nHm.",
+    "a call": '<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "thoughts, words and calls": '<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{"name": "look", "arguments": {}}\n'
+    '</tool_call>\n<tool_call>\n{"name": "look", "arguments": {"n": [1, "é"]}}\n</tool_call>',
+}
+HALF_A_CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Ro'
+
+
+def events_of(pieces: Iterable[str]) -> list[list[Event]]:
+    parser = FORMAT.parser("", check_tools(NESTED), numbered_ids())
+    return [*map(parser.feed, pieces), parser.finish()]
+
+
+def streamed(pieces: Iterable[str], status: str = "completed") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The items of an answer that arrives as `pieces`, and the events that told of them."""
+    output = Output()
+    told = [msgspec.to_builtins(each) for events in events_of(pieces) for each in output.take(events, [])]
+    told += [msgspec.to_builtins(each) for each in output.end(status)]
+    return msgspec.to_builtins(output.items), told
+
+
+def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in item.items() if key != "id"} for item in items]
+
+
+@pytest.mark.parametrize("text", [*ANSWERS.values(), HALF_A_CALL], ids=[*ANSWERS, "half a call"])
+def test_items_are_the_same_however_the_answer_arrives(text: str) -> None:
+    whole, _ = streamed([text])
+    items, told = streamed(text)
+    assert without_ids(items) == without_ids(whole)
+    for event in told:
+        EVENT.validate_python(event)
+    for item in items:
+        ITEM.validate_python(item)
+    done = [event for event in told if event["type"] == "response.output_item.done"]
+    assert [event["item"] for event in done] == items
+    assert [event["output_index"] for event in done] == list(range(len(items)))
+    for item in items:
+        about = [event for event in told if event.get("item_id") == item["id"]]
+        grown = "".join(event["delta"] for event in about if event["type"].endswith(".delta"))
+        assert grown == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+
+
+@pytest.mark.parametrize("text", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_sent_back_is_the_message_that_it_was(text: str) -> None:
+    message = parse_answer(text, FORMAT.parser("", check_tools(NESTED), numbered_ids()))
+    items, _ = streamed(text)
+    TypeAdapter(list[ResponseInputItemParam]).validate_python(items)
+    [back] = check_messages(messages_of(items, None))
+    [expected] = check_messages([message.as_message()])
+    assert {**back, "content": back["content"] or ""} == {**expected, "content": expected["content"] or ""}
+
+
+def test_a_cut_off_item_says_so() -> None:
+    items, told = streamed(ANSWERS["thoughts and words"], "incomplete")
+    assert [item["status"] for item in items] == ["completed", "incomplete"]
+    assert told[-1]["item"]["status"] == "incomplete"
+
+
+def test_input_items_are_a_chat() -> None:
+    items: Any = [
+        {"role": "developer", "content": "Look first."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Rome?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"city": "Rome"}'},
+        {"type": "function_call", "call_id": "c2", "name": "look", "arguments": ""},
+        {"type": "function_call_output", "call_id": "c1", "output": "Sunny."},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "Rain."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Sunny.", "annotations": []}]},
+    ]
+    functions = [{"name": "look", "arguments": {"city": "Rome"}}, {"name": "look", "arguments": {}}]
+    calls = [{"id": f"c{index}", "type": "function", "function": each} for index, each in enumerate(functions, start=1)]
+    assert messages_of(items, "Be brief.") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": "Look first."},
+        {"role": "user", "content": "Rome?"},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "Sunny."},
+        {"role": "tool", "tool_call_id": "c2", "content": "Rain."},
+        {"role": "assistant", "content": "Sunny."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"type": "web_search_call", "id": "ws"}, r"input\[0\] is of type 'web_search_call'"),
+        ({"type": "item_reference", "id": "msg_1"}, "nothing is stored"),
+        ({"id": "msg_1"}, "nothing is stored"),
+        ({"role": "tool", "content": "x"}, r"input\[0\].role"),
+        ({"role": "user"}, r"input\[0\].content is missing"),
+        ({"role": "user", "content": [{"type": "input_file"}]}, r"input\[0\].content\[0\] .* reads no files"),
+        ({"role": "user", "content": [{"type": "input_text", "text": 1}]}, r"content\[0\].text is a int"),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"}, "arguments is no JSON object"),
+        ({"type": "function_call_output", "call_id": "c", "output": "x"}, "no function_call before it"),
+        ({"type": ["message"]}, "is of type"),
+    ],
+)
+def test_items_that_cannot_be_read(item: Any, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as refused:
+        messages_of([item], None)
+    assert refused.value.status == 400
+
+
+def test_flat_tools_are_those_of_chat_completions() -> None:
+    for flat, nested in [
+        ("required", "required"),
+        ({"type": "function", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]},
+            },
+        ),
+    ]:
+        assert tool_use([LOOK], flat, False) == check_tools(NESTED, nested, False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tool", "choice", "words"),
+    [
+        ({"type": "web_search"}, None, "no tools of its own"),
+        ({**LOOK, "name": "a b"}, None, r"tools\[0\].name is 'a b'"),
+        ({**LOOK, "defer_loading": True}, None, "defer_loading"),
+        (LOOK, {"type": "function", "name": "find"}, "tool_choice.name is 'find'"),
+        (LOOK, {"type": "function"}, r'tool_choice is .*; give {"type": "function", "name": ...}'),
+    ],
+)
+def test_tools_are_refused_in_the_flat_form(tool: Any, choice: Any, words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        tool_use([tool], choice, None)

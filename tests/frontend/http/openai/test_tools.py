@@ -1,0 +1,343 @@
+"""Tool calls and thoughts as OpenAI's client sees them: forced on the demo model, and of models that know tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from anthropic import Anthropic
+from chat_templates import QWEN_THINKING
+from demo_copies import BRACKET, LESS_THAN, THINK, THOUGHT, thinking_model
+from http_server import Server
+from openai import BadRequestError, OpenAI
+
+from quire.frontend import (
+    LLM,
+    AssistantMessage,
+    AsyncLLM,
+    RequestError,
+    SamplingParams,
+    StructuredOutputsParams,
+    ToolError,
+    check_tools,
+)
+from quire.frontend.text.chat.events import Event, ToolCallArguments
+
+LOOK = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "at": {"type": "integer", "minimum": 0, "maximum": 23}},
+    "required": ["city", "at"],
+    "additionalProperties": False,
+}
+COUNT = {"type": "object", "properties": {"to": {"type": "array", "items": {"type": "null"}, "maxItems": 3}}}
+SCHEMAS: dict[str, Any] = {"look": LOOK, "count": COUNT, "stop": {"type": "object", "maxProperties": 0}}
+ASK: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
+ASKED: Any = {"model": "quire-demo", "temperature": 1, "seed": 5, "max_tokens": 300}
+NAMED: Any = {"type": "function", "function": {"name": "look"}}
+PLAIN: Any = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+CALL = r'<tool_call>\n\{"name": "look", "arguments": \{"city": "Rome", "at": 7\}\}\n</tool_call>'
+
+
+def tools(strict: bool = False, **more: Any) -> Any:
+    schemas = {**SCHEMAS, **more}
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+        for name, schema in schemas.items()
+    ]
+
+
+def check(name: str, arguments: str) -> None:
+    jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model as one that thinks and calls tools as Qwen3 does."""
+    folder = thinking_model(tmp_path_factory.mktemp("models") / "thinker", QWEN_THINKING)
+    with Server.start(str(folder), "--served-model-name", "quire-demo") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def qwen(thinker: Server) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def streamed(openai: OpenAI, **body: Any) -> list[dict[str, Any]]:
+    """What a client makes of the deltas of each answer."""
+    found: list[dict[str, Any]] = [
+        {"content": "", "thoughts": "", "calls": [], "reason": None} for _ in range(body.get("n", 1))
+    ]
+    for chunk in openai.chat.completions.create(stream=True, **body):
+        for part in chunk.choices:
+            one, delta = found[part.index], part.delta
+            assert one["reason"] is None
+            one["content"] += delta.content or ""
+            one["thoughts"] += (delta.model_extra or {}).get("reasoning_content") or ""
+            for call in delta.tool_calls or []:
+                assert call.function is not None
+                if call.id is not None:
+                    assert (call.index, call.type) == (len(one["calls"]), "function")
+                    one["calls"].append([call.id, call.function.name, ""])
+                else:
+                    assert (call.index, call.function.name) == (len(one["calls"]) - 1, None)
+                one["calls"][call.index][2] += call.function.arguments or ""
+            one["reason"] = part.finish_reason
+    return found
+
+
+@pytest.mark.parametrize("server_kind", ["openai", "qwen"])
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_forced_calls_whole_and_streamed(request: pytest.FixtureRequest, server_kind: str, choice: Any) -> None:
+    """Whatever the model. Named ones have the finish reason "stop", as at OpenAI."""
+    client: OpenAI = request.getfixturevalue(server_kind)
+    body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": choice, "n": 3, **PLAIN}
+    body["parallel_tool_calls"] = False
+    whole = client.chat.completions.create(**body)
+    parts = streamed(client, **body)
+    ids = set()
+    for found, part in zip(whole.choices, parts, strict=True):
+        [call], [[part_id, part_name, part_arguments]] = found.message.tool_calls or [], part["calls"]
+        assert call.type == "function"
+        assert found.message.content is None
+        assert part["content"] == part["thoughts"] == ""
+        assert (call.function.name, call.function.arguments) == (part_name, part_arguments)
+        check(part_name, part_arguments)
+        assert found.finish_reason == part["reason"] == ("tool_calls" if choice == "required" else "stop")
+        assert choice == "required" or part_name == "look"
+        ids |= {call.id, part_id}
+    assert len(ids) == 6
+    assert all(re.fullmatch("call_[a-zA-Z0-9]{24}", each) for each in ids)
+
+
+def test_several_calls_in_an_answer(openai: OpenAI) -> None:
+    body: Any = {
+        **ASKED,
+        "messages": ASK,
+        "tools": tools(),
+        "tool_choice": "required",
+        "n": 8,
+        "logit_bias": {BRACKET: 9},
+    }
+    answers = [part for part in streamed(openai, **body) if part["reason"] == "tool_calls"]
+    assert max(len(part["calls"]) for part in answers) > 1
+    for part in answers:
+        assert part["content"] == ""
+        assert len({call_id for call_id, _, _ in part["calls"]}) == len(part["calls"])
+        for _, name, arguments in part["calls"]:
+            check(name, arguments)
+
+
+def test_a_call_is_answered_by_its_result(qwen: OpenAI) -> None:
+    messages = list(ASK)
+    body: Any = {**ASKED, "tools": tools(), **PLAIN}
+    called = qwen.chat.completions.create(messages=messages, tool_choice=NAMED, **body).choices[0].message
+    [call] = called.tool_calls or []
+    messages += [called, {"role": "tool", "tool_call_id": call.id, "content": "It rains."}]
+    said = qwen.chat.completions.create(messages=messages, tool_choice="none", **{**body, "max_tokens": 5})
+    assert said.choices[0].message.content
+    assert not said.choices[0].message.tool_calls
+    shown = qwen.chat.completions.create(messages=messages, **{**body, "max_tokens": 5})
+    assert said.usage is not None
+    assert shown.usage is not None
+    assert said.usage.prompt_tokens == shown.usage.prompt_tokens  # with "none" as well, the tools are in the prompt
+
+
+def test_tokens_of_tools_are_counted_as_a_chat_has_them(thinker: Server, qwen: OpenAI) -> None:
+    answer = qwen.chat.completions.create(messages=ASK, **{**ASKED, "max_tokens": 1}, tools=tools(), **PLAIN)
+    assert answer.usage is not None
+    counted = thinker.request("/tokenize", {"messages": ASK, "tools": tools(), **PLAIN["extra_body"]}).json()
+    assert counted["count"] == answer.usage.prompt_tokens
+
+
+def test_a_model_calls_by_its_own_choice(qwen: OpenAI) -> None:
+    """It is made to write a call by a regular expression, which knows nothing of tools."""
+    body: Any = {**ASKED, "messages": ASK, "tools": tools()}
+    body["extra_body"] = {**PLAIN["extra_body"], "structured_outputs": {"regex": r"Let me look\.\n" + CALL}}
+    choice = qwen.chat.completions.create(**body).choices[0]
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"city": "Rome", "at": 7})
+    [part] = streamed(qwen, **body)
+    assert (part["content"], part["reason"]) == ("Let me look.", "tool_calls")
+    assert [each[1:] for each in part["calls"]] == [[call.function.name, call.function.arguments]]
+    none = qwen.chat.completions.create(tool_choice="none", **body).choices[0]
+    assert not none.message.tool_calls
+    assert "<tool_call>" in (none.message.content or "")
+    assert none.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_words_of_a_format_or_calls(qwen: OpenAI, strict: bool) -> None:
+    """The model chooses; which it will be is decided here by what may begin: a word or a call."""
+    body: Any = {**ASKED, "messages": ASK, "tools": tools(strict), "parallel_tool_calls": False}
+    body["extra_body"] = {**PLAIN["extra_body"], "structured_outputs": {"choice": ["yes", "no"]}}
+    called, said = (
+        qwen.chat.completions.create(**body, logit_bias=bias).choices[0]
+        for bias in ({str(LESS_THAN): 100}, {str(LESS_THAN): -100})
+    )
+    [call] = called.message.tool_calls or []
+    assert call.type == "function"
+    check(call.function.name, call.function.arguments)
+    assert called.finish_reason == "tool_calls"
+    assert (said.message.content in ("yes", "no"), said.message.tool_calls) == (True, None)
+
+
+def test_thoughts_come_before_what_is_constrained(qwen: OpenAI) -> None:
+    body: Any = {**ASKED, "messages": ASK, "n": 4, "logit_bias": {THINK: 100, THOUGHT: 7}}
+    body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": LOOK}}
+    whole, parts = qwen.chat.completions.create(**body), streamed(qwen, **body)
+    thoughts = [(choice.message.model_extra or {}).get("reasoning_content") or "" for choice in whole.choices]
+    assert any(thoughts)
+    assert thoughts == [part["thoughts"] for part in parts]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert 0 < (whole.usage.completion_tokens_details.reasoning_tokens or 0) < whole.usage.completion_tokens
+    *_, last = qwen.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body)
+    assert last.usage is not None
+    assert last.usage.completion_tokens_details == whole.usage.completion_tokens_details
+    for choice, part in zip(whole.choices, parts, strict=True):
+        assert choice.message.content == part["content"]
+        jsonschema.validate(json.loads(part["content"]), LOOK)
+        assert choice.finish_reason == part["reason"] == "stop"
+    body.pop("response_format")
+    forced = streamed(qwen, **body, tools=tools(), tool_choice=NAMED)
+    assert any(part["thoughts"] for part in forced)
+    for part in forced:
+        [[_, name, arguments]] = part["calls"]
+        check(name, arguments)
+    kept_quiet = streamed(qwen, **{**body, "max_tokens": 30}, extra_body={"include_reasoning": False})
+    assert not any(part["thoughts"] for part in kept_quiet)
+
+
+def test_a_call_that_is_cut_short(openai: OpenAI, server: Server) -> None:
+    body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": NAMED}
+    [part] = streamed(openai, **{**body, "max_tokens": 24})
+    [[_, name, arguments]] = part["calls"]
+    assert (name, part["reason"]) == ("look", "length")
+    assert arguments.startswith("{")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(arguments)
+    with openai.chat.completions.create(stream=True, **body) as stream:
+        next(iter(stream))  # and leave
+    server.check_pages()
+
+
+def test_a_forced_call_that_is_cut_off_leaves_no_words(openai: OpenAI) -> None:
+    body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": "required", "max_tokens": 3}
+    [choice] = openai.chat.completions.create(**body).choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (None, None, "length")
+    assert streamed(openai, **body) == [{"content": "", "thoughts": "", "calls": [], "reason": "length"}]
+    answer = openai.responses.create(
+        model="quire-demo",
+        input="Rome?",
+        tools=[{"type": "function", "name": "look", "parameters": LOOK, "strict": False}],
+        tool_choice="required",
+        max_output_tokens=3,
+    )
+    assert (answer.output_text, answer.status) == ("", "incomplete")
+    back: Any = [*ASK, choice.message, *ASK]
+    assert openai.chat.completions.create(messages=back, **{**ASKED, "max_tokens": 1}).choices
+
+
+def test_a_model_that_knows_no_tools_goes_on_after_a_call(server: Server, openai: OpenAI) -> None:
+    body: Any = {**ASKED, "tools": tools()}
+    called = openai.chat.completions.create(messages=ASK, tool_choice=NAMED, **body).choices[0].message
+    [call] = called.tool_calls or []
+    messages = [*ASK, called, {"role": "tool", "tool_call_id": call.id, "content": "It rains."}]
+    said = openai.chat.completions.create(messages=messages, tool_choice="none", **{**body, "max_tokens": 5})
+    assert said.choices[0].message.content
+    schema = {"name": "look", "input_schema": LOOK}
+    asked: Any = {"model": "quire-demo", "max_tokens": 99, "tools": [schema]}
+    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        use = client.messages.create(messages=ASK, tool_choice={"type": "tool", "name": "look"}, **asked).content
+        [block] = use
+        assert block.type == "tool_use"
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "It rains."}]}
+        turns: Any = [*ASK, {"role": "assistant", "content": use}, result]
+        [text] = client.messages.create(messages=turns, tool_choice={"type": "none"}, **asked).content
+    assert text.type == "text"
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": tools()}, "tool_choice", "shows no known format of tool calls"),
+    ({"tools": tools()}, "tool_choice", "--tool-call-parser"),
+    ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+    ({"tools": tools(), "tool_choice": {**NAMED, "function": {"name": "x"}}}, "tool_choice.function.name", "'x'"),
+    ({"tools": tools(), "tool_choice": "x"}, "tool_choice", "'x'"),
+    ({"tools": tools() + tools(), "tool_choice": "required"}, "tools[3].function.name", "a second time"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type", "'web_search'"),
+    ({"tools": tools(bad={"type": "object", "properties": {"a": {"type": "strin"}}}), "tool_choice": "required"},
+     "tools[3].function.parameters", "Invalid type: strin"),
+    ({"tools": tools(True, bad={"type": "object", "not": {}}), "tool_choice": "required"},
+     "tools[3].function.parameters", "leave strict out"),
+    ({"tools": tools(big={"type": "object", "properties": {"a": {"const": "x" * 300_000}}}), "tool_choice": "required"},
+     "tools", "give fewer tools, or shorter schemas"),
+    ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD)
+def test_bad_tools_are_refused_where_they_are(openai: OpenAI, fields: dict[str, Any], param: str, words: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(BadRequestError) as caught:
+            openai.chat.completions.create(messages=ASK, model="quire-demo", stream=stream, extra_body=fields)
+        assert caught.value.param == param
+        assert words in caught.value.message
+
+
+def test_python_can_do_the_same(qwen: OpenAI, thinker: Server) -> None:
+    options: Any = {"tools": tools(), "tool_choice": "required", "parallel_tool_calls": False}
+    sampled = SamplingParams(n=2, seed=5, max_tokens=300, temperature=1.0)
+    body: Any = {**ASKED, "messages": ASK, "n": 2, **options, **PLAIN}
+    over_http = [choice.message for choice in qwen.chat.completions.create(**body).choices]
+    with LLM(engine_address=thinker.engine_address) as llm:
+        [output] = llm.chat(ASK, sampled, chat_template_kwargs={"enable_thinking": False}, **options)
+        messages = llm.parse(output, **options)
+        assert [message.as_message()["content"] for message in messages] == [None, None]
+        for message, other in zip(messages, over_http, strict=True):
+            [call], [http_call] = message.tool_calls, other.tool_calls or []
+            assert http_call.type == "function"
+            assert (call.name, call.arguments) == (http_call.function.name, http_call.function.arguments)
+        wanted = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]), logit_bias={THINK: -100.0})
+        [said] = llm.chat(ASK, wanted)
+        assert llm.parse(said) == [AssistantMessage("yes")]
+        bad = {**options, "tools": tools(bad={"type": "object", "properties": {"a": {"type": "strin"}}})}
+        with pytest.raises(ToolError, match=r"tools\[3\]\.function\.parameters cannot be followed: Invalid type"):
+            llm.chat(ASK, **bad)
+        with pytest.raises(RequestError, match=r"prompt 0: structured_outputs\.grammar .* neither Lark nor GBNF"):
+            llm.chat(ASK, SamplingParams(structured_outputs=StructuredOutputsParams(grammar="what is this")))
+
+
+def test_streams_in_python_are_read_as_they_arrive(thinker: Server) -> None:
+    async def run() -> None:
+        async with AsyncLLM(engine_address=thinker.engine_address) as llm:
+            params = SamplingParams(seed=7, max_tokens=300, logit_bias={THINK: 100.0, THOUGHT: 7.0})
+            events, parser, text = list[Event](), None, ""
+            async for output in llm.chat(ASK, params, tools=tools(), tool_choice=NAMED, output_kind="delta"):
+                parser = parser or llm.answer_format.parser(output.prompt or "", check_tools(tools(), NAMED))
+                events += parser.feed(output.outputs[0].text)
+                text += output.outputs[0].text
+            assert parser is not None
+            events += parser.finish()
+            [call] = parser.message.tool_calls
+            check(call.name, call.arguments)
+            deltas = [event.delta for event in events if isinstance(event, ToolCallArguments)]
+            assert "".join(deltas) == call.arguments
+            assert parser.message.reasoning_content
+            output.outputs[0].text = text
+            [whole] = llm.parse(output, tools=tools(), tool_choice=NAMED)
+            assert whole.reasoning_content == parser.message.reasoning_content
+            bad = tools(bad={"type": "object", "properties": {"a": {"type": "strin"}}})
+            with pytest.raises(ToolError, match=r"tools\[3\]\.function\.parameters cannot be followed"):
+                async for _ in llm.chat(ASK, params, tools=bad, tool_choice="required"):
+                    pass
+
+    asyncio.run(run())

@@ -1,0 +1,225 @@
+"""What an operator counts on: keys, limits, proxies, TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+from typing import Any, cast
+
+import pytest
+from engine_watch import EngineWatch
+from http_server import PATIENCE, Server, events_of
+from openai import AuthenticationError, OpenAI, RateLimitError
+from raw_http import RawConnection, post
+
+from quire.frontend import AsyncLLM
+from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.routes import routes
+from quire.frontend.http.service import Service
+from quire.frontend.http.transport.retry_after import RetryAfter
+from quire.frontend.metrics.server import ServerMetrics
+
+COMPLETIONS = "/v1/completions"
+GOOD = {"prompt": "Once upon", "max_tokens": 1}
+STREAM: Any = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+KEYS = ["sk-flag", "sk-file-1", "sk-file-2", "sk-variable-1", "sk-variable-2"]
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with keys from everywhere, behind a proxy, that web pages of one origin may call."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# two\nsk-file-1\n\n  sk-file-2  \n")
+    flags = ["--api-key", "sk-flag", "--api-key-file", str(file), "--root-path", "/quire"]
+    environment = {"QUIRE_API_KEY": "sk-variable-1, sk-variable-2"}
+    with Server.start(*flags, "--allowed-origins", "http://page.test", environment=environment) as server:
+        assert server.url.endswith("/quire")
+        server.url = server.url.removesuffix("/quire")  # the proxy takes it away
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_every_key_opens_in_every_way_that_clients_have(locked: Server) -> None:
+    for key in KEYS:
+        basic = b64encode(f"anyone:{key}".encode()).decode()
+        for headers in (
+            bearer(key),
+            {"authorization": f"bearer  {key}"},
+            {"x-api-key": key},
+            {"Authorization": f"Basic {basic}"},
+        ):
+            assert locked.request(COMPLETIONS, GOOD, headers=headers).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, bearer(""), bearer("sk-fla"), bearer("sk-flagg"), bearer("sk-flag,sk-file-1"), bearer("# two"), bearer("\xff"),
+     {"Authorization": "sk-flag"}, {"Authorization": "Basic sk-flag"}, {"Authorization": "Basic ////"},
+     {"x-api-key": "sk"}, {"Cookie": "key=sk-flag"}],
+    ids=str,
+)  # fmt: skip
+def test_without_a_key_everything_but_health_is_shut(locked: Server, headers: dict[str, str]) -> None:
+    reply = locked.request(COMPLETIONS, GOOD, headers=headers)
+    assert (reply.status, reply.error["type"], reply.error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert "WWW-Authenticate".lower() in reply.headers
+
+
+def test_every_route_asks_for_a_key(locked: Server) -> None:
+    with_engine = AsyncLLM(engine_address=locked.engine_address)
+    try:
+        metrics = ServerMetrics(model_name="m", max_model_len=with_engine.max_model_len)
+        known = routes(Service(llm=with_engine, args=ServerArgs(), names=["m"], metrics=metrics))
+    finally:
+        with_engine.close()
+    paths = {route.path.replace("{name:path}", "x") for route in known} | {"/nothing", "/health/", "//health"}
+    for path in paths - {"/health"}:
+        for method in ("GET", "POST", "HEAD", "OPTIONS"):
+            assert locked.request(path, method=method).status == 401, (method, path)
+    assert locked.request("/health").status == 200
+
+
+def test_openais_client_knows_the_refusal_and_no_key_is_logged(locked: Server) -> None:
+    client = OpenAI(base_url=f"{locked.url}/v1", api_key="sk-wrong", max_retries=0)
+    with client, pytest.raises(AuthenticationError):
+        client.models.list()
+    assert locked.request("/version?api_key=sk-flag", headers=bearer("sk-flag")).status == 200
+    assert not [line for line in locked.log if "sk-" in line]
+
+
+def test_a_page_of_an_allowed_origin_may_call(locked: Server) -> None:
+    origin = {"Origin": "http://page.test", "Access-Control-Request-Method": "POST"}
+    preflight = locked.request(COMPLETIONS, method="OPTIONS", headers=origin)
+    assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (200, "http://page.test")
+    reply = locked.request(COMPLETIONS, GOOD, headers={**bearer("sk-flag"), "Origin": "http://page.test"})
+    assert reply.headers["access-control-allow-origin"] == "http://page.test"
+    assert "x-request-id" in reply.headers["access-control-expose-headers"].lower()
+    refused = locked.request(COMPLETIONS, GOOD, headers=origin)  # which the page can read
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "http://page.test")
+    stranger = locked.request(COMPLETIONS, method="OPTIONS", headers={**origin, "Origin": "http://other.test"})
+    assert (stranger.status, "--allowed-origins" in stranger.error["message"]) == (400, True)
+    assert "access-control-allow-origin" not in stranger.headers
+    ids = [each.headers["x-request-id"] for each in (preflight, refused, stranger)]
+    deadline = time.monotonic() + PATIENCE
+    while not all(any(line.endswith(f"request {each}\n") for line in list(locked.log)) for each in ids):
+        assert time.monotonic() < deadline, locked.log[-5:]
+    other = locked.request(COMPLETIONS, GOOD, headers={**bearer("sk-flag"), "Origin": "http://other.test"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_pages_and_their_document_work_below_a_root_path(locked: Server) -> None:
+    document = locked.request("/openapi.json", headers=bearer("sk-flag")).json()
+    assert document["servers"] == [{"url": "/quire"}]
+    for path in ("/", "/docs"):
+        page = locked.request(path, headers=bearer("sk-flag")).body.decode()
+        assert 'href="/' not in page
+        assert 'src="/' not in page
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Server]:
+    """A server that serves one request at a time, and lets one wait."""
+    with Server.start("--max-num-seqs", "1", "--max-waiting-requests", "1") as server:
+        yield server
+
+
+@pytest.fixture
+def busy(narrow: Server) -> Iterator[EngineWatch]:
+    """What the server's engine does, while it serves a request that goes on to the end of the test."""
+    with EngineWatch(narrow) as watch, RawConnection(narrow.url).send(post(COMPLETIONS, STREAM)):
+        watch.wait_for(running=1)
+        yield watch
+
+
+def test_requests_too_many_are_told_when_to_come_back(narrow: Server, busy: EngineWatch) -> None:
+    with RawConnection(narrow.url).send(post(COMPLETIONS, STREAM)):
+        busy.wait_for(waiting=1)
+        for body in (GOOD, {**GOOD, "stream": True}):
+            reply = narrow.request(COMPLETIONS, body)
+            assert (reply.status, reply.error["type"], reply.error["code"]) == (429, "rate_limit_error", "overloaded")
+            assert 1 <= int(reply.headers["retry-after"]) <= 60
+        client = OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0)
+        with client, pytest.raises(RateLimitError):
+            client.completions.create(model="quire-demo", prompt="x")
+
+
+def test_the_pace_tells_when_to_come_back() -> None:
+    now = 0.0
+    refusals = RetryAfter(lambda: now)
+    request = cast("OpenRequest", type("Request", (), {"error": None})())
+    assert refusals.seconds == 1
+    for _ in range(200):
+        refusals.on_submitted(request)
+    now = 0.2
+    assert refusals.seconds == 40  # none has ended yet, in 0.2 s
+    for _ in range(100):
+        now += 0.1
+        refusals.on_finished(request, now)
+    assert refusals.seconds == 10  # ten a second, and a hundred are open
+    for _ in range(100):
+        refusals.on_finished(request, now)
+    now = 1000.0
+    refusals.on_submitted(request)
+    assert refusals.seconds == 1  # it has just begun: what was before the idle time is forgotten
+
+
+def test_time_that_is_up_before_the_first_token_is_504(narrow: Server, busy: EngineWatch) -> None:
+    del busy
+    for stream in (False, True):
+        body = {**GOOD, "stream": stream}
+        reply = narrow.request(COMPLETIONS, body, headers={"X-Request-Timeout": "0.02"})
+        assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_time_that_is_up_later_ends_the_answer(locked: Server, stream: bool) -> None:
+    headers = {"X-Request-Timeout": "1", **bearer("sk-flag")}
+    reply = locked.request(COMPLETIONS, {**STREAM, "n": 64, "stream": stream}, headers=headers)
+    answers = events_of(reply.body)[:-1] if stream else [reply.json()]
+    reasons = {choice["finish_reason"] for answer in answers for choice in answer["choices"]}
+    assert "timeout" in reasons
+
+
+def test_ids_come_back_and_no_page_may_call_unless_asked_for(narrow: Server) -> None:
+    reply = narrow.request("/version", headers={"X-Request-Id": "mine", "Origin": "http://page.test"})
+    assert reply.headers["x-request-id"] == "mine"
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    ids = {narrow.request("/version").headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+    preflight = narrow.request(COMPLETIONS, method="OPTIONS", headers={"Origin": "http://page.test"})
+    assert preflight.status == 405
+
+
+def test_tls_from_files(tmp_path: Path) -> None:
+    if which("openssl") is None:
+        pytest.skip("openssl is not installed, which makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with Server.start("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)) as server:
+        assert server.url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        with urllib.request.urlopen(f"{server.url}/health", context=trusting, timeout=20) as reply:
+            assert reply.status == 200
+        host, port = server.url.removeprefix("https://").split(":")
+        with socket.create_connection((host, int(port)), 20) as plain:
+            plain.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+            assert plain.recv(100) == b""  # no answer in the clear
+
+
+def test_an_empty_key_does_not_open_the_server() -> None:
+    with pytest.raises(ValueError, match="an API key is empty"):
+        ServerArgs(api_keys=("",)).all_api_keys()

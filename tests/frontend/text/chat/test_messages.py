@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chat_templates import DEEPSEEK, LLAMA, PLAIN, QWEN
+
+from quire.frontend.text.chat.messages import check_messages
+from quire.frontend.text.chat.template import ChatTemplate, ChatTemplateError
+
+HELLO: dict[str, Any] = {"role": "user", "content": "Hello"}
+
+
+def call(arguments: Any = '{"city": "Rome", "n": [1, "é"]}', **fields: Any) -> dict[str, Any]:
+    return {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": arguments}, **fields}
+
+
+def calling(*calls: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **fields}
+
+
+RESULT = {"role": "tool", "tool_call_id": "call_0", "content": "Sunny."}
+
+
+def render(source: str, *messages: Any) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(list(messages))
+
+
+def test_calls_and_their_results_are_written_as_the_model_knows_them() -> None:
+    arguments = '{"city": "Rome", "n": [1, "é"]}'
+    assert f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>' in render(
+        QWEN, HELLO, calling(call())
+    )
+    assert f'{{"name": "look", "parameters": {arguments}}}<|eot_id|>' in render(LLAMA, HELLO, calling(call()))
+    assert f"<call>look\n{arguments}\n</call>" in render(DEEPSEEK, HELLO, calling(call()))
+    assert "<tool_response>\nSunny.\n</tool_response>" in render(QWEN, HELLO, calling(call()), RESULT)
+    assert 'ipython<|end_header_id|>\n\n"Sunny."<|eot_id|>' in render(LLAMA, HELLO, calling(call()), RESULT)
+
+
+@pytest.mark.parametrize("source", [QWEN, LLAMA])
+@pytest.mark.parametrize("given", ["", "{}", {}])
+def test_a_call_without_arguments(source: str, given: Any) -> None:
+    assert '": {}}' in render(source, HELLO, calling(call(given)))
+
+
+def test_an_answer_can_be_sent_back_as_it_came() -> None:
+    nothing = dict.fromkeys(["refusal", "audio", "name", "function_call", "tool_calls", "reasoning_content"])
+    answer: dict[str, Any] = {"role": "assistant", "content": "Hi", "annotations": [], **nothing}
+    assert check_messages([HELLO, answer]) == [HELLO, {"role": "assistant", "content": "Hi"}]
+    assert check_messages([{**answer, "tool_calls": []}]) == [{"role": "assistant", "content": "Hi"}]
+    assert "Hi<|eot_id|>" in render(LLAMA, HELLO, {**answer, "tool_calls": []})
+    assert check_messages([{**answer, "reasoning_content": "Hm"}])[0]["reasoning_content"] == "Hm"
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    parts = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert [check_messages([message])[0]["content"] for message in (refused, parts)] == ["No.", "No."]
+
+
+def test_the_developer_is_the_system_of_models_that_know_none() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, HELLO]
+    assert "<|im_start|>system\nBe brief." in render(QWEN, *messages)
+    knowing = "{% for m in messages %}{% if m.role == 'developer' %}D:{% endif %}{{ m.role }}{% endfor %}"
+    assert render(knowing, *messages) == "D:developeruser"
+    assert messages[0]["role"] == "developer"
+
+
+def test_what_was_given_is_left_as_it_was() -> None:
+    given = calling(call())
+    check_messages([given])
+    assert given == calling(call())
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        ({"role": "assistant"}, "messages[0].content is missing"),
+        ({**HELLO, "content": None}, "messages[0].content is null"),
+        ({**HELLO, "thinking_blocks": []}, "messages[0] has the unknown key 'thinking_blocks'"),
+        ({"role": "assistant", "content": "", "reasoning": 5}, "messages[0].reasoning_content is a int"),
+        (calling("f"), "messages[0].tool_calls[0] is no call of a function"),
+        (calling(call(), call(type="custom")), "messages[0].tool_calls[1] is no call of a function; give {"),
+        (calling({"function": {"arguments": "{}"}}), "messages[0].tool_calls[0].function.name is None"),
+        (calling(call('{"a": ')), "messages[0].tool_calls[0].function.arguments is not JSON: "),
+        (calling(call("[" * 100_000)), "messages[0].tool_calls[0].function.arguments is not JSON: "),
+        (calling(call("[1]")), "messages[0].tool_calls[0].function.arguments holds a list; give a string"),
+        (calling(call(5)), "messages[0].tool_calls[0].function.arguments is a int; give a string"),
+        ({**calling(), "tool_calls": {"id": 1}}, "messages[0].tool_calls is a dict; give a list"),
+        ({**HELLO, "tool_calls": [call()]}, "messages[0] has tool_calls with role='user'"),
+        ({**HELLO, "name": 5}, "messages[0].name is a int"),
+        ({**RESULT, "tool_call_id": 5}, "messages[0].tool_call_id is a int"),
+        ({**RESULT, "role": "function"}, "messages[0] has role='function' of OpenAI's former API; give role='tool'"),
+        ({**HELLO, "function_call": {"name": "f"}}, "messages[0].function_call is of OpenAI's former API"),
+        ({**HELLO, "audio": {"id": "a"}}, "messages[0].audio is given, but this server reads text only"),
+        ({**HELLO, "content": [{"type": "image_url"}]}, "content[0] is of type 'image_url', but this server reads no"),
+        ({**HELLO, "content": [{"type": "input_audio"}]}, "of type 'input_audio', but this server reads no audio"),
+        ({**HELLO, "content": [{"type": "file"}]}, "of type 'file', but this server reads no files"),
+        ({**HELLO, "content": [{"type": []}]}, "content[0] is of type []"),
+        ({**HELLO, "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal is null"),
+    ],
+)
+def test_what_is_wrong_is_told_by_name(message: Any, what: str) -> None:
+    with pytest.raises(ChatTemplateError) as caught:
+        check_messages([message])
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [QWEN, DEEPSEEK])
+def test_broken_arguments_are_refused_whatever_the_template(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match="arguments is not JSON"):
+        render(source, HELLO, calling(call('{"a"')))
+
+
+def test_a_template_tells_itself_what_it_refuses() -> None:
+    with pytest.raises(ChatTemplateError, match="refuses the messages: only one tool call at once"):
+        render(LLAMA, HELLO, calling(call(), call()))
+
+
+def test_an_assistant_that_said_nothing() -> None:
+    nothing = {"role": "assistant", "content": None}
+    for message in (nothing, calling(), {**nothing, "provider_specific_fields": None, "thinking_blocks": None}):
+        assert check_messages([message]) == [{"role": "assistant", "content": ""}]
+    for key in ("reasoning_content", "reasoning"):
+        assert check_messages([{**nothing, key: "Hm"}])[0] == {**nothing, "reasoning_content": "Hm", "content": ""}
+
+
+def test_calls_and_results_are_words_where_the_template_knows_no_tools() -> None:
+    other = {**RESULT, "tool_call_id": "unknown", "content": "Mild."}
+    text = '[{"name": "look", "arguments": {"city": "Rome", "n": [1, "é"]}}]'
+    assert render(PLAIN, HELLO, calling(call()), RESULT, other, HELLO) == (
+        f"user: Hello\nassistant: {text}\n"
+        "user: Result of look: Sunny.\nResult of the call: Mild.\nuser: Hello\nassistant: "
+    )
+    assert f"assistant: I look.\n{text}\n" in render(PLAIN, HELLO, calling(call(), content="I look."))

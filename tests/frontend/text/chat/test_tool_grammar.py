@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import functools
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from small_tokenizers import byte_level
+from tokenizers import AddedToken
+
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
+from quire.frontend.text.chat.tool_grammar import refused_schema
+from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
+from quire.frontend.text.chat.tools import ToolUse, check_tools
+
+FORMATS = sorted(TOOL_PARSERS)
+SPECIAL = frozenset({"<tool_call>", "</tool_call>", "<think>", "</think>"})
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "at": {"$ref": "#/$defs/hour"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}},
+}
+CITIES = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 3}}, "required": ["n"]}
+SCHEMAS = {"look": PLACE, "look_up": CITIES, "stop": None}
+ROME = ("look", '{"city": "Rome", "at": 7}')
+STOP = ("stop", "{}")
+
+
+def tools(strict: bool = False) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+        for name, schema in SCHEMAS.items()
+    ]
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def grammar(
+    name: str,
+    choice: Any = "required",
+    prompt: str = "</think>",
+    strict: bool = False,
+    special: bool = False,
+    **options: Any,
+) -> str:
+    form = AnswerFormat(name, "think", SPECIAL if special else frozenset())
+    written = form.grammar(prompt, check_tools(tools(strict), choice, **options))
+    assert written is not None
+    return written
+
+
+@functools.cache
+def tokenizer(special: bool = False) -> LLTokenizer:
+    """Tokens of single bytes, or of a tokenizer that has the tags as special tokens."""
+    if not special:
+        return LLTokenizer("byte")
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in sorted(SPECIAL)])
+    return LLTokenizer(backend.to_str(), eos_token=backend.token_to_id("<|end|>"))
+
+
+def matcher(lark: str, special: bool = False) -> LLMatcher:
+    written = LLMatcher.grammar_from_lark(lark)
+    error, messages = LLMatcher.validate_grammar_with_warnings(written, tokenizer(special))
+    assert not error, messages
+    return LLMatcher(tokenizer(special), written)
+
+
+def allows(lark: str, text: str, special: bool = False) -> bool:
+    """Whether `text` is an answer of the grammar, to its end."""
+    driven = matcher(lark, special)
+    tokens = tokenizer(special).tokenize_str(text, parse_special=True)
+    return driven.try_consume_tokens(tokens) == len(tokens) and driven.is_accepting()
+
+
+def written(name: str, *calls: tuple[str, str]) -> str:
+    key = "parameters" if name == "llama3_json" else "arguments"
+    objects = [f'{{"name": "{call}", "{key}": {arguments}}}' for call, arguments in calls]
+    if name == "hermes":
+        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in objects)
+    return "; ".join(objects) if name == "llama3_json" else f"[{', '.join(objects)}]"
+
+
+def sampled(driven: LLMatcher, source: random.Random, limit: int = 2000) -> str:
+    """What a model that knows nothing writes under the grammar, byte by byte."""
+    tokens = list[int]()
+    while not driven.is_stopped() and len(tokens) < limit:
+        mask = driven.compute_logit_bias()
+        token = source.choice([token for token, bias in enumerate(mask) if bias])
+        driven.consume_token(token)
+        tokens.append(token)
+    assert driven.is_stopped()
+    return bytes(token for token in tokens if token < 256).decode()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_forced_answer_is_calls_and_nothing_else(name: str) -> None:
+    lark = grammar(name)
+    for calls in ([ROME], [STOP], [ROME, STOP, ("look_up", '{"n": 3}')]):
+        answer = written(name, *calls)
+        assert allows(lark, answer)
+        found = parse_answer(answer, AnswerFormat(name).parser("", check_tools(tools(), "required")))
+        assert found.content is None
+        assert [(call.name, call.arguments) for call in found.tool_calls] == calls
+    wrong = [("look", '{"city": "Bonn"}'), ("look", '{"at": 1}'), ("look_up", '{"n": 4}'), ("up", "{}"), ("loo", "{}")]
+    assert not any(allows(lark, written(name, call)) for call in wrong)
+    assert not any(allows(lark, text) for text in ("", "[]", "words", written(name, ROME) + "\n", " " * 50))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_named_function_is_called_once(name: str) -> None:
+    lark = grammar(name, named("look"))
+    assert allows(lark, written(name, ROME))
+    assert not allows(lark, written(name, STOP))
+    assert not allows(lark, written(name, ROME, ROME))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_when_more_are_not_wanted(name: str) -> None:
+    lark = grammar(name, parallel_tool_calls=False)
+    assert allows(lark, written(name, STOP))
+    assert not allows(lark, written(name, ROME, STOP))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_arguments_are_closed_to_what_the_schema_does_not_name(name: str) -> None:
+    lark = grammar(name)
+    assert not allows(lark, written(name, ("look_up", '{"n": 1, "x": 2}')))
+    assert not allows(lark, written(name, ("stop", '{"x": 2}')))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_that_knows_nothing_makes_calls(name: str) -> None:
+    source = random.Random(name)
+    use = check_tools(tools(), "required", parallel_tool_calls=False)
+    for _ in range(3):
+        answer = sampled(matcher(grammar(name, parallel_tool_calls=False)), source)
+        found = parse_answer(answer, AnswerFormat(name).parser("", use))
+        (call,) = found.tool_calls
+        assert found.content is None
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name] or {"type": "object"})
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_may_think_first(name: str, special: bool) -> None:
+    calls = written(name, ROME)
+    either = grammar(name, prompt="assistant\n", special=special)
+    assert allows(either, f"<think>\nHm {{[<\n</think>\n\n{calls}", special)
+    assert allows(either, calls, special)
+    assert not allows(either, f"words {calls}", special)
+    thinking = grammar(name, prompt="assistant\n<think>\n", special=special)
+    assert allows(thinking, f"Hm.</think>{calls}", special)
+    assert not allows(thinking, "Hm.", special)
+    answer = grammar(name, special=special)
+    assert allows(answer, calls, special)
+    assert not allows(answer, f"<think></think>{calls}", special)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_an_answer_of_another_grammar_may_think_first(special: bool) -> None:
+    form = AnswerFormat(None, "qwen3", SPECIAL if special else frozenset())
+    either = form.after_thinking("assistant\n", f"%json {json.dumps(CITIES)}") or ""
+    assert all(allows(either, text, special) for text in ('{"n": 1}', '<think>\n{"n": 9}\n</think>\n\n{"n": 1}'))
+    assert not any(allows(either, text, special) for text in ("", '{"n": 9}', 'Hm</think>{"n": 1}', "<think>{}"))
+    thinking = form.after_thinking("assistant\n<think>\n", '"yes" | "no"') or ""
+    assert allows(thinking, "Hm.\n</think>\n\nno", special)
+    assert not allows(thinking, "no", special)
+    assert form.after_thinking("assistant\n<think>\n\n</think>\n\n", '"yes"') is None
+    assert AnswerFormat().after_thinking("assistant\n", '"yes"') is None
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_strict_tools_under_auto_leave_words_free(special: bool) -> None:
+    lark = grammar("hermes", "auto", strict=True, special=special)
+    calls = written("hermes", ROME, STOP)
+    assert all(allows(lark, text, special) for text in ("", "words <tool_", '{"name"', calls, f"words\n{calls}"))
+    assert not allows(lark, f"words {written('hermes', ('look', '{}'))}", special)
+    assert not allows(lark, "<tool_call>words", special)
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "json_call"])
+def test_strict_tools_under_auto_where_no_mark_tells_calls(name: str) -> None:
+    lark = grammar(name, "auto", strict=True)
+    assert all(allows(lark, text) for text in ("", "words {", "\nwords", written(name, ROME)))
+    assert not allows(lark, written(name, ("look", '{"city": "Bonn"}')))
+
+
+def with_parameter(schema: Any, strict: bool = False) -> ToolUse:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}, "strict": strict}
+    use = check_tools([{"type": "function", "function": each} for each in ({"name": "g"}, function)], "required")
+    assert use is not None
+    return use
+
+
+def test_a_keyword_that_no_grammar_can_express() -> None:
+    lenient, strict = with_parameter({"not": {}}), with_parameter({"not": {}}, strict=True)
+    assert allows(AnswerFormat().grammar("", lenient) or "", '[{"name": "f", "arguments": {"a": 1}}]')
+    assert refused_schema(lenient) is None
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(AnswerFormat().grammar("", strict) or ""))
+    error = refused_schema(strict)
+    assert error is not None
+    assert error.param == "tools[1].function.parameters"
+    assert str(error).endswith(
+        'cannot be followed: Unimplemented keys: ["not"]; change the schema, or leave strict out '
+        "to pass over what is not supported"
+    )
+
+
+def test_a_schema_that_is_none() -> None:
+    use = with_parameter({"type": "strin"})
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(AnswerFormat().grammar("", use) or ""))
+    assert "parameters cannot be followed: Invalid type: strin; change the schema" in str(refused_schema(use))
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"$ref": "#"}, '{"a": {}}', '"words"'),
+        (True, '["anything"]', "no JSON"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}], "title": "A"}, "null", "true"),
+        ({"type": "string", "pattern": "^[a-z]+$"}, '"abc"', '"Abc"'),
+        ({"const": 'é"\\\n🙂'}, '"é\\"\\\\\\n🙂"', '"é"'),
+    ],
+)
+def test_what_schemas_say(schema: Any, right: str, wrong: str) -> None:
+    lark = AnswerFormat().grammar("", with_parameter(schema)) or ""
+    assert allows(lark, f'[{{"name": "f", "arguments": {{"a": {right}}}}}]')
+    assert not allows(lark, f'[{{"name": "f", "arguments": {{"a": {wrong}}}}}]')
+
+
+def test_strict_changes_nothing_for_an_answer_of_words() -> None:
+    use = check_tools(tools(strict=True), "auto")
+    assert parse_answer("words", AnswerFormat("hermes").parser("", use)) == AssistantMessage("words")

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from chat_answers import calls, garbage, json_texts, numbered_ids, pieces, read
+from chat_templates import DEEPSEEK, LLAMA, PLAIN, QWEN, QWEN_THINKING
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser, ToolCall
+from quire.frontend.text.chat.events import ContentDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS, detect_parser
+
+FORMATS = sorted(TOOL_PARSERS)
+words = st.text(st.characters(exclude_characters="<{[ \n\t\r", exclude_categories=["Z", "C"]), min_size=1)
+
+
+def parser(name: str, names: set[str] | None = None) -> AssistantParser:
+    return AssistantParser(TOOL_PARSERS[name](names, numbered_ids()))
+
+
+def message(name: str, text: str, names: set[str] | None = None) -> AssistantMessage:
+    whole, _ = read(parser(name, names), [text])
+    by_char, _ = read(parser(name, names), text)
+    assert by_char == whole
+    return whole
+
+
+def written(name: str, objects: list[str], gap: str) -> str:
+    """The answer of a model that makes these calls."""
+    if name == "hermes":
+        return gap.join(f"<tool_call>{gap}{call}{gap}</tool_call>" for call in objects) + gap
+    if name == "llama3_json":
+        return gap + f"{gap};{gap}".join(objects)
+    return f"{gap}[{gap}" + f"{gap},{gap}".join(objects) + f"{gap}]{gap}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=50)
+@given(data=st.data(), made=st.lists(calls, min_size=1, max_size=3), gap=st.sampled_from(["", " ", "\n", " \n  "]))
+def test_calls_come_back_as_they_were_written(
+    name: str, data: st.DataObject, made: list[tuple[str, dict[str, Any]]], gap: str
+) -> None:
+    texts = [data.draw(json_texts(arguments)) for _, arguments in made]
+    key = "parameters" if name == "llama3_json" else "arguments"
+    members = [
+        (f'"name":{gap}{json.dumps(call)}', f'"{key}":{gap}{text}') for (call, _), text in zip(made, texts, strict=True)
+    ]
+    objects = ["{" + ", ".join(data.draw(st.permutations(pair))) + "}" for pair in members]
+    answer = written(name, objects, gap)
+    found, _ = read(parser(name), data.draw(pieces(answer)))
+    expected = [ToolCall(f"call_{i}", call, text) for i, ((call, _), text) in enumerate(zip(made, texts, strict=True))]
+    assert found == AssistantMessage(None, None, tuple(expected))
+    assert [json.loads(call.arguments) for call in found.tool_calls] == [arguments for _, arguments in made]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=50)
+@given(data=st.data(), text=garbage)
+def test_how_a_text_is_cut_changes_nothing(name: str, data: st.DataObject, text: str) -> None:
+    whole, _ = read(parser(name), [text])
+    cut, _ = read(parser(name), data.draw(pieces(text)))
+    assert cut == whole
+    if not whole.tool_calls:
+        assert whole.content == text
+    rest = iter(text)
+    assert all(char in rest for char in whole.content or "")  # in this order
+
+
+@settings(max_examples=50)
+@given(before=words, after=words, call=calls)
+def test_words_around_marked_calls_are_content(before: str, after: str, call: tuple[str, dict[str, Any]]) -> None:
+    made = json.dumps({"name": call[0], "arguments": call[1]})
+    found = message("hermes", f"{before}\n<tool_call>\n{made}\n</tool_call>\n\n{after}")
+    assert found.content == f"{before}\n\n{after}"
+    assert json.loads(found.tool_calls[0].arguments) == call[1]
+
+
+def test_arguments_stream_while_they_are_written() -> None:
+    reader = TOOL_PARSERS["hermes"](new_id=numbered_ids())
+    assert reader.feed('Let me see.\n<tool_call>\n{"name": "look", "argu') == [ContentDelta("Let me see.")]
+    assert reader.feed('ments": {"at') == [ToolCallStart(0, "call_0", "look"), ToolCallArguments(0, '{"at')]
+    assert reader.feed('": "\\ud83') == [ToolCallArguments(0, '": "\\ud83')]
+    assert reader.feed("d\\ude42}") == [ToolCallArguments(0, "d\\ude42}")]
+    assert reader.feed('"}') == [ToolCallArguments(0, '"}')]
+    assert reader.feed("}\n</tool_call>\n") == []
+    assert reader.finish() == []
+
+
+def test_words_stream_while_no_call_is_near() -> None:
+    reader = TOOL_PARSERS["hermes"]()
+    assert reader.feed("Hello ") == [ContentDelta("Hello")]
+    assert reader.feed("there") == [ContentDelta(" there")]
+    assert reader.feed(" <to") == []
+    assert reader.feed("y>") == [ContentDelta(" <toy>")]
+
+
+def test_an_answer_in_json_streams_although_calls_are_json() -> None:
+    reader = TOOL_PARSERS["llama3_json"]({"f"})
+    assert reader.feed('{"city":') == [ContentDelta('{"city":')]
+    reader = TOOL_PARSERS["llama3_json"]({"f"})
+    assert reader.feed('{"name": "Bob", "age"') == [ContentDelta('{"name": "Bob", "age"')]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("written_as", "arguments"),
+    [
+        ('"{\\"a\\": 1}"', '{"a": 1}'),
+        ('" "', "{}"),
+        ("null", "{}"),
+        ('{"a": "x\ny"}', '{"a": "x\ny"}'),
+        ('{"a": [{"b": "}"}], "c": "\\\\"}', '{"a": [{"b": "}"}], "c": "\\\\"}'),
+    ],
+)
+def test_unusual_arguments(name: str, written_as: str, arguments: str) -> None:
+    found = message(name, written(name, [f'{{"type": "function", "name": "f", "arguments": {written_as}}}'], ""))
+    assert [call.arguments for call in found.tool_calls] == [arguments]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "",
+        "[]",
+        '"name"',
+        "{}",
+        '{"arguments": {}}',
+        '{"name": 5, "arguments": {}}',
+        '{"name": "", "arguments": {}}',
+        '{"name": "\\ud800", "arguments": {}}',
+        '{"name": "f", "arguments": [1]}',
+        '{"name": "f", "arguments": "words"}',
+        '{"name": "f", "arguments": 5}',
+        '{"name" "f", "arguments": {}}',
+        '{name: "f", "arguments": {}}',
+        '{"name": "f"',
+        '{"name": "f", "argum',
+        "words",
+    ],
+)
+def test_what_is_no_call_is_content(name: str, call: str) -> None:
+    text = written(name, [call], " ")
+    assert message(name, text) == AssistantMessage(text)
+
+
+def test_a_bare_call_needs_arguments_and_a_known_name() -> None:
+    for text in ('{"name": "f"}', '{"name": "g", "parameters": {}}', '{"name": "f", "age": 3, "parameters": {}}'):
+        assert message("llama3_json", text, {"f"}) == AssistantMessage(text)
+    assert message("llama3_json", '{"name": "f", "parameters": {}}', {"f"}).tool_calls
+    more = message("llama3_json", '{"name": "f", "parameters": {"a": 1}, "why": {"b": "}"}}', {"f"})
+    assert more == AssistantMessage(None, None, (ToolCall("call_0", "f", '{"a": 1}'),))
+    assert message("hermes", '<tool_call>{"name": "g"}</tool_call>', {"f"}).tool_calls[0] == ToolCall(
+        "call_0", "g", "{}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', None, ['{"a": "b']),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}', None, ['{"a": 1}']),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', None, ['{"a": 1}']),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {"a": <b>}}</tool_call> x',
+            "<b>}}</tool_call> x",
+            ['{"a": '],
+        ),
+        ("hermes", '<tool_call>{"name": "f"}}</tool_call>', "}</tool_call>", ["{}"]),
+        ("hermes", '<tool_call>{"name": "f"}<tool_call>{"name": "f"}', None, ["{}", "{}"]),
+        ("hermes", 'a <tool_call> b <tool_call>{"name": "f"}</tool_call>', "a <tool_call> b", ["{}"]),
+        ("llama3_json", '{"name": "f", "parameters": {}}; words', "; words", ["{}"]),
+        ("llama3_json", '{"name": "f", "parameters": {}} words', " words", ["{}"]),
+        ("llama3_json", 'words <|python_tag|>{"name": "f", "parameters": {}}', "words", ["{}"]),
+        ("json_call", '[{"name": "f", "arguments": {}}, {"name"', ', {"name"', ["{}"]),
+        ("json_call", '[{"name": "f", "arguments": {}}] more', " more", ["{}"]),
+    ],
+)
+def test_calls_that_break_off(name: str, text: str, content: str | None, arguments: list[str]) -> None:
+    found = message(name, text)
+    assert (found.content, [call.arguments for call in found.tool_calls]) == (content, arguments)
+
+
+def test_ids_are_like_openais() -> None:
+    found, _ = read(AssistantParser(TOOL_PARSERS["hermes"]()), ['<tool_call>{"name": "f"}</tool_call>' * 2])
+    first, second = (call.id for call in found.tool_calls)
+    assert first != second
+    assert len(first) == len("call_") + 24
+    assert first.startswith("call_")
+    assert first[5:].isalnum()
+
+
+def test_the_format_shows_in_the_template() -> None:
+    sources = [QWEN, QWEN_THINKING, LLAMA, DEEPSEEK, PLAIN]
+    assert [detect_parser(source) for source in sources] == ["hermes", "hermes", "llama3_json", None, None]

@@ -1,0 +1,105 @@
+"""An engine without a model, played by the test itself: what a client says to it, and what it says to the client."""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import zmq
+
+from quire.frontend.client.engine_client import CoreClient, Delivery
+from quire.protocol.address import default_address, remove_address
+from quire.protocol.codec import EngineDecoder, encode
+from quire.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    EngineMessage,
+    Hello,
+    Ping,
+    Ready,
+)
+from quire.protocol.sockets import bind_engine
+
+TIMEOUT = 10.0
+
+M = TypeVar("M", bound=ClientMessage)
+
+
+def ready(heartbeat: float = 1.0) -> Ready:
+    """What an engine says of itself."""
+    return Ready(
+        protocol_version=PROTOCOL_VERSION,
+        model="/nowhere",
+        architecture="FakeForCausalLM",
+        max_model_len=64,
+        vocab_size=100,
+        num_pages=8,
+        page_size=16,
+        max_num_seqs=4,
+        engine_pid=1,
+        heartbeat_seconds=heartbeat,
+        eos_token_ids=[4],
+    )
+
+
+class FakeEngine:
+    """A ROUTER in the hands of the test. `deliveries` holds what the attached client has delivered."""
+
+    def __init__(self) -> None:
+        self.address = default_address()
+        self.deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = bind_engine(self._context, self.address)
+        self._decoder = EngineDecoder()
+        self._client_id = b""
+        self._pool = ThreadPoolExecutor(1)
+        self._clients: list[CoreClient] = []
+
+    def connect(self, **options: Any) -> Future[CoreClient]:
+        """A client that is being constructed; it waits for an answer to its Hello."""
+        return self._pool.submit(CoreClient, self.address, self.deliveries.put, **options)
+
+    def attach(self, heartbeat: float = 1.0) -> CoreClient:
+        """A client that is ready."""
+        future = self.connect()
+        self.receive(Hello)
+        self.send(ready(heartbeat))
+        self._clients.append(future.result(TIMEOUT))
+        return self._clients[-1]
+
+    def receive(self, kind: type[M]) -> M:
+        """The next message of the client; it must be of this kind. Pings are skipped unless asked for."""
+        while True:
+            assert self._router.poll(int(TIMEOUT * 1000)), f"no {kind.__name__} has come"
+            self._client_id, *frames = self._router.recv_multipart()
+            message = self._decoder.decode(frames)
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, Ping), f"a {kind.__name__} was expected, and {message} came"
+
+    def send(self, message: EngineMessage) -> None:
+        """Say something to the client that spoke last."""
+        self._router.send_multipart([self._client_id, *encode(message)])
+
+    def delivered(self) -> Delivery:
+        """The next delivery of the client."""
+        return self.deliveries.get(timeout=TIMEOUT)
+
+    def die(self) -> None:
+        """The process is gone: its socket closes without a word."""
+        self._router.close(linger=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for client in self._clients:
+            client.close()
+        self._pool.shutdown()
+        self._router.close(linger=0)
+        self._context.term()
+        remove_address(self.address)

@@ -1,0 +1,365 @@
+"""An executor without a model: a real page pool, and tokens that depend on the sequence and its seed alone.
+
+It is strict: a step that computes what was computed already, skips a position, writes beyond its pages or exceeds a
+limit fails the test.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.engine_core.engine import EngineCore
+from quire.engine_core.grammar.grammars import Grammars
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request, RequestStatus
+from quire.kernels.runner import DRAWN_LATER, Constraint, Sequences, TokenMask
+from quire.protocol.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineMessage,
+    PoolingParams,
+    SamplingParams,
+)
+
+Entry = tuple[list[int], list[float], int]
+
+
+def next_token(tokens: list[int], seed: int, vocab_size: int) -> int:
+    """What the "model" says after `tokens`."""
+    return zlib.crc32(repr((seed, tokens)).encode()) % vocab_size
+
+
+def allowed_tokens(mask: TokenMask) -> list[int]:
+    """What a mask allows, which has been written."""
+    assert mask.is_ready
+    return mask.token_ids
+
+
+def expected_tokens(prompt: list[int], seed: int, vocab_size: int, count: int) -> list[int]:
+    """The first `count` tokens of an answer, computed one sequence at a time."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed, vocab_size))
+    return tokens[len(prompt) :]
+
+
+def distribution(tokens: list[int], vocab_size: int) -> list[float]:
+    """Log probabilities of each token after `tokens`, for beams."""
+    state = zlib.crc32(repr(tokens).encode())
+    logits = [zlib.crc32(token.to_bytes(4, "little"), state) / 2**30 for token in range(vocab_size)]
+    log_sum = math.log(sum(math.exp(logit) for logit in logits))
+    return [logit - log_sum for logit in logits]
+
+
+def likeliest(tokens: list[int], count: int, vocab_size: int) -> Entry:
+    """The likeliest token, and then the `count` likeliest."""
+    logprobs = distribution(tokens, vocab_size)
+    order = sorted(range(vocab_size), key=lambda token: -logprobs[token])[:count]
+    return [order[0], *order], [logprobs[token] for token in (order[0], *order)], 1
+
+
+def expected_vector(prompt: list[int], pooling_type: str) -> bytes:
+    """The "embedding" of a prompt: checksums of the states that were pooled."""
+    states = [zlib.crc32(repr(prompt[: end + 1]).encode()) for end in range(len(prompt))]
+    return repr(states if pooling_type == "mean" else states[-1:]).encode()
+
+
+def logprobs_entry(token_id: int) -> Entry:
+    return [token_id], [-float(token_id)], 1
+
+
+@dataclass
+class Result:
+    token_ids: list[int]
+    entries: dict[int, Entry] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def logprobs(self, row: int) -> Entry | None:
+        return self.entries.get(row)
+
+
+class PagedExecutor:
+    """Real sequences, pages and prefix cache; a position of KV memory holds a checksum of all tokens up to it."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.sequences = FailingSequences(limits.num_pages, limits.page_size, limits.vocab_size)
+        self.requests: Callable[[], Iterable[Request]] = list  # those that run
+        self.num_forks = 0
+        self.steps: list[dict[str, tuple[int, int]]] = []  # each step's (start, count) by request id
+        self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
+        self.fail_with_token = False  # whether a token is given for it nevertheless
+        self.fail_step: Exception | None = None
+        self.fail_settle: Exception | None = None
+        self.num_late_rules = 0  # that can't be asked in time from now on
+        self._draws: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until it is settled
+        self._memory: dict[tuple[int, int], int] = {}
+        self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
+        self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
+
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        if not self.sequences.fork(slot, source, num_computed, num_tokens):
+            return False
+        page, places = divmod(num_computed, self.limits.page_size)
+        if places:
+            old, new = self.sequences.pages(source)[page], self.sequences.pages(slot)[page]
+            assert old != new
+            self._memory |= {(new, place): self._memory[old, place] for place in range(places)}
+        self.num_forks += 1
+        return True
+
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+        assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
+        assert sum(counts) <= self.limits.max_num_batched_tokens
+        self.steps.append({})
+        assert not self._draws
+        if self.fail_step is not None:
+            error, self.fail_step = self.fail_step, None
+            raise error
+        result = Result([])
+        requests = {slot: request for request in self.requests() for slot in request.slots}
+        for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
+            self._compute(index, requests[slot], slot, start, count, result)
+        for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
+            if index not in result.errors and index not in self._draws:
+                self.sequences.share(slot, start + count)
+        return result
+
+    def settle(self, result: Result) -> list[int]:
+        """Tells of all but one at once, and then of that one, if there are so many."""
+        if self.fail_settle is not None and len(self._draws) <= 1:
+            error, self.fail_settle = self.fail_settle, None
+            self._draws = {}
+            raise error
+        told = list(self._draws)[: max(1, len(self._draws) - 1)]
+        for index in told:
+            self._settle(index, *self._draws.pop(index), result)
+        return told
+
+    def _settle(self, index: int, slot: int, request: Request, rule: Constraint, result: Result) -> None:
+        tokens = self.sequences.tokens(slot)
+        is_late = self.num_late_rules > 0
+        self.num_late_rules -= is_late
+        result.token_ids[index] = -1
+        if index in result.errors:
+            return
+        if not is_late:
+            try:
+                token = self._draw(tokens, request, rule)
+            except RuntimeError as error:
+                result.errors[index] = str(error)
+                return
+            rule.follow(token)
+            self.sequences.append(slot, token)
+            result.token_ids[index] = token
+            self._tell(index, None if request.sampling.logprobs is None else logprobs_entry(token), result)
+        self.sequences.share(slot, len(tokens) - is_late)
+
+    def _draw(self, tokens: list[int], request: Request, rule: Constraint) -> int:
+        """Guesses first, as the native runner does."""
+        assert rule.wait(60)
+        guesses = [next_token(tokens, seed, self.limits.vocab_size) for seed in (request.seed, ~request.seed)]
+        allowed = (token for token in guesses if rule.allows(token))
+        if (token := next(allowed, None)) is not None:
+            return token
+        others = [token for token in allowed_tokens(rule.mask) if token < self.limits.vocab_size]
+        return others[guesses[0] % len(others)]
+
+    def _compute(
+        self,
+        index: int,
+        request: Request,
+        slot: int,
+        start: int,
+        count: int,
+        result: Result,
+    ) -> None:
+        tokens, end = self.sequences.tokens(slot), start + count
+        pages = self.sequences.pages(slot)
+        assert 0 < count <= min(len(tokens), len(pages) * self.limits.page_size) - start
+        checksum = 0
+        for position, token in enumerate(tokens[:end]):
+            checksum = zlib.crc32(token.to_bytes(4, "little"), checksum)
+            place = pages[position // self.limits.page_size], position % self.limits.page_size
+            if position >= start:
+                assert position >= end - count
+                self._memory[place] = checksum
+            assert self._memory[place] == checksum
+        self.steps[-1][request.request_id] = (start, count)
+        if self.fail_sequence == request.request_id:
+            self.fail_sequence = None
+            result.errors[index] = "the logits are not a number"
+            if request.constraint is not None and end == len(tokens):  # it may still be drawn for
+                result.token_ids.append(DRAWN_LATER)
+                self._draws[index] = slot, request, request.constraint
+            else:
+                result.token_ids.append(0 if self.fail_with_token else -1)
+            return
+        if request.sampling.prompt_logprobs is not None:
+            self._tell_prompt(index, request, end, result)
+        if request.pooling is not None:
+            self._pool(index, request, request.pooling.pooling_type, start, end, result)
+        if end < len(tokens) or request.pooling is not None:
+            result.token_ids.append(-1)
+            return
+        if request.constraint is not None:
+            result.token_ids.append(DRAWN_LATER)
+            self._draws[index] = slot, request, request.constraint
+            return
+        token = next_token(tokens, request.seed, self.limits.vocab_size)
+        entry = None if request.sampling.logprobs is None else logprobs_entry(token)
+        if request.search is not None:
+            entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
+            token = entry[0][0]
+        self.sequences.append(slot, token)
+        result.token_ids.append(token)
+        self._tell(index, entry, result)
+
+    @staticmethod
+    def _tell(index: int, entry: Entry | None, result: Result) -> None:
+        if entry is not None:
+            result.entries[index] = entry
+
+    def _pool(self, index: int, request: Request, pooling_type: str, start: int, end: int, result: Result) -> None:
+        """Each position once a request, and all of them for a mean."""
+        prompt = request.prompt_token_ids
+        first = 0 if pooling_type == "mean" else len(prompt) - 1
+        states = self._states.setdefault(request.number, [])
+        assert start <= first + len(states)
+        for position in range(first + len(states), end):
+            states.append(zlib.crc32(repr(prompt[: position + 1]).encode()))
+        if end == len(prompt):
+            result.pooled[index] = repr(states).encode()
+
+    def _tell_prompt(self, index: int, request: Request, end: int, result: Result) -> None:
+        """Each position once a request, as the native runner does, whatever is computed again."""
+        told = self._told.get(request.number, 1)
+        if entries := [logprobs_entry(token) for token in request.prompt_token_ids[told : end + 1]]:
+            result.prompt_logprobs[index] = entries
+            self._told[request.number] = told + len(entries)
+
+
+class FailingSequences(Sequences):
+    """Sequences of which one can't be opened, on request."""
+
+    fail_open: str | None = None
+
+    def open(self, *arguments: Any, **options: Any) -> int:
+        if self.fail_open is not None:
+            text, self.fail_open = self.fail_open, None
+            raise ValueError(text)
+        return super().open(*arguments, **options)
+
+
+class Engine:
+    """An EngineCore over a PagedExecutor, with what each client has been sent. `step` checks all accounts."""
+
+    def __init__(self, grammars: Grammars | None = None, **limits: Any) -> None:
+        sizes: dict[str, Any] = {
+            "vocab_size": 1000,
+            "max_model_len": 256,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "page_size": 4,
+            "num_pages": 100,
+        }
+        self.limits = EngineLimits(**(sizes | limits))
+        self.executor = PagedExecutor(self.limits)
+        self.now = 0.0  # of a clock that stands still, so that steps seem to take no time
+        self.core = EngineCore(self.executor, self.limits, self.send, grammars=grammars, clock=lambda: self.now)
+        self.executor.requests = lambda: self.core.scheduler.running
+        self.sent: dict[bytes, list[EngineMessage]] = {}
+
+    def expect_no_output(self) -> None:
+        """Lets the scheduler start whoever has pages for the prompt, so that pages run out."""
+        admission = self.core.scheduler.admission
+        admission.output_tokens = admission.watermark = 0
+        admission.decoded = lambda num_tokens: None  # type: ignore[method-assign]
+
+    def send(self, client_id: bytes, message: EngineMessage) -> None:
+        self.sent.setdefault(client_id, []).append(message)
+
+    def add(self, request_id: str, prompt: list[int], client_id: bytes = b"client", **options: Any) -> None:
+        """A request with seed 0 that ends by its length alone, unless `options` say otherwise."""
+        own = {name: options.pop(name) for name in list(options) if name in EngineCoreRequest.__struct_fields__}
+        params = SamplingParams(**({"seed": 0} | options))
+        self.core.receive(client_id, EngineCoreRequest(request_id, prompt, params, **own))
+
+    def embed(
+        self,
+        request_id: str,
+        prompt: list[int],
+        client_id: bytes = b"client",
+        pooling_type: Literal["last", "mean"] = "last",
+        **options: Any,
+    ) -> None:
+        """A request for an embedding."""
+        pooling = PoolingParams(pooling_type=pooling_type)
+        self.core.receive(
+            client_id, EngineCoreRequest(request_id, prompt, SamplingParams(), pooling=pooling, **options)
+        )
+
+    def step(self) -> dict[str, tuple[int, int]]:
+        """Steps, and returns what it computed."""
+        num_steps = len(self.executor.steps)
+        self.core.step()
+        self.check_accounts()
+        return self.executor.steps[-1] if len(self.executor.steps) > num_steps else {}
+
+    def finish(self, max_steps: int = 3000) -> int:
+        """Steps until nothing is left to do; returns how many steps that took."""
+        for count in range(max_steps):
+            if not self.core.has_requests:
+                self.core.flush()
+                self.core.scheduler.pins.unpin_all()
+                self.check_accounts()
+                assert self.executor.sequences.held_pages == 0
+                return count
+            self.step()
+        raise AssertionError(f"not finished after {max_steps} steps")
+
+    def outputs(self, request_id: str, client_id: bytes = b"client") -> list[EngineCoreOutput]:
+        messages = self.sent.get(client_id, [])
+        batches = [message.outputs for message in messages if isinstance(message, EngineCoreOutputs)]
+        return [output for batch in batches for output in batch if output.request_id == request_id]
+
+    def tokens(self, request_id: str, client_id: bytes = b"client") -> list[int]:
+        return [token for output in self.outputs(request_id, client_id) for token in output.new_token_ids]
+
+    def end(self, request_id: str, client_id: bytes = b"client") -> EngineCoreOutput:
+        """The terminal output; it must be the last, and the only one."""
+        outputs = self.outputs(request_id, client_id)
+        assert [output.finish_reason is not None for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        return outputs[-1]
+
+    def end_now(self, request_id: str) -> EngineCoreOutput:
+        """The same, without another step."""
+        self.core.flush()
+        return self.end(request_id)
+
+    def check_accounts(self) -> None:
+        """Every page is free, or cached, or held by those that run or by a pin; the queue is in order of arrival."""
+        sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.page_size
+        slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
+        held = {page for slot in slots for page in sequences.pages(slot)}
+        assert len(held) == sequences.held_pages
+        assert sequences.free_pages + sequences.cached_pages + sequences.held_pages == self.limits.num_pages
+        assert sequences.tree.size >= sequences.cached_pages
+        for request in [*scheduler.running, *scheduler.waiting]:
+            pages = [page for slot in request.slots for page in sequences.pages(slot)]
+            assert request.num_reserved_tokens * len(request.slots) == len(pages) * page_size
+            assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
+            assert request.status is RequestStatus.RUNNING or not pages
+            assert not request.status.is_finished
+            assert request.num_new_tokens > 0
+        assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
+        if self.limits.policy == "fcfs":
+            numbers = [request.number for request in scheduler.waiting.ready()]
+            assert numbers == sorted(numbers)
