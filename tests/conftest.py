@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from patience import PATIENCE
 
@@ -32,6 +33,9 @@ BUILDER_CPU_SECONDS = 1800
 CHROMIUM = Path("/usr/bin/chromium")
 BUILDER = Path(__file__).parent / "support" / "build_checkpoints.py"
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
+
+hypothesis.settings.register_profile("quire", deadline=None)  # what an example takes says how busy the machine is
+hypothesis.settings.load_profile("quire")
 
 EngineFactory = Callable[..., "LLM"]
 
