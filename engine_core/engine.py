@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from quire.engine_core.decoding.beam_search import BeamSearch
-from quire.engine_core.decoding.stopping import explain_end, explain_timeout, is_last
+from quire.engine_core.decoding.stopping import explain_end, explain_timeout, extend, is_last
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.grammar.constrained import Constrained
 from quire.engine_core.grammar.grammars import Grammars
@@ -32,7 +32,6 @@ from quire.engine_core.validation import (
     check_request,
     check_sibling,
 )
-from quire.kernels.runner import DRAWN_LATER
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -88,7 +87,7 @@ class EngineCore:
         self._send = send
         self.tracer = Tracer(send)
         self.server_stats = server_stats
-        self._constrained = Constrained(grammars, limits, executor.sequences, self.scheduler.admission)
+        self._constrained = Constrained(grammars, limits)
         self._seeds = random.Random(seed)
         self._requests: dict[bytes, dict[str, Request]] = {}
         self._increments: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
@@ -289,70 +288,75 @@ class EngineCore:
                 self._finish(request, RequestStatus.FINISHED_ERROR, f"the engine failed to compute this step: {error}")
 
     def _update(self, batch: Batch, result: StepResult, now: float) -> None:
-        """Moves each request of the batch on by what was computed, those who may still draw last."""
+        """Moves each request of the batch on by what was computed, those whose samples are pending last."""
         try:
             for index, entries in result.prompt_logprobs.items():
                 self._collect_prompt_logprobs(batch.requests[index], entries)
-            later = self._advance(batch, result, range(len(batch.requests)), now)  # the beams' rows come after these
+            rows: Sequence[int] = range(len(batch.requests))  # the beams' rows come after these
+            if pending := list(result.pending):
+                rows = sorted(set(rows).difference(pending))
+            self._advance(batch, result, rows, now)
             for request, beams in batch.searches.items():
                 if request.search is not None and not request.status.is_finished:
                     request.num_computed_tokens += 1
                     self._search_on(request, request.search, result, beams, now)
-            for some in self._settle(batch, result, later):
-                self._advance(batch, result, some, self.clock())
+            for rows in self._collect(batch, result, pending):
+                self._advance(batch, result, rows, self.clock())
         except BaseException:
-            while self._executor.settle(result):  # nobody may draw for a request that ends
+            while self._executor.collect(result):  # no sample may be pending of a request that ends
                 pass
             raise
 
-    def _settle(self, batch: Batch, result: StepResult, later: Sequence[int]) -> Iterator[Sequence[int]]:
-        """The rows of those who draw `later`, as they do. If they fail as a whole, those who are left have ended."""
-        num_settled = 0
+    def _collect(self, batch: Batch, result: StepResult, pending: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The `pending` rows, as they are sampled. If they fail as a whole, the requests that are left have ended."""
+        num_collected = 0
         try:
-            while num_settled < len(later):
-                rows = self._executor.settle(result)
-                num_settled += len(rows)
+            while num_collected < len(pending):
+                rows = self._executor.collect(result)
+                num_collected += len(rows)
                 yield rows
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
-            self._fail([batch.requests[row] for row in later[num_settled:]], error)
+            self._fail([batch.requests[row] for row in pending[num_collected:]], error)
 
-    def _advance(self, batch: Batch, result: StepResult, rows: Sequence[int], now: float) -> list[int]:
-        """Moves some rows on, but for those that it returns, who draw later. The per-token path: keep it short."""
+    def _advance(self, batch: Batch, result: StepResult, rows: Sequence[int], now: float) -> None:
+        """Moves some rows on. The per-token path: keep it short."""
         requests, counts, token_ids = batch.requests, batch.counts, result.token_ids
         increments, errors = self._increments, result.errors
-        later: list[int] = []
-        failed = {batch.owner(row): text for row, text in errors.items() if token_ids[row] != DRAWN_LATER}
+        failed = {batch.owner(row): text for row, text in errors.items() if row not in result.pending}
         for request, text in failed.items():
             if not request.status.is_finished:
-                rule = request.constraint
-                is_own = rule is not None and rule.wait(0.0) and rule.error is not None
+                constraint = request.constraint
+                is_own = constraint is not None and constraint.wait(0.0) and constraint.error is not None
                 kind = ErrorKind.INVALID if is_own else ErrorKind.FAILED  # as in `_end`
                 self._finish(request, RequestStatus.FINISHED_ERROR, text, kind)
         for row in rows:
-            request, token_id = requests[row], token_ids[row]
-            if token_id == DRAWN_LATER:
-                later.append(row)
-                continue
+            request, span = requests[row], token_ids[row]
             request.num_computed_tokens += counts[row]
-            if token_id < 0 or row in errors:  # which have ended above
+            if not span or row in errors:  # which have ended above
                 request.keep_a_token_to_compute()
                 continue
             if request.search is not None:
                 self._search_on(request, request.search, result, range(row, row + 1), now)
                 continue
-            request.num_tokens += 1
-            output = EngineCoreOutput(request.request_id, [token_id])
+            num_tokens = len(span)
+            if num_tokens == 1:
+                request.num_tokens += 1
+                ends = is_last(request, span[0])
+            else:
+                ends = extend(request, span)
+                self.scheduler.admission.decoded(len(span))  # they are computed as a chunk, which is no decode
+            output = EngineCoreOutput(request.request_id, span)
             if request.events or request.prompt_logprobs is not None:
-                if request.num_output_tokens == 1:
+                if request.num_output_tokens == len(span):
                     request.record(EventType.FIRST_TOKEN, now)
                 _attach(request, output)
-            if request.sampling.logprobs is not None and (entry := result.logprobs(row)) is not None:
-                output.new_logprobs = [TokenLogprobs(*entry)]
-            rule = request.constraint
-            if is_last(request, token_id) if rule is None else self._constrained.follow(request, rule, output):
-                self._end(request, output.new_token_ids[-1], output, now)
+            if request.sampling.logprobs is not None and (entries := result.logprobs(row)) is not None:
+                output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
+            if request.constraint is not None:
+                ends = self._constrained.follow(request.constraint, ends)
+            if ends:
+                self._end(request, output, now, is_cut=len(span) < num_tokens)
             increments[request.client_id].append(output)
-        return later
 
     def _end_pooled(self, batch: Batch, result: StepResult, now: float) -> None:
         """Ends the requests whose prompts have become embeddings."""
@@ -363,8 +367,8 @@ class EngineCore:
 
     def _search_on(self, request: Request, search: BeamSearch, result: StepResult, rows: range, now: float) -> None:
         """Takes a step of a beam search, of whose beams these are the rows."""
-        entries = [result.logprobs(row) for row in rows]
-        search.advance([entry for entry in entries if entry is not None], self.sequences)
+        entries = [result.logprobs(row) or [] for row in rows]
+        search.advance([entry for span in entries for entry in span], self.sequences)
         request.num_tokens += 1
         if request.num_output_tokens == 1:
             request.record(EventType.FIRST_TOKEN, now)
@@ -382,9 +386,9 @@ class EngineCore:
         if request.prompt_logprobs is not None:  # else they have all been told
             request.prompt_logprobs.extend(TokenLogprobs(*entry) for entry in entries)
 
-    def _end(self, request: Request, token_id: int, output: EngineCoreOutput, now: float) -> None:
-        """Makes `output`, which carries the request's last token, its terminal output."""
-        end = explain_end(request, token_id, self.limits)
+    def _end(self, request: Request, output: EngineCoreOutput, now: float, *, is_cut: bool) -> None:
+        """Makes `output`, which carries the request's last token, its terminal output; see `explain_end`."""
+        end = explain_end(request, output.new_token_ids[-1], self.limits, is_cut=is_cut)
         output.finish_reason, output.stop_reason, output.error = end.status.finish_reason, end.stop_reason, end.error
         output.error_kind = None if end.error is None else ErrorKind.INVALID
         output.is_whole = end.is_whole

@@ -162,7 +162,8 @@ class BeamSearch:
             path = candidate.path(self._sampling.logprobs or 0)
             live.append(Beam(candidate.logprob, path, None if source in taken else source, source))
             if source not in taken:
-                sequences.replace_last(source, candidate.token_id)
+                sequences.truncate(source, sequences.num_tokens(source) - 1)  # its likeliest one, not computed yet
+                sequences.append(source, candidate.token_id)
                 taken.add(source)
         for slot in self.slots:
             if slot not in taken:

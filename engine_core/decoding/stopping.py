@@ -22,13 +22,26 @@ def is_last(request: Request, token_id: int) -> bool:
     return token_id in request.stop_token_ids or request.num_tokens >= request.token_limit
 
 
-def explain_end(request: Request, token_id: int, limits: EngineLimits) -> End:
-    """Why the request ends with `token_id`; a token that stops, or the end of a grammar, counts before the length."""
+def extend(request: Request, span: list[int]) -> bool:
+    """Count the tokens of a span, cut at the first one with which the request ends; return whether there is one."""
+    for count, token_id in enumerate(span, 1):
+        request.num_tokens += 1
+        if is_last(request, token_id):
+            del span[count:]
+            return True
+    return False
+
+
+def explain_end(request: Request, token_id: int, limits: EngineLimits, *, is_cut: bool = False) -> End:
+    """Explain why the request ends with `token_id`.
+
+    A token that stops counts before the length, and so does the end of the grammar, unless the span was cut before it.
+    """
     if request.constraint is not None and request.constraint.error is not None:
         return End(RequestStatus.FINISHED_ERROR, error=request.constraint.error)
     if token_id in request.stop_token_ids:
         return End(RequestStatus.FINISHED_STOPPED, None if token_id in request.eos_token_ids else token_id)
-    if request.constraint is not None and request.constraint.is_complete:
+    if request.constraint is not None and request.constraint.is_complete and not is_cut:
         return End(RequestStatus.FINISHED_STOPPED, is_whole=True)
     if request.num_tokens >= request.max_total_tokens:
         return End(RequestStatus.FINISHED_LENGTH_CAPPED)

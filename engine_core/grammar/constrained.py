@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.engine_core.decoding.stopping import is_last
 from quire.engine_core.grammar.grammars import Grammar, Grammars
 from quire.engine_core.grammar.mask_writer import MaskWriter
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
-from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.validation import RequestError
-from quire.kernels.runner import Constraint, Sequences
-from quire.protocol.messages import EngineCoreOutput, EventType, SamplingParams
+from quire.kernels.runner import Constraint
+from quire.protocol.messages import EventType, SamplingParams
 
 _STOP_SECONDS = 2.0
 
@@ -21,14 +19,10 @@ _STOP_SECONDS = 2.0
 class Constrained:
     """What the engine does for them at each stage; for others it does nothing."""
 
-    def __init__(
-        self, grammars: Grammars | None, limits: EngineLimits, sequences: Sequences, admission: Admission
-    ) -> None:
+    def __init__(self, grammars: Grammars | None, limits: EngineLimits) -> None:
         """Without `grammars` there are none."""
         self._grammars = grammars
         self._limits = limits
-        self._sequences = sequences
-        self._admission = admission
         self._masks = MaskWriter()
 
     @property
@@ -77,23 +71,15 @@ class Constrained:
             if move.event is EventType.SCHEDULED and move.request.constraint is not None:
                 self._masks.prepare(move.request.constraint)
 
-    def follow(self, request: Request, constraint: Constraint, output: EngineCoreOutput) -> bool:
-        """Adds to `output`, which has the token that was drawn, those that must follow; whether the request ends so."""
-        token_ids = output.new_token_ids
-        if constraint.num_forced and request.sampling.logprobs is None:
-            self._jump(request, constraint, token_ids)
-        if constraint.has_ended or is_last(request, token_ids[-1]):
+    def follow(self, constraint: Constraint, is_last: bool) -> bool:
+        """Have the next mask written, if that takes long; return whether the request ends instead.
+
+        It does if its last token is the last by itself, or the grammar has come to its end.
+        """
+        if is_last or constraint.has_ended:
             return True
         self._masks.prepare(constraint)
         return False
-
-    def _jump(self, request: Request, constraint: Constraint, token_ids: list[int]) -> None:
-        """Adds the forced tokens. With the one that was drawn they are computed as a chunk, which is no decode."""
-        while constraint.num_forced and not is_last(request, token_ids[-1]):
-            token_ids.append(constraint.pop_forced())
-            self._sequences.append(request.slot, token_ids[-1])
-            request.num_tokens += 1
-        self._admission.decoded(len(token_ids))
 
     def end(self, request: Request) -> None:
         """A request ends, wherever it stands."""
