@@ -26,7 +26,7 @@ from bench.simulation import Simulation
 
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.scheduling.policies import POLICIES
-from quire.frontend.evaluation.workload.errors import TraceError
+from quire.frontend.evaluation.workload.lines import TraceError
 from quire.frontend.evaluation.workload.reading import read_trace
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits, shared_blocks
 from quire.frontend.evaluation.workload.transforms import speed_up

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quire.frontend.evaluation.replay.stolen import StolenTime
+from quire.frontend.evaluation.replay.interference import StealTime
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 FIGURES = {
@@ -41,7 +41,7 @@ def quire(*arguments: str) -> None:
 def measure_quietly(arguments: argparse.Namespace, *command: str) -> None:
     """Runs a command of quire until at most `--stolen` of the CPU time was stolen meanwhile; ends if it never is."""
     for _ in range(arguments.attempts):
-        stolen = StolenTime()
+        stolen = StealTime()
         quire(*command)
         share = stolen.share or 0.0
         print(f"stolen CPU time: {share:.2%}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from quire.frontend import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire.frontend.evaluation.replay.stolen import StolenTime
+from quire.frontend.evaluation.replay.interference import StealTime
 
 _RECORD = {
     "type": "object",
@@ -57,7 +57,7 @@ class Mix:
         """Runs the batch both ways. It does not count if others had a larger share of the CPU time meanwhile."""
         order = (None, self._grammar) if self.num_turns % 2 else (self._grammar, None)
         self._num_begun += 1  # each turn has texts of its own
-        stolen = StolenTime()
+        stolen = StealTime()
         found = {grammar is not None: self._run(grammar) for grammar in order}
         if (stolen.share or 0.0) > most_stolen:
             self._num_stolen += 1

@@ -1,4 +1,4 @@
-"""Which rates are tried, against made-up targets."""
+"""Rates that a search tries, against synthetic targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rates_of(search: RateSearch, share: Shares) -> list[float]:
     while (rate := search.next_rate) is not None:
         tried.append(rate)
         assert len(tried) < 100
-        search.tell(share(rate))
+        search.record(share(rate))
     return tried
 
 

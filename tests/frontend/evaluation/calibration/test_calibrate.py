@@ -48,7 +48,7 @@ def test_an_engine_that_serves_others_is_not_calibrated() -> None:
             stream = llm.generate("Once", params)
             await anext(stream)
             target = await asyncio.to_thread(EngineTarget.from_options, None, engine_address=llm.engine_address)
-            with pytest.raises(ValueError, match="is serving others"):
+            with pytest.raises(ValueError, match="is serving other requests"):
                 await calibrate(target, 5)
             await stream.aclose()
             await target.close()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.frontend.evaluation.calibration.fit import fit
+from quire.frontend.evaluation.calibration.fit import StepTimes, fit
 from quire.frontend.evaluation.calibration.scenes import families
-from quire.frontend.evaluation.calibration.steps import StepTimes
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import SchedulerStats, SequenceTrace, StepTrace
 from quire.protocol.simulation import StepTime, StepWork
@@ -17,16 +16,18 @@ TRUE = StepTime(1e-3, 2e-5, 3e-4, 1e-7, 1e-8, 2e-9)
 
 def traces(seed: int, count: int, *, idle_after: int | None = None, pauses: bool = False) -> list[StepTrace]:
     """Steps that decode and prefill at random, each as long as `TRUE` has it."""
-    dice = np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     found, now = [], 100.0
     for number in range(count):
-        spans = [(int(start), 1) for start in dice.integers(1, 2000, dice.integers(1, 64))]
-        spans += [(int(start), int(dice.integers(2, 500))) for start in dice.integers(0, 1000, dice.integers(0, 3))]
+        spans = [(int(start), 1) for start in random.integers(1, 2000, random.integers(1, 64))]
+        spans += [
+            (int(start), int(random.integers(2, 500))) for start in random.integers(0, 1000, random.integers(0, 3))
+        ]
         seconds = TRUE.seconds(StepWork.of([start for start, _ in spans], [count for _, count in spans]))
         sequences = [SequenceTrace(index, str(index), *span) for index, span in enumerate(spans)]
         stats = SchedulerStats(execute_seconds=seconds)
         found.append(StepTrace(now, stats, sequences))
-        now += seconds * (20 if pauses and dice.random() < 0.02 else 1)
+        now += seconds * (20 if pauses and random.random() < 0.02 else 1)
         if number == idle_after:
             now += 60
             found.append(StepTrace(now, stats, [SequenceTrace(999, "another", 0, 7)]))

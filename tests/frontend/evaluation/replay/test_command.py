@@ -78,7 +78,7 @@ def test_a_trace_is_replayed_to_an_engine_of_its_own(trace: Path, tmp_path: Path
     assert report["total_output_tokens"] == 80
     assert report["goodput_limits"] == {"ttft": 60000, "tpot": 60000}
     assert report["replay_sched_lag_p99"] >= 0
-    assert 0 <= report["replay_stolen_share"] < 1
+    assert 0 <= report["replay_steal_share"] < 1
     assert report["cached_tokens"] > 0
     assert report["config"]["speed"] == 2
     assert "TTFT" in done.stdout

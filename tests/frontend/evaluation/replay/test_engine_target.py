@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from replays import Kept, replay, request, until
+from replays import KeptRun, replay, request, until
 
 from quire.frontend import LLM, SamplingParams
 from quire.frontend.errors import EngineConnectionError
@@ -17,7 +17,7 @@ from quire.frontend.evaluation.replay.engine_target import EngineTarget
 from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
 from quire.frontend.evaluation.replay.runner import Replay
-from quire.frontend.evaluation.workload.prompts import Prompts
+from quire.frontend.evaluation.workload.blocks import Prompts
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_an_engine_that_is_killed_ends_the_run_with_what_there_is() -> None:
     async def main() -> None:
         with LLM(num_pages=64) as llm:
             target = EngineTarget.from_options(engine_address=llm.engine_address)
-            kept = Kept()
+            kept = KeptRun()
             run = Replay(target, kept, Prompts(1000).tokens, Load())
             requests = [request(), *(request(0.2, output=1500, block=place) for place in range(1, 9)), request(1e6)]
             running = asyncio.create_task(run.run(requests))

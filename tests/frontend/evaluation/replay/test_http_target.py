@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from http_server import Server, folder_of_demo_model
-from replays import Kept, replay, request, until
+from replays import KeptRun, replay, request, until
 from rude_server import DONE, Exchange, RudeServer, event
 
 from quire.frontend.evaluation.replay.http_target import HttpOptions, HttpTarget
@@ -18,7 +18,7 @@ from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
 from quire.frontend.evaluation.replay.runner import Replay
 from quire.frontend.evaluation.replay.target import TargetError, TargetInfo
-from quire.frontend.evaluation.workload.prompts import Prompts
+from quire.frontend.evaluation.workload.blocks import Prompts
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -30,10 +30,10 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def send(options: HttpOptions, requests: list[WorkloadRequest], load: Load | None = None) -> Kept:
+def send(options: HttpOptions, requests: list[WorkloadRequest], load: Load | None = None) -> KeptRun:
     """A whole run against a server."""
 
-    async def main() -> Kept:
+    async def main() -> KeptRun:
         target = await HttpTarget.open(options)
         try:
             return await replay(target, requests, load)
@@ -116,9 +116,9 @@ def test_late_requests_leave_the_server(server: Server) -> None:
 
 
 def test_a_server_that_is_killed_ends_the_run_with_what_there_is() -> None:
-    async def main(server: Server) -> Kept:
+    async def main(server: Server) -> KeptRun:
         target = await HttpTarget.open(HttpOptions(server.url))
-        kept = Kept()
+        kept = KeptRun()
         run = Replay(target, kept, Prompts(1000).tokens, Load())
         requests = [request(), *(request(0.2, output=1900, block=place) for place in range(1, 5)), request(1e6)]
         running = asyncio.create_task(run.run(requests))
@@ -154,8 +154,8 @@ def test_a_stream_that_breaks_off_has_failed_and_keeps_what_came() -> None:
 @pytest.mark.parametrize(
     ("pieces", "error"),
     [
-        ([b"data: {rubbish\n\n"], "no chunk of an answer"),
-        ([b'data: {"choices": 3}\n\n'], "no chunk of an answer"),
+        ([b"data: {rubbish\n\n"], "not a chunk of an answer"),
+        ([b'data: {"choices": 3}\n\n'], "not a chunk of an answer"),
         ([event("a")], "ended before the answer did"),
         ([DONE], "no tokens"),
         ([event("a"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),

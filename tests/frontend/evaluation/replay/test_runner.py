@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from replays import Kept, replay, request, until
+from replays import KeptRun, replay, request, until
 from rich.console import Console
 
-from quire.frontend.evaluation.replay.clock import Clock
 from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.progress import bar, progress_line
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, Sample
 from quire.frontend.evaluation.replay.runner import Replay
 from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens
 from quire.frontend.evaluation.workload.request import WorkloadRequest
@@ -39,7 +38,7 @@ class Stage:
             raise ValueError("no parameters here")
         prompt = tokens(request)
 
-        async def send(record: RequestRecord, clock: Clock) -> None:
+        async def send(record: RequestRecord, clock: RunClock) -> None:
             self.prompts.append(prompt)
             self.under_way.append(record.index)
             self.most = max(self.most, len(self.under_way))
@@ -50,14 +49,14 @@ class Stage:
 
         return send
 
-    async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+    async def _serve(self, record: RequestRecord, clock: RunClock) -> None:
         if self._turns is None:
             await asyncio.Event().wait()
         for _ in range(self._turns or 0):
             await asyncio.sleep(0)
         record.outcome, record.first_token = Outcome.COMPLETED, clock.now()
 
-    async def sample(self, clock: Clock) -> Sample | None:
+    async def sample(self, clock: RunClock) -> Sample | None:
         return Sample(clock.now(), running=len(self.under_way))
 
     async def reset_cache(self) -> bool:
@@ -74,7 +73,7 @@ class Stage:
 class BlockingStage(Stage):
     """One whose client has the event loop for itself for a while."""
 
-    async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+    async def _serve(self, record: RequestRecord, clock: RunClock) -> None:
         await super()._serve(record, clock)
         time.sleep(0.05)  # noqa: ASYNC251 - as a client that has too much to do
 
@@ -82,7 +81,7 @@ class BlockingStage(Stage):
 def test_an_open_loop_sends_at_the_workloads_times_whatever_runs() -> None:
     async def main() -> None:
         stage = Stage(turns=None)
-        kept = Kept()
+        kept = KeptRun()
         run = Replay(stage, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run([request(0.0), request(0.01), request(0.03)]))
         await until(lambda: len(stage.under_way) == 3)
@@ -184,7 +183,7 @@ def test_a_warm_up_has_other_tokens_and_is_marked() -> None:
 
 def test_a_target_that_dies_in_the_warm_up_leaves_all_unfinished() -> None:
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
+        stage, kept = Stage(turns=None), KeptRun()
         running = asyncio.create_task(Replay(stage, kept, lambda request: [1], Load(warm_up=1)).run([request()] * 3))
         await until(lambda: stage.under_way)
         stage.dead.set_result("it fell over")
@@ -208,7 +207,7 @@ def test_what_takes_too_long_is_late() -> None:
 
 def test_a_warm_up_that_takes_too_long_is_ended_and_told() -> None:
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
+        stage, kept = Stage(turns=None), KeptRun()
         run = Replay(stage, kept, lambda request: [1], Load(request_timeout=0.01, warm_up=2))
         assert await run.run([request(), request()]) is None
         warm = [record for record in kept.records if record.is_warm_up]
@@ -232,7 +231,7 @@ def test_what_cannot_be_prepared_has_failed() -> None:
 def test_a_dead_target_fails_what_is_under_way_and_the_rest_is_unfinished(load: Load) -> None:
     async def main() -> None:
         stage = Stage(turns=None)
-        kept = Kept()
+        kept = KeptRun()
         run = Replay(stage, kept, lambda request: [1], load)
         requests = [request(), request(), request(5.0, session="a"), *(request(1e6) for _ in range(997))]
         running = asyncio.create_task(run.run(requests))
@@ -253,7 +252,7 @@ def test_a_trace_that_breaks_lets_what_is_under_way_end() -> None:
         raise ValueError("trace:3: rubbish")
 
     async def main() -> None:
-        kept = Kept()
+        kept = KeptRun()
         with pytest.raises(ValueError, match="trace:3"):
             await Replay(Stage(), kept, lambda request: [1], Load()).run(broken())
         assert kept.outcomes == [Outcome.COMPLETED] * 2
@@ -267,7 +266,7 @@ def test_the_time_of_a_run_ends_with_its_measuring() -> None:
     counted: list[float] = []
 
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
+        stage, kept = Stage(turns=None), KeptRun()
         run = Replay(stage, kept, lambda request: [1], Load())
 
         def requests() -> Iterator[WorkloadRequest]:
@@ -292,7 +291,7 @@ def test_a_rest_that_cannot_be_counted_is_told() -> None:
         raise ValueError("trace:5002: rubbish")
 
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
+        stage, kept = Stage(turns=None), KeptRun()
         run = Replay(stage, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run(requests()))
         await until(lambda: stage.under_way)
@@ -306,14 +305,14 @@ def test_a_rest_that_cannot_be_counted_is_told() -> None:
 
 def test_a_defect_ends_the_run_with_what_was_measured() -> None:
     class Broken(Stage):
-        async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+        async def _serve(self, record: RequestRecord, clock: RunClock) -> None:
             await super()._serve(record, clock)
             if record.index == 2:
                 raise KeyError("a defect")
 
     async def main() -> None:
         for load in (Load(), Load(concurrency=1)):
-            kept = Kept()
+            kept = KeptRun()
             with pytest.raises(KeyError, match="a defect"):
                 await Replay(Broken(), kept, lambda request: [1], load).run([request() for _ in range(3)])
             assert kept.outcomes[:2] == [Outcome.COMPLETED] * 2
@@ -325,7 +324,7 @@ def test_a_defect_ends_the_run_with_what_was_measured() -> None:
 
 def test_short_answers_are_counted() -> None:
     async def main() -> None:
-        run = Replay(Stage(), Kept(), lambda request: [1], Load())
+        run = Replay(Stage(), KeptRun(), lambda request: [1], Load())
         await run.run([request(output=1), request(output=0)])
         assert run.num_short == 1
 
@@ -342,7 +341,7 @@ def test_a_long_workload_is_not_read_at_once() -> None:
             yield request(1e6)
 
     async def main() -> None:
-        stage, kept = Stage(), Kept()
+        stage, kept = Stage(), KeptRun()
         run = Replay(stage, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run(endless()))
         await until(lambda: run.has_begun)
@@ -358,17 +357,17 @@ def test_a_long_workload_is_not_read_at_once() -> None:
 
 def test_progress_tells_where_requests_are_and_what_was_felt_lately() -> None:
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
+        stage, kept = Stage(turns=None), KeptRun()
         run = Replay(stage, kept, lambda request: [1], Load(request_timeout=0.01))
         assert (progress_line(run), run.share) == ("warming up", None)
         running = asyncio.create_task(run.run([request(), request(1e6)]))
         await until(lambda: run.open)
         run.open[0].first_token = run.open[0].last_token = run.clock.now()
-        assert re.fullmatch(r"0 s: 1 sent, 1 under way, 0 ended, TTFT \S+ ms, lag \S+ ms", progress_line(run))
+        assert re.fullmatch(r"0 s: 1 sent, 1 in flight, 0 ended, TTFT \S+ ms, lag \S+ ms", progress_line(run))
         assert run.share == 0
         await until(lambda: run.outcomes)
         assert 0 < run.share <= run.clock.now() / 1e6
-        assert re.match(r"0 s: 1 sent, 0 under way, 1 ended, 1 late, TTFT", progress_line(run))
+        assert re.match(r"0 s: 1 sent, 0 in flight, 1 ended, 1 late, TTFT", progress_line(run))
         run.stop("enough")
         await running
 
@@ -380,7 +379,7 @@ def test_the_bar_shows_how_much_is_over_and_pulses_where_that_is_not_known(monke
         monkeypatch.setattr(Replay, "share", share)
         out = io.StringIO()
         with bar(
-            Replay(Stage(), Kept(), lambda request: [1], Load()),
+            Replay(Stage(), KeptRun(), lambda request: [1], Load()),
             Console(file=out, force_terminal=True, no_color=True, width=100),
         ) as show:
             show()

@@ -58,7 +58,8 @@ def test_a_page_shows_each_part(one: dict[str, Any]) -> None:
     text = page([one])
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings == [
-        "What users felt", "Goodput", "Over time", "Engines", "Single requests", "Figures", "Errors", "Configuration"
+        "Latency that users see", "Goodput", "Over time", "Engines", "Single requests", "Figures", "Errors",
+        "Configuration",
     ]  # fmt: skip
     assert {"TTFT", "TPOT", "ITL", "E2E", "Running", "Waiting", "Output", "KV pages", "Prefix hits"} <= set(
         re.findall(r"<figcaption><b>(.*?)</b>", text)

@@ -18,7 +18,7 @@ from simulations import BLOCK, chats
 from quire.frontend.cli import app
 from quire.frontend.cli.failures import exit_status
 from quire.frontend.evaluation.simulation.plan import ROUTERS
-from quire.frontend.evaluation.simulation.progress import Progress
+from quire.frontend.evaluation.simulation.progress import SimulationProgress
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 PATIENCE = 60.0  # seconds
@@ -111,12 +111,12 @@ def test_what_came_before_a_bad_row_is_saved(files: list[str], tmp_path: Path) -
 
 
 def test_ctrl_c_saves_what_there_is(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: Progress, seconds: float, requests: int) -> None:
+    def interrupt(_: SimulationProgress, seconds: float, requests: int) -> None:
         if requests >= 20:
             raise KeyboardInterrupt
 
     output = tmp_path / "o.json"
-    monkeypatch.setattr(Progress, "show", interrupt)
+    monkeypatch.setattr(SimulationProgress, "show", interrupt)
     assert app.app(["simulate", *files, "--output", str(output)], standalone_mode=False) == 130
     report = json.loads(output.read_text())
     assert (report["completed"] >= 20, report["valid"]) == (True, False)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.frontend.evaluation.workload import lines
-from quire.frontend.evaluation.workload.errors import TraceError
+from quire.frontend.evaluation.workload.lines import TraceError
 from quire.frontend.evaluation.workload.reading import MOST_REASONS, read_trace
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits, shared_blocks
@@ -231,9 +231,7 @@ def test_a_window_of_the_trace_begins_at_0_and_is_read_no_further(path: Path) ->
     assert [each.arrival for each in read(path, text, start=3, duration=2)] == [0.0, 1.0]
     assert [each.arrival for each in read(path, text, start=2.5, max_requests=3)] == [0.5, 1.5, 2.5]
     assert len(read(path, text, max_requests=10)) == 10
-    with pytest.raises(
-        TraceError, match=r"has no requests from 9.5 s to 9.6 s; the last that was looked at came at 9 s"
-    ):
+    with pytest.raises(TraceError, match=r"has no requests from 9.5 s to 9.6 s; the last row that was read is at 9 s"):
         read(path, text, start=9.5, duration=0.1, skip_bad=True)
 
 

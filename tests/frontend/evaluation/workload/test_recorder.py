@@ -21,7 +21,7 @@ from quire.frontend.client.request_table import RequestTable
 from quire.frontend.evaluation.workload import recorder as recording
 from quire.frontend.evaluation.workload.prefix_names import PrefixNames
 from quire.frontend.evaluation.workload.reading import read_trace
-from quire.frontend.evaluation.workload.recorder import RECORDED_BLOCK_TOKENS, Recorder
+from quire.frontend.evaluation.workload.recorder import RECORDED_BLOCK_TOKENS, TraceRecorder
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits
 from quire.frontend.sampling import SamplingParams, engine_params
@@ -34,13 +34,13 @@ PROMPTS = [COMMON, [*COMMON, 7, 8, 9], [*COMMON[:64], *range(300, 340)], [5] * 3
 SECRET = "Xylophone"
 
 
-class Frontend:
+class RecordedFrontend:
     """A table of requests whose engine is played by the test, and a recorder that watches it."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
         self.table = RequestTable(lambda message: None, [])
-        self.recorder = Recorder(path, **options)
+        self.recorder = TraceRecorder(path, **options)
         self.table.add_observer(self.recorder)
         self._num_sent = 0
 
@@ -77,8 +77,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def frontend(path: Path) -> Iterator[Frontend]:
-    frontend = Frontend(path)
+def frontend(path: Path) -> Iterator[RecordedFrontend]:
+    frontend = RecordedFrontend(path)
     yield frontend
     frontend.recorder.close()
 
@@ -114,16 +114,16 @@ def test_a_server_records_lengths_sharing_and_parameters_of_what_it_served(path:
 
 def test_a_recording_goes_into_a_new_file_alone(path: Path) -> None:
     path.write_text("precious\n")
-    with pytest.raises(FileExistsError, match="is there already, and would be lost; name another, or remove it"):
-        Recorder(path)
+    with pytest.raises(FileExistsError, match="exists already, and would be overwritten; name another, or remove it"):
+        TraceRecorder(path)
     assert path.read_text() == "precious\n"
     with pytest.raises(OSError, match=r"the file cannot be written \(No such file or directory\); name another"):
-        Recorder(path.parent / "none" / "trace")
-    Recorder(path.with_suffix(".new")).close()
+        TraceRecorder(path.parent / "none" / "trace")
+    TraceRecorder(path.with_suffix(".new")).close()
     assert not path.with_suffix(".new").exists()
 
 
-def test_rows_are_in_order_of_arrival_whoever_ends_first(frontend: Frontend) -> None:
+def test_rows_are_in_order_of_arrival_whoever_ends_first(frontend: RecordedFrontend) -> None:
     ids = [frontend.submit(SamplingParams(max_tokens=9), 10 + number) for number in range(4)]
     for number in (2, 0, 3, 1):
         frontend.end(ids[number], 5 + number)
@@ -133,7 +133,7 @@ def test_rows_are_in_order_of_arrival_whoever_ends_first(frontend: Frontend) -> 
     assert {row["finish_reason"] for row in rows} == {"length"}
 
 
-def test_what_is_open_at_the_end_is_recorded_with_the_tokens_that_it_has(frontend: Frontend) -> None:
+def test_what_is_open_at_the_end_is_recorded_with_the_tokens_that_it_has(frontend: RecordedFrontend) -> None:
     first = frontend.submit(SamplingParams(max_tokens=9))
     frontend.submit(SamplingParams(max_tokens=9))
     frontend.table.update(EngineCoreOutputs([EngineCoreOutput(first, [5, 5])], None, 1.0))
@@ -141,7 +141,7 @@ def test_what_is_open_at_the_end_is_recorded_with_the_tokens_that_it_has(fronten
     assert [(row["output_length"], row["finish_reason"]) for row in rows] == [(2, "unfinished"), (1, "unfinished")]
 
 
-def test_an_aborted_and_a_failed_request_are_recorded(frontend: Frontend) -> None:
+def test_an_aborted_and_a_failed_request_are_recorded(frontend: RecordedFrontend) -> None:
     first = frontend.submit(SamplingParams(max_tokens=9))
     frontend.submit(SamplingParams(max_tokens=9))
     frontend.table.update(EngineCoreOutputs([EngineCoreOutput(first, [5, 5])], None, 1.0))
@@ -153,7 +153,7 @@ def test_an_aborted_and_a_failed_request_are_recorded(frontend: Frontend) -> Non
 
 
 def test_no_more_than_so_much_waits_for_a_request_that_goes_on(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+    frontend: RecordedFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "MOST_HELD_BYTES", 2000)
     long = frontend.submit(SamplingParams(max_tokens=900))
@@ -171,7 +171,7 @@ def test_words_are_recorded_only_if_asked_for(path: Path) -> None:
     params = SamplingParams(
         n=2, max_tokens=9, bad_words_token_ids=[[3]], logit_bias={4: 1.5}, structured_outputs=None, top_k=5
     )
-    plain, telling = Frontend(path), Frontend(path.with_suffix(".text"), with_text=True)
+    plain, telling = RecordedFrontend(path), RecordedFrontend(path.with_suffix(".text"), with_text=True)
     for frontend in (plain, telling):
         frontend.submit(params)
         frontend.recorder.close()
@@ -186,7 +186,7 @@ def test_words_are_recorded_only_if_asked_for(path: Path) -> None:
 
 
 def test_a_full_disk_is_told_once_and_leaves_whole_rows(
-    frontend: Frontend, path: Path, caplog: pytest.LogCaptureFixture
+    frontend: RecordedFrontend, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     frontend.end(frontend.submit(SamplingParams(max_tokens=9)), 4)
     wait_until(lambda: frontend.recorder.num_recorded == 1, "nothing was written")
@@ -203,7 +203,7 @@ def test_a_full_disk_is_told_once_and_leaves_whole_rows(
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         f"{path}: File too large; no more is written to it, and requests go on",
-        f"{path} lacks 4 lines, for the reason that was told",
+        f"{path} lacks 4 lines, for the reason logged before",
     ]
 
 
@@ -233,7 +233,7 @@ def test_no_more_than_so_many_blocks_are_remembered_and_the_ends_of_prompts_are_
     assert names.names([1] * 6) == [0, 1, 5]
 
 
-def test_a_recorded_prompt_is_made_again_with_the_same_sharing(frontend: Frontend) -> None:
+def test_a_recorded_prompt_is_made_again_with_the_same_sharing(frontend: RecordedFrontend) -> None:
     frontend.end(frontend.submit(SamplingParams(max_tokens=9), 100), 4)
     frontend.end(frontend.submit(SamplingParams(max_tokens=9), 70), 4)
     frontend.recorder.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workloads import lcp, workloads
 
-from quire.frontend.evaluation.workload.prompts import Prompts
+from quire.frontend.evaluation.workload.blocks import Prompts
 from quire.frontend.evaluation.workload.request import BLOCK_TOKENS, WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits, shared_blocks
 

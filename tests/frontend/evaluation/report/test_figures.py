@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.frontend.evaluation.report.names import distinct
+from quire.frontend.evaluation.report.figures import with_distinct_titles
 
 
 def names(*reports: dict[str, Any]) -> list[str]:
-    return [report["title"] for report in distinct(list(reports))]
+    return [report["title"] for report in with_distinct_titles(list(reports))]
 
 
 def test_names_that_differ_stay_as_they_are() -> None:

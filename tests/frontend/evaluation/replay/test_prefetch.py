@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from quire.frontend.evaluation.replay.ahead import Ahead
+from quire.frontend.evaluation.replay.prefetch import Prefetcher
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
@@ -19,7 +19,7 @@ def test_more_is_prepared_when_half_is_taken() -> None:
 
     async def main() -> None:
         nonlocal taken
-        ahead = Ahead(requests(), lambda _: taken_before.append(taken))
+        ahead = Prefetcher(requests(), lambda _: taken_before.append(taken))
         try:
             await ahead.filled()
             assert taken_before == [0] * 8  # a million tokens

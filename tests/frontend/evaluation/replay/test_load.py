@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.frontend.evaluation.replay.extent import Extent
+from quire.frontend.evaluation.replay.load import Extent
 
 
 @pytest.mark.parametrize(

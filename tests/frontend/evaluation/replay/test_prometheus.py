@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.frontend.evaluation.replay.exposition import sample_of
+from quire.frontend.evaluation.replay.prometheus import sample_of
 from quire.frontend.evaluation.replay.record import Sample
 
 VLLM = """\

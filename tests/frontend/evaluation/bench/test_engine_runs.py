@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.frontend.evaluation.bench.latency import Latencies, measure_latency
-from quire.frontend.evaluation.bench.made_up import Lengths
+from quire.frontend.evaluation.bench.offline import Latencies, measure_latency
 from quire.frontend.evaluation.bench.rate_search import RateSearch
 from quire.frontend.evaluation.bench.sweep import Rates, Sweep
 from quire.frontend.evaluation.bench.sweep_page import write_page
@@ -23,8 +22,9 @@ from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.run import Run
 from quire.frontend.evaluation.workload.arrivals import arrive, at_rate
 from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.frontend.evaluation.workload.synthetic import RandomWorkload
 
-LENGTHS = Lengths(input_len=8, output_len=3, prefix_len=64)
+LENGTHS = RandomWorkload(input_len=8, output_len=3, prefix_len=64)
 NUM = 5
 
 
@@ -67,7 +67,7 @@ def test_latencies_are_those_of_the_batches_after_the_warm_up(target: EngineTarg
 
 def test_a_batch_that_does_not_complete_has_no_latency(target: EngineTarget) -> None:
     found = Latencies()
-    made = [*Lengths(3000, 3).requests(2, None)]
+    made = [*RandomWorkload(3000, 3).requests(2, None)]
     with pytest.raises(RuntimeError, match="3000"):
         asyncio.run(measure_latency(Runs(target), made, 2, 0, found))
     assert "a request of the batch is errored" in str(found.interrupted)
@@ -133,7 +133,7 @@ def test_a_sweep_that_is_stopped_keeps_what_there_is(target: EngineTarget, tmp_p
     assert "the run was interrupted: enough" in told[-1]
     assert "tried again" not in told[-1]
     assert [each.is_met for each in sweep.tries] == [True, False]
-    assert sweep.conclusion == "100 requests/s meet the limits; the sweep ended before its time: enough"
+    assert sweep.conclusion == "100 requests/s meet the limits; the sweep ended early: enough"
     report = sweep.report("stopped", {})
     assert report["runs"][1]["unfinished"] > 0
     write_page(report, tmp_path / "sweep.html")
@@ -146,7 +146,7 @@ def test_a_trace_that_is_too_short_for_a_rate_is_told(target: EngineTarget) -> N
     assert not any("the trace has" in line for line in told)
     rates = Rates(requests, lambda _: 2 * NUM, lambda rate: run(rate, capacity=1.0))
     asyncio.run(Sweep(Runs(target), RateSearch(100.0, 200.0), rates, Load(), told.append).run())
-    assert f"the trace has {NUM} requests, and at 100 requests/s {2 * NUM} were to be sent" in "".join(told)
+    assert f"the trace has {NUM} requests, and a run at 100 requests/s needs {2 * NUM}" in "".join(told)
 
 
 def test_a_run_of_late_requests_is_not_met(target: EngineTarget) -> None:
