@@ -1,4 +1,4 @@
-"""The benchmark of the prefix cache measures every operation, and sees what it is to see."""
+"""Benchmark of the prefix cache: every operation is timed, in trees of the requested sizes and shapes."""
 
 from __future__ import annotations
 
