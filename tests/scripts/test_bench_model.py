@@ -103,7 +103,7 @@ def test_a_peer_that_dies_is_quoted(tmp_path: Path) -> None:
         (["--model", "/nowhere"], "/nowhere"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], message: str) -> None:
+def test_errors_are_reported_in_one_line(arguments: list[str], message: str) -> None:
     done = bench("--threads", "1", *arguments)
     assert done.returncode != 0
     assert message in done.stderr

@@ -97,7 +97,7 @@ def test_overload_of_a_small_pool_neither_thrashes_nor_passes_over_for_ever(poli
     assert report["most_passed_over"] <= MOST_PASSES
 
 
-def test_who_is_passed_over_is_counted_from_the_events() -> None:
+def test_passed_over_requests_are_counted_from_the_events() -> None:
     """A prompt without a prefix match waits behind many with one: lpm keeps its bound exactly."""
     shared = tuple(range(4))
     requests = [WorkloadRequest(0, 4 * BLOCK_TOKENS, 20, shared), WorkloadRequest(0.001, 100, 1, (100,))]
@@ -123,7 +123,7 @@ def test_a_long_prompt_among_chats_slows_them_twofold_at_most_and_lets_a_short_o
     assert found["short_ttft_seconds"] < found["long_ttft_seconds"]
 
 
-def test_the_script_tells_hit_rates_of_all_policies_and_sizes(
+def test_the_script_reports_hit_rates_of_all_policies_and_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = write_mooncake(tmp_path / "trace.jsonl", make_requests(40))

@@ -1,4 +1,4 @@
-"""What is made of a stream, however it is cut into pieces."""
+"""Records of streams that arrive in pieces of any size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunC
 
 
 def answered(stream: bytes, size: int) -> RequestRecord:
-    """The record of a request whose answer comes in pieces of that size."""
+    """Return the record of a request whose answer arrives in pieces of that size."""
     record = RequestRecord(0, 0.0, 0.0, prompt_tokens=3, wanted_output_tokens=7)
     answer = StreamedAnswer(record, RunClock())
     answer.on_status(200)

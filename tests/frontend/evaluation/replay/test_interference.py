@@ -14,7 +14,9 @@ def stat(path: Path, busy: int, steal: int) -> None:
 
 
 @pytest.mark.parametrize(("busy", "steal", "share"), [(0, 0, 0.0), (9, 5, 0.1), (0, 5, 1.0), (1, 0, 0.0)])
-def test_the_share_is_of_what_was_wanted_since(tmp_path: Path, busy: int, steal: int, share: float) -> None:
+def test_the_share_is_of_busy_and_steal_time_since_the_construction(
+    tmp_path: Path, busy: int, steal: int, share: float
+) -> None:
     path = tmp_path / "stat"
     stat(path, 100, 50)
     counting = StealTime(path)
@@ -23,7 +25,7 @@ def test_the_share_is_of_what_was_wanted_since(tmp_path: Path, busy: int, steal:
 
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu a b c d e f g h\n", None])
-def test_where_the_system_does_not_tell_nothing_is_known(tmp_path: Path, text: str | None) -> None:
+def test_without_counts_the_share_is_unknown(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "stat"
     if text is not None:
         path.write_text(text)
@@ -33,13 +35,13 @@ def test_where_the_system_does_not_tell_nothing_is_known(tmp_path: Path, text: s
     assert counting.share is None
 
 
-def test_only_what_matters_is_told() -> None:
+def test_only_a_notable_share_is_explained() -> None:
     assert explain_steal(None) is None
     assert explain_steal(0.004) is None
     assert "other guests had 6.1% of this host's CPU time" in (explain_steal(0.0612) or "")
 
 
-def test_this_host_tells() -> None:
+def test_this_host_has_counts() -> None:
     share = StealTime().share
     assert share is not None
     assert 0 <= share <= 1

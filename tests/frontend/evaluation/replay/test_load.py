@@ -1,4 +1,4 @@
-"""How much of a run is over, as far as that can be known."""
+"""Share of a run that is over."""
 
 from __future__ import annotations
 

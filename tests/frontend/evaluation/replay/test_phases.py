@@ -18,7 +18,7 @@ EVENTS = [
 
 
 def tracked(offset: float, now: float) -> RequestRecord:
-    """A request sent at 0.5 to an engine whose clock is `offset` ahead, and heard of at `now`."""
+    """Return the record of a request sent at 0.5 to an engine whose clock is `offset` ahead; events arrive at `now`."""
     clock, record = RunClock(), RequestRecord(0, 0.5, 0.5, 8, 8)
     clock.begin -= now
     track = PhaseTrack(record, clock)

@@ -1,4 +1,4 @@
-"""What the metrics pages of servers tell."""
+"""Metrics pages of servers."""
 
 from __future__ import annotations
 

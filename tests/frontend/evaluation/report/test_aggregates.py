@@ -1,4 +1,4 @@
-"""Thinning keeps even shares, whatever the order."""
+"""Downsampling is even, in any order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from quire.frontend.evaluation.report.aggregates import Downsampled
 
 
 @given(st.integers(1, 20), st.permutations(range(90)))
-def test_what_is_kept_is_even_bounded_and_does_not_depend_on_the_order(limit: int, order: list[int]) -> None:
-    thinned: Downsampled[str] = Downsampled(limit)
+def test_downsampling_is_even_bounded_and_independent_of_the_order(limit: int, order: list[int]) -> None:
+    downsampled: Downsampled[str] = Downsampled(limit)
     for index in order:
-        thinned.add(index, f"item {index}")
-        assert len(thinned.items()) <= limit
-    assert thinned.items() == [(index, f"item {index}") for index in range(0, 90, thinned.every)]
-    assert thinned.every == 1 or len(range(0, 90, thinned.every // 2)) > limit
+        downsampled.add(index, f"item {index}")
+        assert len(downsampled.items()) <= limit
+    assert downsampled.items() == [(index, f"item {index}") for index in range(0, 90, downsampled.every)]
+    assert downsampled.every == 1 or len(range(0, 90, downsampled.every // 2)) > limit

@@ -48,7 +48,7 @@ def plan(requests: Workload, **changes: Any) -> Plan:
     return Plan(CALIBRATION, requests, collect, "chats", shape_changes=changes)
 
 
-def test_the_process_gives_what_the_fleet_gives() -> None:
+def test_the_process_has_the_results_of_the_fleet() -> None:
     """The results of the process, through frames and pipes, equal those of a fleet in this process."""
     expected = FleetRun(setup(3, "sticky"), chats(150, sessions=5))
     outputs = [one for batch in simulate(setup(3, "sticky"), workload(150, sessions=5)) for one in batch]
@@ -65,7 +65,7 @@ def test_routers_have_the_same_names_on_both_sides() -> None:
     assert str(error.value) == f"the router 'nobody' is not known; it can be {', '.join(ROUTERS)}"
 
 
-def test_records_tell_what_a_request_has_felt() -> None:
+def test_records_have_the_latency_of_requests() -> None:
     for result in FleetRun(setup(num_pages=80), chats(40, rate=200.0)).results:
         record = record_of(result)
         assert record.outcome is Outcome.COMPLETED
@@ -90,7 +90,7 @@ def test_a_preempted_request_is_in_prefill_again_until_its_next_token() -> None:
         assert record.phases[-1].end == record.ended
 
 
-def test_refused_and_failed_requests_are_told_apart() -> None:
+def test_refused_and_failed_requests_are_distinguished() -> None:
     requests = [WorkloadRequest(0.0, 640, 50, tuple(range(10 * n, 10 * n + 10)), BLOCK) for n in range(12)]
     requests.append(WorkloadRequest(30.0, 6400, 5, tuple(range(100)), BLOCK))
     simulated = plan(lambda: requests, max_waiting_requests=3, max_num_seqs=2).simulate(1, "round-robin")
@@ -117,7 +117,7 @@ def test_a_trace_that_breaks_in_the_middle_ends_the_simulation_with_its_error() 
     assert sum(isinstance(one, SimulatedResult) for one in told) == 100
 
 
-def test_who_stops_reading_leaves_no_process() -> None:
+def test_a_closed_iterator_leaves_no_process() -> None:
     def endless() -> Iterator[WorkloadRequest]:
         time = 0.0
         while True:
@@ -185,7 +185,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, dict[str, Any
     assert expected in str(error.value)
 
 
-def test_what_is_no_json_or_not_there_is_named(tmp_path: Path) -> None:
+def test_invalid_json_and_a_missing_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text("{nonsense")
     with pytest.raises(ValueError, match=r"c\.json is not a calibration: JSON is malformed.*quire calibrate"):
         load_calibration(tmp_path / "c.json")

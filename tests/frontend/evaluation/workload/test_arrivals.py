@@ -56,6 +56,6 @@ def test_a_ramp_goes_from_one_rate_to_the_other_and_stays_there(strategy: Any, r
         (lambda: ramp(1, 2, 5, "square"), "strategy"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_out_of_range_is_named_at_once(call: Any, name: str) -> None:
+def test_a_value_out_of_range_is_named_at_once(call: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}="):
         call()

@@ -13,7 +13,9 @@ from quire.frontend.evaluation.report.run import Run
 PAGES = 2048
 
 
-def made_record(index: int, random: np.random.Generator, rate: float = 4.0, slowness: float = 1.0) -> RequestRecord:
+def synthetic_record(
+    index: int, random: np.random.Generator, rate: float = 4.0, slowness: float = 1.0
+) -> RequestRecord:
     """Return a request with consistent phases, gaps and times; one in twelve is preempted once."""
     sent = index / rate + float(random.uniform(0, 0.01))
     tokens = int(random.integers(1, 120))
@@ -44,7 +46,7 @@ def made_record(index: int, random: np.random.Generator, rate: float = 4.0, slow
     )  # fmt: skip
 
 
-def made_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
+def synthetic_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
     """Return samples of a target that serves the records."""
     times = np.arange(0.0, seconds, 0.25)
     samples = []
@@ -61,19 +63,19 @@ def made_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
     return samples
 
 
-def made_run(
+def synthetic_run(
     title: str = "synthetic", *, requests: int = 200, slowness: float = 1.0, seed: int = 0, detailed: bool = False
 ) -> Run:
     """Return a whole run; some of its requests fail, are refused, late or unfinished."""
     random = np.random.default_rng(seed)
-    records = [made_record(index, random, slowness=slowness) for index in range(requests)]
+    records = [synthetic_record(index, random, slowness=slowness) for index in range(requests)]
     seconds = max((record.ended for record in records), default=0.0) + 0.05
     config = {
         "backend": "quire", "model_id": "demo", "request_rate": 4.0, "burstiness": 1.0, "trace": "synthetic.jsonl",
         "seed": seed,
     }  # fmt: skip
     run = Run(title, config, goodput=GoodputLimits.parse(["ttft:300", "tpot:45"]), detailed=detailed)
-    for sample in made_samples(records, seconds):
+    for sample in synthetic_samples(records, seconds):
         run.sample(sample)
     endings = [Outcome.ERRORED, Outcome.REFUSED, Outcome.LATE, Outcome.UNFINISHED]
     for number, outcome in enumerate(endings):
