@@ -1,13 +1,14 @@
-"""What the prefix cache and the scheduler cost: `.venv/bin/python scripts/bench_cache.py --help`.
+"""Cost of the prefix cache and the scheduler: `.venv/bin/python scripts/bench_cache.py --help`.
 
-First seconds a token of each operation of the cache, in trees of a thousand to a million pages: `match` of a sequence
-anywhere in the tree, then, as sequences come and the pool is full, `evict` of the oldest pages, `insert` (start and
-share) and `release` of the newest, and whole steps of the engine around a model that answers at once. What an operation
-costs must not depend on the size of the tree, but for caches of the CPU: the last column is the median in the largest
-tree by that in the smallest.
+First the seconds a token of each operation of the cache, in trees of a thousand to a million pages: `match` of a
+sequence anywhere in the tree, then, as sequences arrive and the pool is full, `evict` of the oldest pages, `insert`
+(start and share) and `release` of the newest, and whole steps of the engine around a model that answers at once. Except
+for effects of the CPU's caches, the cost must not depend on the size of the tree: the last column is the ratio of the
+medians in the largest and the smallest tree.
 
-Then the pauses of many clients that search trees, under constant eviction: what each step (schedule, update, send)
-keeps the model waiting, as the clock tells and as far as the thread had a CPU; what else runs here shows in the first.
+Then the pauses of many clients that search trees, under constant eviction: the time for which each step (schedule,
+update, send) keeps the model waiting, by the wall clock and by the thread's CPU time; other load on the host shows only
+in the former.
 
 With --check only random operations on the tree run, against a dictionary of all prefixes.
 """
@@ -40,13 +41,13 @@ Figures = dict[str, dict[str, float]]
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Those of QUANTILES."""
+    """Return the quantiles named in QUANTILES."""
     ordered = sorted(values)
     return {name: ordered[min(int(len(ordered) * part), len(ordered) - 1)] for name, part in QUANTILES.items()}
 
 
 def measure_operations(shape: str, nodes: int, arguments: argparse.Namespace) -> Figures:
-    """Fills a tree, then times its operations and the steps of an engine that goes on with it."""
+    """Fill a tree, then time its operations and the steps of an engine that goes on with it."""
     cache = FullCache(shape, nodes, arguments.page_size, arguments.seed)
     cache.measure(arguments.repetitions)
     engine = InstantEngine(
@@ -59,12 +60,12 @@ def measure_operations(shape: str, nodes: int, arguments: argparse.Namespace) ->
 
 
 def nanoseconds(seconds: dict[str, float]) -> str:
-    """The median (and p99)."""
+    """Format the median (and p99)."""
     return f"{seconds['p50'] * 1e9:.2f} ({seconds['p99'] * 1e9:.2f})"
 
 
 def print_operations(shape: str, found: dict[int, Figures]) -> float:
-    """Prints a table; returns the largest ratio."""
+    """Print a table; return the largest ratio."""
     smallest, largest = min(found), max(found)
     heads = "".join(f"{nodes:>18,} pages" for nodes in found)
     print(f"\n{shape}: ns a token, median (p99)\n{'':10}{heads}{'ratio':>8}")
@@ -77,7 +78,7 @@ def print_operations(shape: str, found: dict[int, Figures]) -> float:
 
 
 def measure_pauses(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs the clients and prints the pauses."""
+    """Run the clients and print the pauses."""
     run = search_trees(
         clients=arguments.clients,
         steps=arguments.steps,
@@ -106,20 +107,20 @@ def measure_pauses(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     for kind in ("wall", "cpu"):
         print(f"{kind:10}{''.join(f'{seconds * 1e3:9.3f}' for seconds in found[kind].values())}")
-    print(f"collections of garbage: {run.num_collections}; objects that one would have freed: {run.num_garbage}")
+    print(f"garbage collections: {run.num_collections}; objects that one would have freed: {run.num_garbage}")
     return found
 
 
 def check(count: int, seed: int) -> None:
-    """Random operations against the dictionary."""
+    """Run random operations against the dictionary."""
     began = time.perf_counter()
     check_random_operations(count, seed)
     seconds = time.perf_counter() - began
-    print(f"{count:,} random operations with seed {seed}: the tree held what the dictionary did ({seconds:.0f} s)")
+    print(f"{count:,} random operations with seed {seed}: the tree equals the dictionary ({seconds:.0f} s)")
 
 
 def main() -> None:
-    """Prints all figures."""
+    """Print all figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--nodes", type=int, nargs="+", default=[10**3, 10**5, 10**6], metavar="N", help="pages of trees"
@@ -127,11 +128,15 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="(default both)")
     parser.add_argument("--repetitions", type=int, default=5000, metavar="N", help="of each operation (default 5000)")
     parser.add_argument("--page-size", type=int, default=32, metavar="TOKENS", help="(default 32)")
-    parser.add_argument("--policy", default="fcfs", choices=sorted(POLICIES), help="who is next (default fcfs)")
-    parser.add_argument("--clients", type=int, default=256, metavar="N", help="who search trees (default 256)")
-    parser.add_argument("--steps", type=int, default=20_000, metavar="N", help="of theirs; 0: none (default 20000)")
-    parser.add_argument("--num-pages", type=int, default=20_000, metavar="N", help="of their pool (default 20000)")
-    parser.add_argument("--answer", type=int, default=96, metavar="TOKENS", help="that they ask for (default 96)")
+    parser.add_argument("--policy", default="fcfs", choices=sorted(POLICIES), help="scheduling policy (default fcfs)")
+    parser.add_argument("--clients", type=int, default=256, metavar="N", help="clients that search trees (default 256)")
+    parser.add_argument("--steps", type=int, default=20_000, metavar="N", help="steps; 0: none (default 20000)")
+    parser.add_argument(
+        "--num-pages", type=int, default=20_000, metavar="N", help="pages of the clients' pool (default 20000)"
+    )
+    parser.add_argument(
+        "--answer", type=int, default=96, metavar="TOKENS", help="length of the clients' answers (default 96)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--check", type=int, metavar="N", help="only run N random operations against a dictionary")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, in seconds")
@@ -144,11 +149,11 @@ def main() -> None:
         found = {nodes: measure_operations(shape, nodes, arguments) for nodes in sorted(arguments.nodes)}
         figures["operations"][shape] = found
         figures["ratios"][shape] = print_operations(shape, found)
-    print(f"\nlargest ratio {max(figures['ratios'].values()):.2f}; at most {MOST_RATIO:g} is the aim")
+    print(f"\nlargest ratio {max(figures['ratios'].values()):.2f}; the target is at most {MOST_RATIO:g}")
     if arguments.steps:
         figures["pauses"] = measure_pauses(arguments)
         print(
-            f"{figures['pauses']['too_long']} pauses took more than {MOST_PAUSE * 1e3:g} ms of a CPU; the aim is none"
+            f"{figures['pauses']['too_long']} pauses took more than {MOST_PAUSE * 1e3:g} ms of a CPU; the target is 0"
         )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1))

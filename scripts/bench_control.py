@@ -1,8 +1,8 @@
-"""What the control plane costs: `.venv/bin/python scripts/bench_control.py --help`.
+"""Cost of the control plane: `.venv/bin/python scripts/bench_control.py --help`.
 
-A real engine process whose model answers at once, or after `--step-seconds`, and `AsyncLLM` in front of it with 256
-requests at a time: scheduler, both sockets and the Python client are all that takes time. Told are tokens a minute,
-what each part took, and, with `--requests`, how the memory of both processes grows.
+A real engine process whose model answers at once, or after `--step-seconds`, serves 256 concurrent requests of
+`AsyncLLM`: only the scheduler, both sockets and the Python client take time. The report has tokens a minute, the time
+of each part, and, with `--requests`, the growth of both processes' memory.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ SAMPLES = 5
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class Counts:
-    """What has come so far."""
+    """Requests sent and tokens received so far."""
 
     def __init__(self) -> None:
         self.requests = self.tokens = 0
 
 
 async def client(llm: AsyncLLM, counts: Counts, arguments: argparse.Namespace, number: int, until: float) -> None:
-    """One request after the other."""
+    """Send one request after the other."""
     params = SamplingParams(max_tokens=arguments.output, ignore_eos=True, detokenize=False)
     while time.perf_counter() < until and (not arguments.requests or counts.requests < arguments.requests):
         counts.requests += 1
@@ -49,16 +49,16 @@ async def client(llm: AsyncLLM, counts: Counts, arguments: argparse.Namespace, n
 
 
 async def run(llm: AsyncLLM, engine: int, arguments: argparse.Namespace) -> None:
-    """All clients, and a look at memory now and then."""
+    """Run all clients, and print the memory at intervals."""
     counts = Counts()
     begin = time.perf_counter()
     until = begin + (1e9 if arguments.requests else arguments.seconds)
     clients = [
         asyncio.create_task(client(llm, counts, arguments, number, until)) for number in range(arguments.concurrency)
     ]
-    everybody = asyncio.gather(*clients)
+    all_clients = asyncio.gather(*clients)
     sample = 1
-    while not everybody.done():
+    while not all_clients.done():
         await asyncio.sleep(0.2)
         if arguments.requests and counts.requests >= sample * arguments.requests / SAMPLES:
             print(
@@ -66,7 +66,7 @@ async def run(llm: AsyncLLM, engine: int, arguments: argparse.Namespace) -> None
                 f"client {resident_mib(os.getpid()):7.1f} MiB"
             )
             sample += 1
-    await everybody
+    await all_clients
     seconds = time.perf_counter() - begin
     print(
         f"{counts.tokens} tokens of {counts.requests} requests in {seconds:.1f} s: "
@@ -77,17 +77,17 @@ async def run(llm: AsyncLLM, engine: int, arguments: argparse.Namespace) -> None
 
 
 def main() -> None:
-    """Starts the engine, runs the clients, prints everything."""
+    """Start the engine, run the clients, print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", type=int, default=256, metavar="N", help="requests at a time")
+    parser.add_argument("--concurrency", type=int, default=256, metavar="N", help="concurrent requests")
     parser.add_argument("--prompt", type=int, default=100, metavar="TOKENS")
     parser.add_argument("--output", type=int, default=500, metavar="TOKENS")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S")
     parser.add_argument(
-        "--requests", type=int, default=0, metavar="N", help="run so many instead, and watch the memory"
+        "--requests", type=int, default=0, metavar="N", help="run N requests instead, and print the memory"
     )
     parser.add_argument("--pages", type=int, default=20_000, metavar="N", help="KV pages of 32 tokens")
-    parser.add_argument("--step-seconds", type=float, default=0.0, metavar="S", help="that the model takes for a step")
+    parser.add_argument("--step-seconds", type=float, default=0.0, metavar="S", help="duration of the model's step")
     arguments = parser.parse_args()
     numbers = [str(arguments.pages), str(arguments.step_seconds)]
     command = [sys.executable, "-m", "bench.instant_process", *numbers]

@@ -1,10 +1,10 @@
-"""What users feel under load: `.venv/bin/python scripts/bench_load.py --help`.
+"""Latency that users see under load: `.venv/bin/python scripts/bench_load.py --help`.
 
-`mixed`: chats decode, a prompt of 8,000 tokens comes among them, and a short prompt right after it. Told are the times
-between tokens of the chats without and with the long prompt, and how long the short one waits for its first token.
+`mixed`: while chats decode, a prompt of 8,000 tokens arrives, and a short prompt right after it. The report has the
+inter-token latency of the chats without and with the long prompt, and the TTFT of the short one.
 
-`overload`: the rate that a closed loop of clients reaches is measured; then requests come three times as fast. Told are
-the length of the queue, how fast refusals come, and the times between tokens of those who were accepted.
+`overload`: the throughput of a closed loop of clients is measured; then requests arrive three times as fast. The report
+has the length of the queue, the latency of refusals, and the inter-token latency of accepted requests.
 
 Everything goes through `AsyncLLM`, the socket and the engine process. The model is the demo model with a longer
 context, unless another one is given.
@@ -32,8 +32,8 @@ LONG_CONTEXT = 16384
 
 
 @dataclass
-class Stream:
-    """One request: when it was sent, when tokens came (several at once count as one), when and how it ended."""
+class TimedStream:
+    """Times of one request: when it was sent, when tokens arrived (several at once count as one), when it ended."""
 
     sent: float = 0.0
     times: list[float] = field(default_factory=list)
@@ -46,22 +46,22 @@ class Stream:
         return self.times[0] - self.sent
 
     def gaps(self, begin: float = 0.0, end: float = float("inf")) -> list[float]:
-        """Seconds between tokens, of those that came in a time."""
+        """Return the inter-token latencies of tokens that arrived between `begin` and `end`."""
         return [after - before for before, after in itertools.pairwise(self.times) if begin <= after <= end]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that so many of them don't exceed."""
+    """Return the quantile of the values at this share."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
 def milliseconds(values: Sequence[float]) -> str:
-    """Median and p99."""
+    """Format the median and p99 of seconds."""
     return f"median {1e3 * quantile(values, 0.5):.2f} ms, p99 {1e3 * quantile(values, 0.99):.2f} ms"
 
 
 def long_demo(folder: Path) -> Path:
-    """The demo model, in `folder`, with a context of LONG_CONTEXT tokens: what it writes means nothing there."""
+    """Copy the demo model to `folder` with a context of LONG_CONTEXT tokens, where its text means nothing."""
     for file in Path(DEMO_MODEL).iterdir():
         if file.is_file():
             shutil.copy(file, folder)
@@ -70,18 +70,18 @@ def long_demo(folder: Path) -> Path:
     return folder
 
 
-class Load:
+class RandomLoad:
     """Requests with random prompts to one engine."""
 
     def __init__(self, llm: AsyncLLM, seed: int) -> None:
         self._llm = llm
         self._random = random.Random(seed)
 
-    async def run(self, prompt_tokens: int, output_tokens: int) -> Stream:
-        """One request, from its prompt to its end."""
+    async def run(self, prompt_tokens: int, output_tokens: int) -> TimedStream:
+        """Send one request and return its times."""
         prompt = [self._random.randrange(10, 2000) for _ in range(prompt_tokens)]
         params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
-        stream = Stream(time.perf_counter())
+        stream = TimedStream(time.perf_counter())
         try:
             async for output in self._llm.generate({"prompt_token_ids": prompt}, params, output_kind="delta"):
                 if output.outputs[0].token_ids:
@@ -92,20 +92,22 @@ class Load:
         return stream
 
 
-async def chat(load: Load, arguments: argparse.Namespace, streams: list[Stream], is_over: asyncio.Event) -> None:
-    """One short answer after the other."""
+async def chat(
+    load: RandomLoad, arguments: argparse.Namespace, streams: list[TimedStream], is_over: asyncio.Event
+) -> None:
+    """Request one short answer after the other."""
     while not is_over.is_set():
         streams.append(await load.run(30, arguments.chat_tokens))
 
 
 async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
-    """Chats, a long prompt, and a short one after it."""
-    load = Load(llm, arguments.seed)
-    for _ in range(3):  # so that the engine knows how fast it is, and memory has been touched
+    """Run chats, a long prompt, and a short one after it."""
+    load = RandomLoad(llm, arguments.seed)
+    for _ in range(3):  # the engine learns its speed, and touches its memory
         await asyncio.gather(*(load.run(arguments.long_tokens // 4, 8) for _ in range(12)))
     growths, waits, longs = [], [], []
     for repetition in range(arguments.repetitions):
-        streams: list[Stream] = []
+        streams: list[TimedStream] = []
         is_over = asyncio.Event()
         chats = [asyncio.create_task(chat(load, arguments, streams, is_over)) for _ in range(arguments.chats)]
         await asyncio.sleep(arguments.calm_seconds)
@@ -130,26 +132,26 @@ async def mixed(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
         waits.append(short.result().first / chunk)
         longs.append(long.result().first)
         print(
-            f"{repetition + 1}: between tokens, calm {milliseconds(calm)}; with the long prompt {milliseconds(busy)}: "
-            f"p99 {growths[-1]:.2f} times; long prompt {longs[-1]:.2f} s in {steps} steps; first token of the short "
-            f"one after {1e3 * short.result().first:.1f} ms, {waits[-1]:.1f} chunk times, "
+            f"{repetition + 1}: inter-token latency, calm {milliseconds(calm)}; with the long prompt "
+            f"{milliseconds(busy)}: p99 {growths[-1]:.2f} times; long prompt {longs[-1]:.2f} s in {steps} steps; TTFT "
+            f"of the short one {1e3 * short.result().first:.1f} ms, {waits[-1]:.1f} chunk times, "
             f"{between['step'] - at_short['step']} steps until it had 4 tokens"
         )
     print(
-        f"medians: p99 between tokens grows {statistics.median(growths):.2f} times, the short prompt's first token "
-        f"comes after {statistics.median(waits):.1f} chunk times, the long one's after {statistics.median(longs):.2f} s"
+        f"medians: p99 inter-token latency grows {statistics.median(growths):.2f} times, the short prompt's TTFT "
+        f"is {statistics.median(waits):.1f} chunk times, the long one's is {statistics.median(longs):.2f} s"
     )
 
 
 async def overload(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
-    """Capacity, and then three times as much."""
-    load = Load(llm, arguments.seed)
+    """Measure the capacity, and then send three times as much."""
+    load = RandomLoad(llm, arguments.seed)
     choose = random.Random(arguments.seed)
 
-    def one() -> asyncio.Task[Stream]:
+    def one() -> asyncio.Task[TimedStream]:
         return asyncio.create_task(load.run(choose.randrange(20, 200), choose.randrange(20, 100)))
 
-    async def closed_loop(until: float) -> list[Stream]:
+    async def closed_loop(until: float) -> list[TimedStream]:
         streams = []
         while time.perf_counter() < until:
             streams.append(await one())
@@ -160,8 +162,10 @@ async def overload(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
     loops = await asyncio.gather(*(closed_loop(until) for _ in range(arguments.max_num_seqs)))
     done = [stream for streams in loops for stream in streams]
     capacity = len(done) / (time.perf_counter() - begin)
-    print(f"capacity {capacity:.1f} requests/s; between tokens {milliseconds([g for s in done for g in s.gaps()])}")
-    tasks: list[asyncio.Task[Stream]] = []
+    print(
+        f"capacity {capacity:.1f} requests/s; inter-token latency {milliseconds([g for s in done for g in s.gaps()])}"
+    )
+    tasks: list[asyncio.Task[TimedStream]] = []
     queue: list[int] = []
     begin = time.perf_counter()
     while (now := time.perf_counter()) < begin + arguments.seconds:
@@ -175,11 +179,11 @@ async def overload(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
     accepted = [stream for stream in streams if not stream.error]
     print(
         f"{len(streams)} requests in {arguments.seconds:g} s, {len(refused)} refused: {milliseconds(refused)}; "
-        f"the queue had at most {max(queue)}, and {arguments.max_waiting} may wait"
+        f"at most {max(queue)} were waiting, of {arguments.max_waiting} allowed"
     )
     print(
-        f"accepted: {len(accepted) / arguments.seconds:.1f} requests/s; between tokens "
-        f"{milliseconds([gap for stream in accepted for gap in stream.gaps()])}; first token "
+        f"accepted: {len(accepted) / arguments.seconds:.1f} requests/s; inter-token latency "
+        f"{milliseconds([gap for stream in accepted for gap in stream.gaps()])}; TTFT "
         f"{milliseconds([stream.first for stream in accepted])}"
     )
     stats = await llm.stats()
@@ -190,7 +194,7 @@ async def overload(llm: AsyncLLM, arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs one of the loads."""
+    """Run one of the loads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("load", choices=("mixed", "overload"))
     parser.add_argument("--model", help="checkpoint folder; the demo model with a longer context by default")
@@ -198,14 +202,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     group = parser.add_argument_group("mixed")
     group.add_argument("--chats", type=int, default=16, metavar="N")
-    group.add_argument("--chat-tokens", type=int, default=200, metavar="N", help="of each answer")
-    group.add_argument("--long-tokens", type=int, default=8000, metavar="N", help="of the long prompt")
-    group.add_argument("--calm-seconds", type=float, default=3.0, metavar="S", help="before the long prompt")
+    group.add_argument("--chat-tokens", type=int, default=200, metavar="N", help="tokens of each answer")
+    group.add_argument("--long-tokens", type=int, default=8000, metavar="N", help="tokens of the long prompt")
+    group.add_argument("--calm-seconds", type=float, default=3.0, metavar="S", help="seconds before the long prompt")
     group.add_argument("--repetitions", type=int, default=5, metavar="N")
     group = parser.add_argument_group("overload")
     group.add_argument("--seconds", type=float, default=60.0, metavar="S")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N")
-    group.add_argument("--max-waiting", type=int, default=64, metavar="N", help="requests that may wait")
+    group.add_argument("--max-waiting", type=int, default=64, metavar="N", help="limit of waiting requests")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or str(long_demo(Path(folder)))

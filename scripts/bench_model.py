@@ -1,10 +1,9 @@
-"""Prefill and decode of a model: Quire alone, or in turns with vLLM and llama.cpp.
+"""Prefill and decode speed of a model: Quire alone, or in turns with vLLM and llama.cpp.
 
-Quire is measured as users have it, an `LLM` and an engine process behind a socket. A prefill's rate is the prompt's
-tokens over the time to the first token; a decode's is that of all sequences together, without their prefill. Prompts
+Quire is measured as users run it, an `LLM` and an engine process behind a socket. The rate of a prefill is the prompt's
+tokens over the time to the first token; that of a decode is of all sequences together, without their prefill. Prompts
 are random token ids, new ones each time and the same for every engine; sampling is greedy, end tokens are ignored,
-nothing comes from a prefix cache. In each repetition every engine has one turn after the other, and those whose turn
-it is not are stopped.
+prefix caching is off. In each repetition the engines take turns, and all but one are stopped.
 
     .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --quantization none,int8
     .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --vllm VENV --llama BIN --gguf A.gguf B.gguf
@@ -24,74 +23,79 @@ from types import FrameType
 from typing import NoReturn
 
 from bench.bandwidth import Bandwidth
-from bench.engines import BenchError, Engine
-from bench.lineup import plain, start_engines
+from bench.engines import BenchEngine, BenchError
+from bench.lineup import start_engines, unquantized
 from bench.report import save_figure, show
 from bench.samples import Samples, WorkSamples, as_json
-from bench.work import Answer, Decode, Work, parse_decode, parse_prefill, random_prompts
+from bench.work import BatchTiming, Decode, Work, parse_decode, parse_prefill, random_prompts
 
 from quire.frontend import EngineConnectionError, EngineDeadError, EngineStartError
 from quire.frontend.engine_args import DEMO_MODEL
 from quire.kernels.info import host_info
 
 PREFILL, DECODE = "128,512,2048", "1x64,1x2048,8x64,32x64"
-WARM_TOKENS = (16, 4)  # of prompt and answer with which a turn begins, untimed
+WARM_TOKENS = (16, 4)  # of prompt and answer of the untimed request that begins a turn
 SPARE_TOKENS = 16  # of context beyond the longest work
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", default=DEMO_MODEL, help="checkpoint folder; the demo model by default")
-    add("--threads", type=int, help="threads of every engine; by default as many as CPUs are granted")
+    add("--threads", type=int, help="threads of every engine; by default one for each available CPU")
     add("--dtype", default="auto", help="of Quire and vLLM: auto, bfloat16 or float32")
-    add("--prefill", metavar="LENGTHS", help=f"prompts, such as {PREFILL}, which is the default as far as it fits")
-    add("--decode", metavar="SHAPES", help=f"BATCHxCONTEXT,..., by default {DECODE} as far as it fits")
+    add("--prefill", metavar="LENGTHS", help=f"prompt lengths, by default those of {PREFILL} that fit")
+    add("--decode", metavar="SHAPES", help=f"BATCHxCONTEXT,..., by default those of {DECODE} that fit")
     add("--gen", type=int, default=64, help="tokens that each sequence of a decode generates (default 64)")
     add("--reps", type=int, default=5, help="repetitions, each a turn of every engine (default 5)")
-    add("--quantization", default="none", metavar="NAMES", help="of Quire, several with commas: none,int8")
-    add("--kv-dtype", default="auto", metavar="NAMES", help="of Quire's KV pages, several with commas: auto,int8")
+    add("--quantization", default="none", metavar="NAMES", help="of Quire, separated by commas: none,int8")
+    add("--kv-cache-dtype", default="auto", metavar="NAMES", help="of Quire's KV pages, separated by commas: auto,int8")
     add(
-        "--async", dest="streaming", action="store_true", help="stream: AsyncLLM of Quire and vLLM; times at the caller"
+        "--async",
+        dest="streaming",
+        action="store_true",
+        help="stream through the AsyncLLM of Quire and vLLM; times are the caller's",
     )
     add("--vllm", type=Path, metavar="VENV", help="virtual environment that has vLLM for CPUs")
     add("--llama", type=Path, metavar="BIN_DIR", help="folder of llama.cpp's programs")
-    add("--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="the model for llama.cpp, also several")
-    add("--llama-flash-attn", default="on,off", metavar="MODES", help="of on, off; the better one counts")
+    add("--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="model files for llama.cpp")
+    add("--llama-flash-attn", default="on,off", metavar="MODES", help="on, off or both, of which the better one counts")
     add("--json", type=Path, metavar="FILE", help="write all samples")
-    add("--figure", type=Path, metavar="FILE", help="draw them; needs matplotlib")
+    add("--figure", type=Path, metavar="FILE", help="draw a figure; needs matplotlib")
     arguments = parser.parse_args()
     for name in ("gen", "reps", "threads"):
         if (value := getattr(arguments, name)) is not None and value < (2 if name == "gen" else 1):
-            parser.error(f"--{name} {value} is too few")
+            parser.error(f"--{name} {value} is too small")
     if bool(arguments.llama) != bool(arguments.gguf):
-        parser.error("--llama and --gguf belong together: the programs, and the files that they read")
+        parser.error("--llama and --gguf belong together: the programs, and the model files for them")
     if unknown := set(arguments.llama_flash_attn.split(",")) - {"on", "off"}:
         parser.error(f"--llama-flash-attn {', '.join(sorted(unknown))}: it can be on, off or on,off")
     return arguments
 
 
 def choose_works(arguments: argparse.Namespace, positions: int) -> list[Work]:
-    """What is measured: as told, or of the usual works those that fit the model's positions."""
+    """Return the works to measure: the given ones, or the default ones that fit the model's positions."""
     chosen: list[Work] = []
-    for given, usual, parse in (
+    for given, default, parse in (
         (arguments.prefill, PREFILL, parse_prefill),
         (arguments.decode, DECODE, lambda text: [Decode(*shape, arguments.gen) for shape in parse_decode(text)]),
     ):
-        works: list[Work] = list(parse(usual if given is None else given))
+        works: list[Work] = list(parse(default if given is None else given))
         fitting = [work for work in works if work.longest <= positions]
         if given is not None and fitting != works:
             long = next(work for work in works if work not in fitting)
             raise BenchError(f"{long.name} needs {long.longest} positions, and the model has {positions}; leave it out")
         chosen += fitting
     if not chosen:
-        raise BenchError("there is nothing to measure; name some lengths with --prefill or shapes with --decode")
+        raise BenchError("there is nothing to measure; give lengths with --prefill or shapes with --decode")
     return chosen
 
 
-def measure(work: Work, engines: list[Engine], bandwidth: Bandwidth, repetitions: int, vocab_size: int) -> WorkSamples:
-    """Every engine in turn, once untimed and then `repetitions` times."""
+def measure(
+    work: Work, engines: list[BenchEngine], bandwidth: Bandwidth, repetitions: int, vocab_size: int
+) -> WorkSamples:
+    """Measure every engine in turn, once untimed and then `repetitions` times."""
     result = WorkSamples(work, [Samples(work, engine) for engine in engines])
     for engine in engines:
         engine.prepare(work)
@@ -103,21 +107,21 @@ def measure(work: Work, engines: list[Engine], bandwidth: Bandwidth, repetitions
         for samples in result.engines:
             with samples.engine.turn():
                 run(Decode(1, *WARM_TOKENS), samples.engine, repetition, vocab_size)
-                samples.answers.append(run(work, samples.engine, repetition, vocab_size))
+                samples.timings.append(run(work, samples.engine, repetition, vocab_size))
             where = f"{work.name}, {repetition} of {repetitions}, {samples.engine.full_name}"
             print(f"{where}: {samples.rates[-1]:.1f} tok/s", file=sys.stderr, flush=True)
     return result
 
 
-def run(work: Work, engine: Engine, seed: int, vocab_size: int) -> Answer:
-    """One run of `work`, with prompts that `seed` decides."""
+def run(work: Work, engine: BenchEngine, seed: int, vocab_size: int) -> BatchTiming:
+    """Run `work` once, with prompts determined by `seed`."""
     prompts = random_prompts(seed, work.batch, work.context, vocab_size)
     return engine.generate(prompts, work.max_tokens())
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Measure all, and show it."""
-    plan = plain(arguments).plan()
+    """Measure all works, and show the results."""
+    plan = unquantized(arguments).plan()
     positions = plan.limits.max_model_len
     works = choose_works(arguments, positions)
     host = host_info()
@@ -130,7 +134,7 @@ def compare(arguments: argparse.Namespace) -> None:
         engines = start_engines(stack, arguments, length, threads)
         for work in works:
             results.append(measure(work, engines, bandwidth, arguments.reps, plan.vocab_size))
-            if arguments.json is not None:  # after each work, for whoever loses patience
+            if arguments.json is not None:  # after each work, so that an interrupted benchmark has results
                 arguments.json.write_text(json.dumps({**about, "results": as_json(results)}, indent=1) + "\n")
     show(results)
     if arguments.figure is not None:
@@ -138,13 +142,13 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def end(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave, ending what was started."""
+    """Exit, ending the started processes."""
     del frame
     raise SystemExit(128 + number)
 
 
 def main() -> None:
-    """Says in one line what went wrong, if something did."""
+    """Run the benchmark; print errors in one line."""
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, end)
     try:

@@ -1,7 +1,7 @@
-"""How long a start takes, and how much memory the engine holds: `.venv/bin/python scripts/bench_start.py --help`.
+"""Start time and memory of the engine: `.venv/bin/python scripts/bench_start.py --help`.
 
 Times `quire complete` from the start of the process to the first byte of its answer, several times, and reads the
-engine's peak resident memory (VmHWM) at that moment. The first run may compile kernels, so it is told apart.
+engine's peak resident memory (VmHWM) at that moment. The first run may compile kernels, so it is reported separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROMPT = "Once upon a time"
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes started by `pid`, and by those."""
+    """Return the descendants of a process."""
     try:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -26,7 +26,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def peak_bytes(pid: int) -> int:
-    """The largest resident memory that the process has had."""
+    """Return the peak resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -34,7 +34,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def start_once(model: list[str], tokens: int) -> tuple[float, int]:
-    """Seconds to the first byte of the answer, and the engine's peak memory in bytes by then."""
+    """Return the seconds to the first byte of the answer, and the engine's peak memory in bytes by then."""
     quire = str(Path(sys.executable).with_name("quire"))
     command = [quire, "complete", *model, "--max-tokens", str(tokens), PROMPT]
     begun = time.perf_counter()
@@ -49,7 +49,7 @@ def start_once(model: list[str], tokens: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Prints the first time, then the median and spread of the others."""
+    """Print the first time, then the median and spread of the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint folder; the demo model by default")
     parser.add_argument("--max-model-len", help="context length in tokens")

@@ -1,9 +1,9 @@
-"""What threads cost and bring: `.venv/bin/python scripts/bench_threads.py --help`.
+"""Cost and benefit of threads: `.venv/bin/python scripts/bench_threads.py --help`.
 
-First the cost of a launch: of the pool alone, and of one in a plan of a thousand, whose kernels do nothing. Then tokens
-per second of whole engines with every number of threads asked for, unpinned and pinned: streams through the socket, all
-begun at once. Engines stand side by side and take turns, since the load of a shared machine changes by the second; the
-best and the median of the rounds are what tells.
+First the cost of a launch: of the pool alone, and in a plan of a thousand launches whose kernels do nothing. Then the
+tokens per second of whole engines with each number of threads, unpinned and pinned: streams through the socket that all
+start at once. The engines run concurrently and take turns, since the load of a shared machine changes by the second;
+compare the best and the median of the rounds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _burn() -> None:
 
 
 def launch_costs(threads: int) -> tuple[float, float]:
-    """Seconds of a pool's launch and of a plan's, the least of several."""
+    """Return the seconds of a launch of the pool and of a plan, the least of several."""
     pool = _native.ThreadPool(threads)
-    nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value  # a C function that minds no arguments
+    nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value  # a C function that ignores its arguments
     assert nothing is not None
     plan = _native.Plan()
     for _ in range(LAUNCHES):
@@ -45,7 +45,7 @@ def launch_costs(threads: int) -> tuple[float, float]:
 
 
 async def stream(llm: AsyncLLM, first: int, tokens: int) -> None:
-    """Runs one request to its end."""
+    """Run one request to its end."""
     prompt = [(first + 7 * i) % 400 + 10 for i in range(16)]
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
     async for _ in llm.generate(prompt, params, output_kind="delta"):
@@ -53,7 +53,7 @@ async def stream(llm: AsyncLLM, first: int, tokens: int) -> None:
 
 
 async def measure(engines: dict[str, AsyncLLM], streams: list[int], tokens: int, rounds: int) -> None:
-    """Prints tokens per second of each engine, for each number of streams."""
+    """Print the tokens per second of each engine, for each number of streams."""
     for llm in engines.values():
         await stream(llm, 0, tokens)
     for count in streams:
@@ -69,12 +69,12 @@ async def measure(engines: dict[str, AsyncLLM], streams: list[int], tokens: int,
 
 
 def main() -> None:
-    """Prints all figures."""
+    """Print all figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint folder; the demo model by default")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, _native.default_threads()], metavar="N")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], metavar="N")
-    parser.add_argument("--tokens", type=int, default=100, help="of each stream (default 100)")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens of each stream (default 100)")
     parser.add_argument("--rounds", type=int, default=10, help="(default 10)")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="processes that compete for the CPUs")
     arguments = parser.parse_args()
@@ -87,11 +87,11 @@ def main() -> None:
             arguments.model, max_model_len=512, num_pages=1024, threads=count, pin_threads=pin
         )
         for count, pin in itertools.product(threads, [False, True])
-        if count > 1 or not pin  # a single thread is the caller, which is never bound
+        if count > 1 or not pin  # a single thread is the caller, which is never pinned
     }
-    rivals = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(arguments.busy)]
-    for rival in rivals:
-        rival.start()
+    competitors = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(arguments.busy)]
+    for competitor in competitors:
+        competitor.start()
     asyncio.run(measure(engines, arguments.streams, arguments.tokens, arguments.rounds))
     for llm in engines.values():
         llm.close()

@@ -1,4 +1,4 @@
-"""Replays a trace and reports what its requests felt: `quire replay`, whose flags it takes."""
+"""Replay a trace and report the latency of its requests: the same as `quire replay`, with the same flags."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Tale:
 
     @property
     def subjects(self) -> list[str]:
-        """The characters the tale mentions most, those of its title first; at most four."""
+        """Characters that the tale mentions most, those of its title first; at most four."""
         names = CHARACTERS.split()
         counts = Counter(re.findall(r"[a-z]+", self.text.lower()))
         title_words = set(re.findall(r"[a-z]+", self.title.lower()))
@@ -125,8 +125,8 @@ class Corpus:
 
 
 @dataclass
-class Progress:
-    """What a run has done so far. Losses are in nats per token, without dropout unless said otherwise."""
+class TrainingProgress:
+    """TrainingProgress of a training run. Losses are in nats per token, without dropout unless said otherwise."""
 
     step: int = 0
     tokens_seen: int = 0
@@ -139,7 +139,7 @@ class Progress:
 
     @property
     def is_best(self) -> bool:
-        """Whether no earlier evaluation had a lower held-out loss."""
+        """True if no earlier evaluation had a lower held-out loss."""
         return self.held_out_loss <= min(self.held_out_history)
 
 
@@ -157,7 +157,7 @@ def read_tales(corpus: Path) -> list[Tale]:
 
 
 def split_tales(tales: list[Tale], seed: int, held_out_fraction: float = 0.05) -> tuple[list[Tale], list[Tale]]:
-    """Return (training, held-out) tales; the held-out fraction is drawn from each source by `seed`."""
+    """Return (training, held-out) tales; the held-out fraction is sampled from each source by `seed`."""
     held_out: set[Tale] = set()
     for source in sorted({tale.source for tale in tales}):
         of_source = [tale for tale in tales if tale.source == source]
@@ -373,7 +373,7 @@ def train_step(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer],
     return float(loss.item())
 
 
-def measure(model: Qwen3ForCausalLM, corpus: Corpus, now: Progress, batch_losses: list[float]) -> None:
+def measure(model: Qwen3ForCausalLM, corpus: Corpus, now: TrainingProgress, batch_losses: list[float]) -> None:
     """Set the losses of `now` and print them."""
     now.batch_loss = sum(batch_losses) / len(batch_losses)
     now.train_loss, _ = evaluate(model, corpus.tokenizer, corpus.training_sample)
@@ -383,7 +383,7 @@ def measure(model: Qwen3ForCausalLM, corpus: Corpus, now: Progress, batch_losses
     print(f"step {now.step}: {losses}, {now.seconds:.0f} s", flush=True)
 
 
-def train(args: argparse.Namespace, corpus: Corpus) -> Progress:
+def train(args: argparse.Namespace, corpus: Corpus) -> TrainingProgress:
     """Train until `--steps` or `--minutes` is reached; return the progress at the checkpoint left in `--out`.
 
     The learning rate follows whichever limit is nearer, so that a slow machine ends with a small one too. An
@@ -394,7 +394,7 @@ def train(args: argparse.Namespace, corpus: Corpus) -> Progress:
         model.load_state_dict(AutoModelForCausalLM.from_pretrained(args.start, dtype=torch.float32).state_dict())
     optimizers = build_optimizers(model, args.weight_decay)
     stream = batches(corpus, random.Random(args.seed))
-    now = kept = Progress()
+    now = kept = TrainingProgress()
     started, batch_losses, done = time.monotonic(), [], 0.0
     while done < 1:
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -494,7 +494,7 @@ cruel deaths and old manners. It answers no questions, knows no facts, and under
 """
 
 
-def write_card(args: argparse.Namespace, corpus: Corpus, kept: Progress, samples: dict[str, str]) -> None:
+def write_card(args: argparse.Namespace, corpus: Corpus, kept: TrainingProgress, samples: dict[str, str]) -> None:
     """Write the model card, `README.md`, next to the weights."""
     model = Qwen3ForCausalLM.from_pretrained(args.out)
     tokens_per_epoch = sum(len(corpus.tokenizer(tale.text, verbose=False).input_ids) for tale in corpus.training)
@@ -533,7 +533,7 @@ def write_card(args: argparse.Namespace, corpus: Corpus, kept: Progress, samples
 def parse_arguments() -> argparse.Namespace:
     """Read the command line; the card of the shipped model says what it was trained with."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--corpus", type=Path, default=Path("../shared/corpus/tales.jsonl"), help="JSON Lines of tales")
+    parser.add_argument("--corpus", type=Path, default=Path("tales.jsonl"), help="JSON Lines of tales")
     parser.add_argument("--out", type=Path, default=Path("frontend/demo_model"), help="folder to write")
     parser.add_argument("--start", type=Path, help="folder of an earlier run to go on from, instead of random weights")
     parser.add_argument("--steps", type=int, default=4500, help=f"steps of {TOKENS_PER_STEP} tokens")

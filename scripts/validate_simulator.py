@@ -1,9 +1,8 @@
-"""How near `quire simulate` comes to live engines: `.venv/bin/python scripts/validate_simulator.py --help`.
+"""Accuracy of `quire simulate` against live engines: `.venv/bin/python scripts/validate_simulator.py --help`.
 
 Each case is a trace with flags of `quire replay`, such as "azure.csv --duration 600 --scale-lengths 0.25 --clip". For
-each the host is calibrated, then the case is replayed on an engine of its own and simulated, and a table tells both.
-The host should have nothing else to do. What was measured while others on its hypervisor took CPU time from it is
-measured again.
+each case the host is calibrated, then the case is replayed on an engine of its own and simulated, and a table compares
+both. The host should be otherwise idle. A measurement with too much steal time is repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quire.frontend.evaluation.replay.stolen import StolenTime
+from quire.frontend.evaluation.replay.interference import StealTime
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 FIGURES = {
@@ -32,26 +31,26 @@ FIGURES = {
 
 
 def quire(*arguments: str) -> None:
-    """Runs a command of quire; its words go to stderr. Ends the program if it fails."""
+    """Run a command of quire with its output on stderr. Exit if it fails."""
     print("quire", shlex.join(arguments), file=sys.stderr, flush=True)
     if status := subprocess.run([*QUIRE, *arguments], stdout=sys.stderr, check=False).returncode:
         raise SystemExit(status)
 
 
 def measure_quietly(arguments: argparse.Namespace, *command: str) -> None:
-    """Runs a command of quire until at most `--stolen` of the CPU time was stolen meanwhile; ends if it never is."""
+    """Run a command of quire until the share of steal time is at most `--max-steal`; exit if it never is."""
     for _ in range(arguments.attempts):
-        stolen = StolenTime()
+        steal = StealTime()
         quire(*command)
-        share = stolen.share or 0.0
-        print(f"stolen CPU time: {share:.2%}", file=sys.stderr, flush=True)
-        if share <= arguments.stolen:
+        share = steal.share or 0.0
+        print(f"steal time: {share:.2%}", file=sys.stderr, flush=True)
+        if share <= arguments.max_steal:
             return
-    raise SystemExit(f"the host is not quiet: {share:.2%} of its CPU time went to others; try later, or raise --stolen")
+    raise SystemExit(f"the host is not quiet: its steal time is {share:.2%}; try later, or raise --max-steal")
 
 
 def measure(case: list[str], arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], ...]:
-    """The reports of a case, live and simulated."""
+    """Return the reports of a case, live and simulated."""
     engine = shlex.split(arguments.engine)
     calibration, live, simulated = (folder / f"{name}.json" for name in ("calibration", "live", "simulated"))
     trace, *flags = case
@@ -62,24 +61,26 @@ def measure(case: list[str], arguments: argparse.Namespace, folder: Path) -> tup
 
 
 def row(case: list[str], live: dict[str, Any], simulated: dict[str, Any]) -> str:
-    """A line of the table: for each figure the live value, and the simulated one as a part of it."""
+    """Return a line of the table: for each figure the live value, and the deviation of the simulated one."""
     cells = []
     for name, form in FIGURES.values():
-        measured, guessed = live[name], simulated[name]
-        ratio = f"{guessed / measured - 1:+.0%}" if measured and guessed is not None else "-"
+        measured, predicted = live[name], simulated[name]
+        ratio = f"{predicted / measured - 1:+.0%}" if measured and predicted is not None else "-"
         cells.append(f"{form.format(measured) if measured is not None else '-'} ({ratio})")
     return f"| {Path(case[0]).stem} {' '.join(case[1:])} | {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Runs all cases, and prints the table."""
+    """Run all cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", help="a trace, and flags of `quire replay` that choose and change requests")
+    parser.add_argument(
+        "cases", nargs="+", help="a trace with flags of `quire replay` that select and transform requests"
+    )
     parser.add_argument("--engine", default="", help="flags of the engine, such as '--model FOLDER --threads 1'")
-    parser.add_argument("--seconds", type=float, default=60, help="of each calibration (default 60)")
-    parser.add_argument("--stolen", type=float, default=0.005, help="CPU time that others may have (default 0.005)")
-    parser.add_argument("--attempts", type=int, default=5, help="at a quiet measurement (default 5)")
-    parser.add_argument("--keep", type=Path, help="folder for calibrations and reports")
+    parser.add_argument("--seconds", type=float, default=60, help="seconds of each calibration (default 60)")
+    parser.add_argument("--max-steal", type=float, default=0.005, help="largest share of steal time (default 0.005)")
+    parser.add_argument("--attempts", type=int, default=5, help="attempts at a quiet measurement (default 5)")
+    parser.add_argument("--keep", type=Path, help="folder in which to keep calibrations and reports")
     arguments = parser.parse_args()
     if arguments.attempts < 1:
         parser.error(f"--attempts {arguments.attempts} measures nothing; give 1 or more")

@@ -47,11 +47,11 @@ def calibrate(
 
     from quire.frontend.evaluation.calibration.calibrate import calibrate as measure
     from quire.frontend.evaluation.replay.engine_target import EngineTarget
-    from quire.frontend.evaluation.replay.stolen import StolenTime, explain
+    from quire.frontend.evaluation.replay.interference import StealTime, explain_steal
 
     model, options = engine_options(engine, attach)
     target = EngineTarget.from_options(model, **options)
-    stolen = StolenTime()
+    stolen = StealTime()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             found = runner.run(measure(target, seconds or _SECONDS, say))
@@ -59,7 +59,7 @@ def calibrate(
             runner.run(target.close())
     write_whole(output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     write(f"{output}: {describe(found)}\n")
-    if words := explain(stolen.share):
+    if words := explain_steal(stolen.share):
         say(f"{words}; calibrate again when it is quieter")
 
 

@@ -25,7 +25,7 @@ from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import Answer, say, tolerate_encoding
 
 if TYPE_CHECKING:
-    from quire.frontend.evaluation.workload.recorder import Recorder
+    from quire.frontend.evaluation.workload.recorder import TraceRecorder
 
 
 @takes_flags
@@ -118,17 +118,17 @@ def _serve(
 
 
 @contextmanager
-def _recorder(recording: RecordFlags) -> Iterator[Recorder | None]:
+def _recorder(recording: RecordFlags) -> Iterator[TraceRecorder | None]:
     """Who records the requests, if anybody; says at the end what there is. Raises OSError, or `BadParameter`."""
     if recording.record is None:
         if recording.record_text:
             raise typer.BadParameter("--record-text says what to record, but not where; give --record FILE as well")
         yield None
         return
-    from quire.frontend.evaluation.workload.recorder import Recorder
+    from quire.frontend.evaluation.workload.recorder import TraceRecorder
 
     try:
-        recorder = Recorder(recording.record, with_text=recording.record_text)
+        recorder = TraceRecorder(recording.record, with_text=recording.record_text)
     except OSError as error:
         raise OSError(f"--record {error}") from error
     try:

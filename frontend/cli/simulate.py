@@ -16,7 +16,7 @@ from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, sa
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.report.run import Run
-    from quire.frontend.evaluation.simulation.plan import Plan, Simulated
+    from quire.frontend.evaluation.simulation.plan import Plan, SimulatedRun
     from quire.frontend.evaluation.workload.reading import Trace
 
 _ATTAINMENT = 0.99
@@ -137,8 +137,7 @@ def simulate(
     which `quire calibrate` fits to a host. The same seed gives the same results.
     """
     del common
-    from quire.frontend.evaluation.simulation.calibration import load_calibration
-    from quire.frontend.evaluation.simulation.plan import Plan
+    from quire.frontend.evaluation.simulation.plan import Plan, load_calibration
 
     report.check()
     fleet.check(report)
@@ -180,14 +179,14 @@ def _report(run: Run, rows: Trace, report: ReportFlags) -> None:
     report_on(run, report)
 
 
-def _find(plan: Plan, fleet: FleetFlags) -> Simulated:
-    from quire.frontend.evaluation.simulation.search import attainment_of, find_engines
+def _find(plan: Plan, fleet: FleetFlags) -> SimulatedRun:
+    from quire.frontend.evaluation.simulation.plan import find_engines
 
     attainment = _ATTAINMENT if fleet.attainment is None else fleet.attainment
 
-    def attempt(num_engines: int) -> Simulated:
+    def attempt(num_engines: int) -> SimulatedRun:
         simulated = plan.simulate(num_engines, fleet.router)
-        share = attainment_of(simulated)
+        share = simulated.attainment
         is_enough = "enough" if share >= attainment else "too few"
         say(f"{num_engines} engines: {share:.2%} of {simulated.run.requests} requests meet the limits, {is_enough}")
         return simulated

@@ -16,9 +16,8 @@ from quire.frontend.cli.server_flags import ServerFlags
 if TYPE_CHECKING:
     import asyncio
 
-    from quire.frontend.evaluation.replay.extent import Extent
-    from quire.frontend.evaluation.replay.load import Load
-    from quire.frontend.evaluation.replay.runner import Collector, Replay
+    from quire.frontend.evaluation.replay.load import Extent, Load
+    from quire.frontend.evaluation.replay.runner import Replay, RunCollector
     from quire.frontend.evaluation.replay.runs import Runs
     from quire.frontend.evaluation.replay.target import Target
     from quire.frontend.evaluation.workload.request import WorkloadRequest
@@ -68,7 +67,7 @@ class OpenTarget:
 
     def measure(
         self,
-        run: Collector,
+        run: RunCollector,
         requests: Iterable[WorkloadRequest],
         load: Load,
         *,

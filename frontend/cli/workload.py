@@ -15,7 +15,7 @@ from quire.frontend.cli.flags import changed, flag_names, option, switch
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
-    from quire.frontend.evaluation.replay.extent import Extent
+    from quire.frontend.evaluation.replay.load import Extent
     from quire.frontend.evaluation.workload.arrivals import Strategy
     from quire.frontend.evaluation.workload.reading import Trace
     from quire.frontend.evaluation.workload.request import WorkloadRequest
@@ -77,7 +77,7 @@ class TraceFlags:
     @property
     def extent(self) -> Extent:
         """How long the workload is, as far as they tell."""
-        from quire.frontend.evaluation.replay.extent import Extent
+        from quire.frontend.evaluation.replay.load import Extent
 
         has_own_times = self.rate is None and not self.has_ramp
         seconds = self.duration / self.speed if self.duration is not None and has_own_times else None

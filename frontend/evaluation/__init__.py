@@ -1,1 +1,1 @@
-"""Workloads, their replay and simulation, and reports of what was measured."""
+"""Evaluation: workloads, their replay and simulation, benchmarks, and reports of what they measure."""

@@ -1,4 +1,4 @@
-"""The prefix cache beside a dictionary of all prefixes, which says what it should hold."""
+"""The prefix cache compared with a dictionary of all prefixes, which models its content."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Key = tuple[str, tuple[int, ...]]
 
 
 class CheckedCache:
-    """A tree, the sequences that use it, and what the tree should hold. Each operation fails where the two differ.
+    """A tree, the sequences that use it, and a model of its content. Each operation fails where the two differ.
 
-    The model costs as much as the tokens that an operation touches, so that it keeps up with millions of them.
+    The model costs as much as the tokens that an operation touches, which allows for millions of operations.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -31,7 +31,7 @@ class CheckedCache:
         self._children: Counter[Key] = Counter()  # pages right below
 
     def keys(self, salt: str, tokens: list[int]) -> Iterator[Key]:
-        """Of the full pages of `tokens`."""
+        """Yield the keys of the full pages of `tokens`."""
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             yield salt, tuple(tokens[:end])
 
@@ -39,7 +39,7 @@ class CheckedCache:
         return key[0], key[1][: -self.page_size]
 
     def add(self, salt: str, tokens: list[int]) -> bool:
-        """A sequence that takes what it finds, computes the rest and shares it; False when it gets too few pages."""
+        """Add a sequence that matches its prefix, computes the rest and shares it; False if there are too few pages."""
         root = self.tree.enter(salt)
         found = self.tree.match(root, tokens)
         keys = list(self.keys(salt, tokens))
@@ -66,7 +66,7 @@ class CheckedCache:
         return True
 
     def remove(self, index: int) -> None:
-        """The sequence at this place ends; its pages stay in the tree."""
+        """End the sequence at this index; its pages stay in the tree."""
         self._leave(*self.sequences.pop(index))
 
     def _leave(self, salt: str, root: int, tokens: list[int], pages: list[int]) -> None:
@@ -80,7 +80,7 @@ class CheckedCache:
         self.tree.leave(root)
 
     def evict(self, count: int) -> None:
-        """The least recently used pages go, each of them a leaf by then."""
+        """Evict the least recently used pages, each of which is a leaf by then."""
         assert self.tree.evict(count) == min(count, len(self.unused))
         for _ in range(min(count, len(self.unused))):
             key = next(iter(self.unused))
@@ -92,7 +92,7 @@ class CheckedCache:
                 del self._children[parent]
 
     def check(self) -> None:
-        """The sums of both are equal."""
+        """Check that the counts of both are equal."""
         assert self.tree.size == len(self.pages)
         assert self.tree.cached_pages == len(self.unused)
         assert self.pool.held_pages == len(self.pages)
@@ -100,9 +100,9 @@ class CheckedCache:
 
 
 def check_random_operations(count: int, seed: int, num_pages: int = 300, page_size: int = 4) -> None:
-    """`count` operations: sequences that begin like others come and go, under several salts, and pages are evicted.
+    """Run `count` operations: sequences with shared prefixes come and go, under several salts; pages are evicted.
 
-    AssertionError where the tree does not hold what the dictionary does.
+    Raises AssertionError where the tree differs from the dictionary.
     """
     choose = random.Random(seed)
     cache = CheckedCache(num_pages, page_size)
@@ -120,7 +120,7 @@ def check_random_operations(count: int, seed: int, num_pages: int = 300, page_si
                 if choose.random() < 0.1:
                     salt = choose.choice(SALTS)
             tokens = base[: choose.randrange(len(base) + 1)] + choose.choices(range(5), k=choose.randrange(30))
-            if not cache.add(salt, tokens):  # all is in use
+            if not cache.add(salt, tokens):  # all pages are in use
                 cache.remove(choose.randrange(len(cache.sequences)))
         cache.check()
     while cache.sequences:

@@ -1,4 +1,4 @@
-"""Times the operations of the prefix cache, each alone."""
+"""Timing of each operation of the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from bench.cache_shapes import SHAPES, VOCAB_SIZE
 
 from quire.kernels.runner import Sequences
 
-ROOM = 512  # pages beyond the tree's, for those that run
+ROOM = 512  # pages beyond the tree's, for running sequences
 
 
 class FullCache:
-    """A prefix cache of `nodes` pages, which sequences of one shape have filled and have left."""
+    """A prefix cache of `nodes` pages, filled by ended sequences of one shape."""
 
     def __init__(self, shape: str, nodes: int, page_size: int, seed: int) -> None:
         self.nodes = nodes
         self.page_size = page_size
         self.shape = SHAPES[shape](page_size, seed)
         self.sequences = Sequences(nodes + ROOM, page_size, VOCAB_SIZE)
-        self.seconds: dict[str, list[float]] = {}  # of each time, a token that was touched; by operation
+        self.seconds: dict[str, list[float]] = {}  # a touched token, for each call; by operation
         self._choose = random.Random(seed)
         while self.sequences.tree.size < nodes:
             slot, tokens = self._open(self.shape.extend())
@@ -30,18 +30,18 @@ class FullCache:
             self.sequences.close(slot)
 
     def measure(self, count: int) -> None:
-        """Times `count` of each operation, while sequences go on to come and the oldest pages to go."""
+        """Time `count` of each operation, as sequences arrive and the oldest pages are evicted."""
         for _ in range(count):
             self._look_up()
             self._add()
 
     def _open(self, end: int) -> tuple[int, int]:
-        """A slot with the sequence that ends so, and one token more, the one that is never cached; its tokens."""
+        """Open the sequence that ends there, with one more token, which is never cached; return its slot and tokens."""
         tokens = self.shape.tokens(end)
         return self.sequences.open([*tokens, 0], len(tokens) + 1, cache_salt=""), len(tokens)
 
     def _look_up(self) -> None:
-        """Matches one of the sequences that the tree holds, anywhere in it."""
+        """Match one of the sequences in the tree, anywhere in it."""
         ends = self.shape.ends
         first = bisect_left(ends, len(self.shape.parents) - self.nodes)
         slot, _ = self._open(ends[self._choose.randrange(first, len(ends))])
@@ -51,7 +51,7 @@ class FullCache:
         self.sequences.close(slot)
 
     def _add(self) -> None:
-        """The next sequence: finds what is there, computes the rest, shares it and ends."""
+        """Add the next sequence: it matches its prefix, computes the rest, shares it and ends."""
         sequences = self.sequences
         slot, tokens = self._open(self.shape.extend())
         missing = (tokens - sequences.match(slot)[0]) // self.page_size

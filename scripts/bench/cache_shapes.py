@@ -1,4 +1,4 @@
-"""Sequences as they come to a prefix cache: each begins like an earlier one, and adds some pages."""
+"""Sequences of a prefix cache: each shares a prefix with an earlier one, and adds some pages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ VOCAB_SIZE = 32_000
 
 
 class Shape(ABC):
-    """A tree that grows at its branches. A page is known by its number, from which its tokens follow."""
+    """A tree that grows at its branches. The number of a page determines its tokens."""
 
     def __init__(self, page_size: int, seed: int) -> None:
-        self.parents: list[int] = []  # of each page that ever was, -1 for a first one
+        self.parents: list[int] = []  # of each page ever made, -1 for a first page
         self.ends: list[int] = []  # the last page of each sequence
         self._page_size = page_size
         self._first = seed % 1024 << 22  # so that up to 1024 shapes share no page
@@ -22,10 +22,10 @@ class Shape(ABC):
 
     @abstractmethod
     def extend(self) -> int:
-        """One more sequence: returns its last page."""
+        """Add a sequence; return its last page."""
 
     def pages(self, end: int) -> list[int]:
-        """The path to a page, itself included."""
+        """Return the path to a page, including the page."""
         path = []
         while end >= 0:
             path.append(end)
@@ -33,7 +33,7 @@ class Shape(ABC):
         return path[::-1]
 
     def tokens(self, end: int) -> list[int]:
-        """What the path to a page holds."""
+        """Return the tokens on the path to a page."""
         first = np.array(self.pages(end)) * self._page_size + self._first
         positions = first[:, None] + np.arange(self._page_size)
         tokens: list[int] = (positions * 2_654_435_761 % 2**32 // 256 % VOCAB_SIZE).ravel().tolist()
@@ -47,7 +47,7 @@ class Shape(ABC):
 
 
 class TreeSearch(Shape):
-    """One search after another: a problem, then thoughts, of which each is followed by 3 to 8, the newest first."""
+    """Consecutive searches: a problem, then thoughts, each followed by 3 to 8 more, the newest first."""
 
     PROBLEM_PAGES = 16
     SEARCH_PAGES = 500
@@ -55,11 +55,11 @@ class TreeSearch(Shape):
 
     def __init__(self, page_size: int, seed: int) -> None:
         super().__init__(page_size, seed)
-        self._open: list[list[int]] = []  # last page of a thought, and how many more follow it
+        self._open: list[list[int]] = []  # last page of a thought, and the number of thoughts to follow it
         self._search_end = 0
 
     def extend(self) -> int:
-        """One more thought."""
+        """Add a thought."""
         if len(self.parents) >= self._search_end:
             self._search_end = len(self.parents) + self.SEARCH_PAGES
             self._open = [[self._grow(-1, self.PROBLEM_PAGES), self._choose.randint(3, 8)]]
@@ -73,8 +73,8 @@ class TreeSearch(Shape):
         return end
 
 
-class Chat(Shape):
-    """Conversations of several turns, a number of them at a time, each below one of a few system prompts."""
+class Conversations(Shape):
+    """Conversations of several turns, some at a time, each below one of a few system prompts."""
 
     SYSTEM_PROMPTS = 4
     SYSTEM_PAGES = 32
@@ -89,7 +89,7 @@ class Chat(Shape):
         return [self._choose.choice(self._systems), self._choose.randint(3, 8)]
 
     def extend(self) -> int:
-        """One more turn: a question and its answer."""
+        """Add a turn: a question and its answer."""
         index = self._choose.randrange(self.CONVERSATIONS)
         end, turns = self._open[index]
         end = self._grow(end, self._choose.randint(4, 12))
@@ -98,4 +98,4 @@ class Chat(Shape):
         return end
 
 
-SHAPES: dict[str, type[Shape]] = {"tree search": TreeSearch, "chat": Chat}
+SHAPES: dict[str, type[Shape]] = {"tree search": TreeSearch, "chat": Conversations}

@@ -1,4 +1,4 @@
-"""What the benchmark sees of an engine, ours or a peer."""
+"""Interface of the engines that are benchmarked: Quire and its peers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from bench.work import Answer, Decode, Work
+from bench.work import BatchTiming, Decode, Work
 
 
 class BenchError(RuntimeError):
-    """Something that the user can mend; the text says what."""
+    """An error that the user can fix; the text says how."""
 
 
 StepBytes = Callable[[Decode], int]
-"""Bytes that a step of a decode cannot do without: all weights once, the keys and values of every token before it."""
+"""Bytes that a decode step has to read: all weights once, and the keys and values of every token before it."""
 
 
-class Engine(ABC):
-    """An engine with its model loaded. Those of one `name` are variants, of which the better one counts."""
+class BenchEngine(ABC):
+    """An engine with its model loaded. Engines of one `name` are variants, of which the better one counts."""
 
     def __init__(self, name: str, variant: str, step_bytes: StepBytes, *, ours: bool = False) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class Engine(ABC):
 
     @property
     def full_name(self) -> str:
-        """The name and the variant."""
+        """Name and variant."""
         return f"{self.name} {self.variant}".strip()
 
     def prepare(self, work: Work) -> None:
@@ -37,13 +37,13 @@ class Engine(ABC):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While it is this engine's turn; between its turns it uses no CPU."""
+        """Let the engine run; between its turns it uses no CPU."""
         yield
 
     @abstractmethod
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
-        """Generate exactly so many tokens for each prompt, greedily. Raises `BenchError`."""
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+        """Generate exactly `max_tokens` tokens for each prompt, greedily. Raises `BenchError`."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it, leaving no process behind. Idempotent."""
+        """End the engine, leaving no process behind. Idempotent."""

@@ -1,4 +1,4 @@
-"""Clients of an HTTP server that cost little themselves: one connection a stream, its events only counted and timed."""
+"""Cheap clients of an HTTP server: one connection a stream, whose events are only counted and timed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 @dataclass(slots=True)
 class StreamTimes:
-    """When what a stream asked for came: `events` counts those with tokens, `times` when they were read."""
+    """Times of a stream: `events` counts those with tokens, `times` are those of the reads that had any."""
 
     sent: float = 0.0
     times: list[float] = field(default_factory=list)
@@ -22,7 +22,7 @@ class StreamTimes:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between reads that brought something."""
+        """Seconds between reads that had tokens."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
@@ -40,7 +40,7 @@ class StreamClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
         self.transport.write(self._request)
         self.result.sent = time.perf_counter()
         if not self._reads:
@@ -62,19 +62,19 @@ class StreamClient(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """It is over."""
+        """End the stream."""
         for future in (self.began, self.ended):
             if not future.done():
                 future.set_result(None)
 
     def close(self) -> None:
-        """Drop the connection, whatever is still to come."""
+        """Drop the connection, even in mid-stream."""
         if self.transport is not None:
             self.transport.abort()
 
 
 async def open_stream(url: str, body: dict[str, object], reads: bool = True) -> StreamClient:
-    """Connect and send; the answer comes by itself."""
+    """Connect and send the request; the answer is read in the background."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None

@@ -1,4 +1,4 @@
-"""The engines that a command line asks for, started."""
+"""Start of the engines that a command line asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bench.engines import Engine
+from bench.engines import BenchEngine
 from bench.llama_server import LlamaServer
 from bench.quire_engine import AsyncQuireEngine, Configuration, QuireEngine, step_bytes
 from bench.vllm_peer import VllmPeer
@@ -17,9 +17,9 @@ from bench.work import Decode
 
 def start_engines(
     stack: contextlib.ExitStack, arguments: argparse.Namespace, max_model_len: int, threads: int
-) -> list[Engine]:
-    """All engines, their models loaded; `stack` ends them. Raises `BenchError`, or what `LLM` does."""
-    engines: list[Engine] = []
+) -> list[BenchEngine]:
+    """Return all engines with their models loaded; `stack` ends them. Raises `BenchError`, or what `LLM` raises."""
+    engines: list[BenchEngine] = []
     for start in (_start_quire, _start_vllm, _start_llama):
         for engine in start(arguments, max_model_len, threads):
             stack.callback(engine.close)
@@ -27,41 +27,41 @@ def start_engines(
     return engines
 
 
-def plain(arguments: argparse.Namespace) -> Configuration:
-    """The model as it is."""
+def unquantized(arguments: argparse.Namespace) -> Configuration:
+    """Return the configuration without quantization."""
     return Configuration(arguments.model, arguments.dtype)
 
 
-def _start_quire(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[Engine]:
+def _start_quire(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:
     kind = AsyncQuireEngine if arguments.streaming else QuireEngine
     for quantization in arguments.quantization.split(","):
-        for kv_dtype in arguments.kv_dtype.split(","):
+        for kv_dtype in arguments.kv_cache_dtype.split(","):
             mode = None if quantization == "none" else quantization
-            configuration = replace(plain(arguments), quantization=mode, kv_dtype=kv_dtype)
-            _say(configuration.name)
+            configuration = replace(unquantized(arguments), quantization=mode, kv_dtype=kv_dtype)
+            _announce(configuration.name)
             yield kind(configuration, max_model_len, threads)
 
 
-def _start_vllm(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[Engine]:
+def _start_vllm(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:
     if arguments.vllm is not None:
-        _say("vLLM, which takes a minute or two")
+        _announce("vLLM, which takes a minute or two")
         yield VllmPeer(
             arguments.vllm,
             model=arguments.model,
             dtype=arguments.dtype,
             max_model_len=max_model_len,
             threads=threads,
-            read=step_bytes(plain(arguments).plan()),
+            read=step_bytes(unquantized(arguments).plan()),
             streaming=arguments.streaming,
         )
 
 
-def _start_llama(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[Engine]:
-    del max_model_len  # the server starts anew for each work
-    read = step_bytes(plain(arguments).plan())
+def _start_llama(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:
+    del max_model_len  # the server restarts for each work
+    read = step_bytes(unquantized(arguments).plan())
 
     def kv_bytes(work: Decode) -> int:
-        """Those beyond a context of one token; as in Quire, 16 bits a number."""
+        """Return the bytes beyond a context of one token; as in Quire, 16 bits an element."""
         return read(work) - read(Decode(work.batch, 1, 0))
 
     for gguf in arguments.gguf:
@@ -71,5 +71,5 @@ def _start_llama(arguments: argparse.Namespace, max_model_len: int, threads: int
             )
 
 
-def _say(name: str) -> None:
+def _announce(name: str) -> None:
     print(f"starting {name} ...", file=sys.stderr, flush=True)

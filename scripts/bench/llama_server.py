@@ -1,4 +1,4 @@
-"""llama.cpp's `llama-server`, started anew when a work needs another number of slots or length."""
+"""llama.cpp's `llama-server`, restarted when a work needs another number of slots or length."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.engines import BenchError, Engine, StepBytes
+from bench.engines import BenchEngine, BenchError, StepBytes
 from bench.process import PeerProcess
-from bench.work import STEP_TOKENS, Answer, Generated, Work
+from bench.work import STEP_TOKENS, BatchTiming, SequenceTiming, Work
 
 START_SECONDS = 300.0
-SPARE_TOKENS = 16  # beside prompt and answer, in every slot
+SPARE_TOKENS = 16  # in addition to prompt and answer, in every slot
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a UNIX socket: no port to choose, and nobody else can connect."""
+    """HTTP over a UNIX socket: no port to choose, and no access for others."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost")
@@ -34,12 +34,11 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class LlamaServer(Engine):
+class LlamaServer(BenchEngine):
     """A GGUF file in `llama-server`, with flash attention "on" or "off" as the variant.
 
-    A prompt is a POST to /completion, all of a batch at once. First and last token are when the server had them by
-    its `timings`. Every slot has KV memory of its own, as prompts that
-    share nothing want it, and no prompt is taken from a cache.
+    A prompt is a POST to /completion, all of a batch at once. The times of the first and last token come from the
+    server's `timings`. Every slot has KV memory of its own, since prompts share nothing, and prompt caching is off.
     """
 
     def __init__(
@@ -47,11 +46,9 @@ class LlamaServer(Engine):
     ) -> None:
         self._program = binaries / "llama-server"
         if not self._program.exists():
-            raise BenchError(
-                f"--llama {binaries}: there is no llama-server in it; give the folder of llama.cpp's programs"
-            )
+            raise BenchError(f"--llama {binaries}: it has no llama-server; give the folder of llama.cpp's programs")
         if not gguf.exists():
-            raise BenchError(f"--gguf {gguf}: there is no such file")
+            raise BenchError(f"--gguf {gguf}: no such file")
         name = f"llama.cpp {gguf.stem}"
         super().__init__(name, f"-fa {flash_attention}", lambda work: gguf.stat().st_size + kv_bytes(work))
         self._gguf, self._flash_attention, self._threads, self._streaming = gguf, flash_attention, threads, streaming
@@ -60,7 +57,7 @@ class LlamaServer(Engine):
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the socket
 
     def prepare(self, work: Work) -> None:
-        """Start the server with a slot for each sequence, unless it runs already."""
+        """Start the server with a slot for each sequence, unless it is already running."""
         shape = (work.batch, work.longest + SPARE_TOKENS)
         if shape != self._shape:
             self.close()
@@ -69,8 +66,8 @@ class LlamaServer(Engine):
             self._shape = shape
             self._wait_ready(self._process)
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
-        """Generate exactly so many tokens for each prompt, greedily."""
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         bodies = list(map(self._body, prompts, max_tokens))
         with ThreadPoolExecutor(len(prompts)) as threads:
             begun = time.perf_counter()
@@ -78,17 +75,17 @@ class LlamaServer(Engine):
                 sequences = tuple(threads.map(self._complete, bodies, max_tokens))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise self._failure(error) from error
-            return Answer(time.perf_counter() - begun, sequences)
+            return BatchTiming(time.perf_counter() - begun, sequences)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While it is this engine's turn; between its turns it uses no CPU."""
+        """Let the engine run; between its turns it uses no CPU."""
         assert self._process is not None, "prepare comes first"
         with self._process.running():
             yield
 
     def close(self) -> None:
-        """End it, leaving no process behind. Idempotent."""
+        """End the engine, leaving no process behind. Idempotent."""
         self._shape = (0, 0)
         if self._process is not None:
             self._process.close()
@@ -127,7 +124,7 @@ class LlamaServer(Engine):
         raise process.death("starting")
 
     def _body(self, prompt: Sequence[int], max_tokens: int) -> str:
-        asked = {
+        request = {
             "prompt": prompt,
             "n_predict": max_tokens,
             "ignore_eos": True,
@@ -136,20 +133,20 @@ class LlamaServer(Engine):
             "top_k": 1,
             "stream": self._streaming,
         }
-        return json.dumps(asked)
+        return json.dumps(request)
 
-    def _complete(self, body: str, max_tokens: int) -> Generated:
+    def _complete(self, body: str, max_tokens: int) -> SequenceTiming:
         with self._request("POST", "/completion", body) as answer:
             if answer.status != http.client.OK:
                 raise ValueError(answer.read().decode(errors="replace"))
             timings = self._timings(answer)
         now, count = time.perf_counter(), timings["predicted_n"]
         if count != max_tokens:
-            raise ValueError(f"{count} tokens where {max_tokens} were asked for")
-        return Generated(now - timings["predicted_ms"] / 1000, now, count - 1)
+            raise ValueError(f"{count} tokens instead of {max_tokens}")
+        return SequenceTiming(now - timings["predicted_ms"] / 1000, now, count - 1)
 
     def _timings(self, answer: http.client.HTTPResponse) -> dict[str, Any]:
-        """What the server says of its time; it comes at the end, when it streams in the last event."""
+        """Return the server's timings, which a stream has in its last event."""
         whole = answer.read()
         if self._streaming:
             whole = whole.rpartition(b"data: ")[2]

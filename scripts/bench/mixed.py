@@ -1,4 +1,4 @@
-"""What a long prompt costs those who decode, and the short one that comes right after it."""
+"""Cost of a long prompt for decoding requests, and for a short prompt right after it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SHORT_OUTPUT = 10
 
 @dataclass(frozen=True, slots=True)
 class MixedLoad:
-    """So many chats decode; then a prompt of `long_tokens` comes, and in the next step one of `short_tokens`."""
+    """A load of `chats` decoding requests, a prompt of `long_tokens`, and in the next step one of `short_tokens`."""
 
     chats: int = 16
     long_tokens: int = 8000
     short_tokens: int = 32
 
     def run(self, limits: EngineLimits, step_time: StepTime) -> dict[str, Any]:
-        """Inter-token latency of the chats without and with the long prompt, and when the short one is answered."""
+        """Return the chats' inter-token latency without and with the long prompt, and the TTFT of the short one."""
         alone = step_time.seconds(StepWork(0, self.chats, 0, 0))
         arrival = 200 * alone
         requests = [self._request(number, 0.0, _CHAT_TOKENS, self.chat_output) for number in range(self.chats)]
@@ -38,21 +38,21 @@ class MixedLoad:
         simulation.run(requests)
         *chats, long, short = simulation.answers
         before = _gaps(chats, arrival / 2, arrival)
-        beside = _gaps(chats, arrival, long.token_times[0])
+        mixed = _gaps(chats, arrival, long.token_times[0])
         steps = chats[0].token_times
         return {
             "itl_alone_seconds": percentiles(before),
-            "itl_beside_seconds": percentiles(beside),
-            "itl_growth_p99": float(np.percentile(beside, 99) / np.percentile(before, 99)),
+            "itl_mixed_seconds": percentiles(mixed),
+            "itl_growth_p99": float(np.percentile(mixed, 99) / np.percentile(before, 99)),
             "long_ttft_seconds": first_token_seconds(long),
             "short_ttft_seconds": first_token_seconds(short),
             "short_ttft_steps": sum(short.sent < time <= short.token_times[0] for time in steps),
-            "short_ttft_chunk_times": first_token_seconds(short) / float(np.mean(beside)),
+            "short_ttft_chunk_times": first_token_seconds(short) / float(np.mean(mixed)),
         }
 
     @property
     def chat_output(self) -> int:
-        """Tokens of a chat's answer: more than it gets until the long prompt is done, by tiles of 32 at least."""
+        """Tokens of a chat's answer: more than it gets until the long prompt is done in tiles of at least 32."""
         return 400 + self.long_tokens // 16
 
     @property
@@ -66,7 +66,7 @@ class MixedLoad:
 
 
 def _gaps(answers: Iterable[Answer], since: float, until: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Seconds between the tokens that came in this time and those before them."""
+    """Return the inter-token latencies of tokens that arrived in this interval."""
     gaps = []
     for answer in answers:
         times = np.array(answer.token_times)

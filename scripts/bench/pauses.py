@@ -1,4 +1,4 @@
-"""How long the control plane keeps a model waiting, when many clients search trees in a pool that is always full."""
+"""Pauses of the control plane between steps, when many clients search trees in a pool that is always full."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from quire.protocol.messages import SchedulerStats
 
 @dataclass
 class Pauses:
-    """A run of an engine whose model answers at once."""
+    """Pauses of a run, and its statistics."""
 
     steps: list[Pause]
     num_requests: int
     stats: SchedulerStats  # at the end
-    num_collections: int  # of Python's garbage, while it ran
+    num_collections: int  # of Python's garbage collector, during the run
     num_garbage: int = field(default=0)  # objects that only a collection would have freed
 
 
 def search_trees(
     *, clients: int, steps: int, page_size: int, num_pages: int, answer_tokens: int, policy: str, seed: int
 ) -> Pauses:
-    """Each client searches its own trees, one thought at a time. Counted from when the pool is full."""
+    """Let each client search its own trees, one thought at a time, and measure once the pool is full."""
     engine = InstantEngine(
         Sequences(num_pages, page_size, VOCAB_SIZE), page_size, num_pages, policy=policy, max_num_seqs=clients
     )

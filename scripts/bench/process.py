@@ -1,4 +1,4 @@
-"""A peer's process: in a group of its own, stopped between its turns, and ended with all it started."""
+"""Process of a peer: in a group of its own, stopped between its turns, and ended with its descendants."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from bench.engines import BenchError
 
 LAST_LINES = 15
-END_SECONDS = 5.0  # for an orderly end, before the next means
+END_SECONDS = 5.0  # for a graceful end, before the next signal
 
 
 class PeerProcess:
-    """A running command whose messages go to a file; one that `talks` has pipes for standard input and output.
+    """A running command with its messages in a file; `talks` gives it pipes for standard input and output.
 
-    The group is of its own, so that it can be stopped as a whole and Ctrl-C reaches only the benchmark; the session
-    is the benchmark's, so that the kernel ends a stopped group when the benchmark is killed.
+    It has a process group of its own, so that it can be stopped as a whole and Ctrl-C reaches only the benchmark. It
+    stays in the benchmark's session, so that the kernel ends a stopped group when the benchmark is killed.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class PeerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, and the group's."""
+        """Id of the process and of its group."""
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return True if the process has not ended."""
         return self._process.poll() is None
 
     def ask(self, line: bytes) -> bytes:
-        """Write a line and read one; nothing if the process has ended."""
+        """Write a line and read one; return an empty line if the process has ended."""
         assert self._process.stdin is not None, "the process does not talk"
         assert self._process.stdout is not None
         try:
@@ -64,18 +64,18 @@ class PeerProcess:
         return self._process.stdout.readline()
 
     def death(self, doing: str) -> BenchError:
-        """An error that says how the process ended and the last that it said."""
+        """Return an error with the exit status and the stderr tail of the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         status = self._process.returncode
         how = "does not answer" if status is None else f"ended with status {status}"
         lines = Path(self._log.name).read_text(errors="replace").splitlines()[-LAST_LINES:]
-        said = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
-        return BenchError(f"{self.name} {how} while {doing}. The last it said:\n{said}")
+        tail = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
+        return BenchError(f"{self.name} {how} while {doing}. Its last messages:\n{tail}")
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the group run; it is stopped afterwards."""
+        """Let the group run, and stop it afterwards."""
         self._signal(signal.SIGCONT)
         try:
             yield
@@ -83,7 +83,7 @@ class PeerProcess:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End the group: its input ends, then come signals; nothing of it is left. Idempotent."""
+        """End the group: close its input, then send signals until it is gone. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Quire as users have it: `LLM` or `AsyncLLM`, and an engine process behind a socket."""
+"""Quire as users run it: `LLM` or `AsyncLLM`, and an engine process behind a socket."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Unpack
 
 import uvloop
-from bench.engines import BenchError, Engine, StepBytes
-from bench.work import Answer, Decode, Generated
+from bench.engines import BenchEngine, BenchError, StepBytes
+from bench.work import BatchTiming, Decode, SequenceTiming
 
 from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
 from quire.frontend.client.request_table import OpenRequest, RequestTable
@@ -25,7 +25,7 @@ from quire.protocol.messages import ClientMessage, EngineCoreOutputs
 
 @dataclass(frozen=True)
 class Configuration:
-    """How Quire is to run a model."""
+    """Configuration with which Quire runs a model."""
 
     model: str
     dtype: str = "auto"
@@ -34,17 +34,17 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """Quire, and how it differs from the model as it is."""
+        """Quire and the names of its quantizations."""
         words = [self.quantization, None if self.kv_dtype == "auto" else f"kv-{self.kv_dtype}"]
         return " ".join(["Quire", *filter(None, words)])
 
     def plan(self) -> PlanBuilder:
-        """The plan that the engine makes. Raises `ValueError`."""
+        """Return the plan that the engine makes. Raises `ValueError`."""
         options = LoadOptions(self.model, self.dtype, quantization=self.quantization, kv_dtype=self.kv_dtype)
         return describe(options)[0]
 
     def options(self, max_model_len: int, threads: int) -> EngineOptions:
-        """What is given to `LLM`: of what is not asked for, nothing."""
+        """Return the arguments of `LLM`, without those at their defaults."""
         given: EngineOptions = {
             "dtype": self.dtype,
             "max_model_len": max_model_len,
@@ -59,7 +59,7 @@ class Configuration:
 
 
 def step_bytes(plan: PlanBuilder) -> StepBytes:
-    """What a step of the plan has to read."""
+    """Return a function for the bytes that a step of the plan has to read."""
     isa = host.choose_isa().name
 
     def count(work: Decode) -> int:
@@ -74,14 +74,14 @@ def _params(max_tokens: int) -> SamplingParams:
 
 
 class _CountingTable(RequestTable):
-    """Counts the tokens of each request's first increment.
+    """A request table that counts the tokens of each request's first increment.
 
-    Increments merge when they come faster than they are read, and then have the time of the last of their steps.
+    Increments that arrive faster than they are read are merged, and then have the time of their last step.
     """
 
     def __init__(self, send: Callable[[ClientMessage], None], eos_token_ids: list[int]) -> None:
         super().__init__(send, eos_token_ids)
-        self.first_counts: dict[str, int] = {}  # by ids that are in the order of submission
+        self.first_counts: dict[str, int] = {}  # by ids in the order of submission
 
     def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
         for output in message.outputs:
@@ -98,15 +98,15 @@ class _CountingLLM(LLM):
         self._table = self.table = _CountingTable(self._engine.client.send, self._engine.eos_token_ids)
 
 
-class QuireEngine(Engine):
-    """`LLM`; first and last token as the engine's clock has them."""
+class QuireEngine(BenchEngine):
+    """`LLM`; the times of the first and last token are the engine's."""
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
         super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
         self._llm = _CountingLLM(configuration.model, **configuration.options(max_model_len, threads))
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
-        """Generate exactly so many tokens for each prompt, greedily."""
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         params = [_params(count) for count in max_tokens]
         first_counts = self._llm.table.first_counts
         first_counts.clear()
@@ -114,40 +114,40 @@ class QuireEngine(Engine):
         outputs = self._llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
         seconds = time.perf_counter() - begun
         counts = [first_counts[number] for number in sorted(first_counts, key=int)]
-        return Answer(seconds, tuple(map(self._generated, outputs, max_tokens, counts)))
+        return BatchTiming(seconds, tuple(map(self._generated, outputs, max_tokens, counts)))
 
     @staticmethod
-    def _generated(output: RequestOutput, max_tokens: int, first_count: int) -> Generated:
+    def _generated(output: RequestOutput, max_tokens: int, first_count: int) -> SequenceTiming:
         metrics, count = output.metrics, len(output.outputs[0].token_ids)
         if count != max_tokens:
-            raise BenchError(f"Quire gave {count} tokens where {max_tokens} were asked for")
+            raise BenchError(f"Quire gave {count} tokens instead of {max_tokens}")
         if metrics.first_token_time is None or metrics.last_token_time is None:
             raise BenchError("Quire's outputs lack the times of their tokens")
-        return Generated(metrics.first_token_time, metrics.last_token_time, count - first_count)
+        return SequenceTiming(metrics.first_token_time, metrics.last_token_time, count - first_count)
 
     def close(self) -> None:
         """End the engine process."""
         self._llm.close()
 
 
-class AsyncQuireEngine(Engine):
-    """`AsyncLLM` on uvloop; first and last token as the caller gets them."""
+class AsyncQuireEngine(BenchEngine):
+    """`AsyncLLM` on uvloop; the times of the first and last token are the caller's."""
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
         super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
         self._llm = AsyncLLM(configuration.model, **configuration.options(max_model_len, threads))
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
-        """Generate exactly so many tokens for each prompt, greedily."""
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         return self._runner.run(self._generate(prompts, max_tokens))
 
-    async def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
+    async def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
         begun = time.perf_counter()
         streams = await asyncio.gather(*map(self._stream, prompts, max_tokens))
-        return Answer(time.perf_counter() - begun, tuple(streams))
+        return BatchTiming(time.perf_counter() - begun, tuple(streams))
 
-    async def _stream(self, prompt: Sequence[int], max_tokens: int) -> Generated:
+    async def _stream(self, prompt: Sequence[int], max_tokens: int) -> SequenceTiming:
         first = last = 0.0
         count = later = 0
         async for output in self._llm.generate(list(prompt), _params(max_tokens), output_kind="delta"):
@@ -159,8 +159,8 @@ class AsyncQuireEngine(Engine):
                 later += new
             count += new
         if count != max_tokens:
-            raise BenchError(f"Quire streamed {count} tokens where {max_tokens} were asked for")
-        return Generated(first, last, later)
+            raise BenchError(f"Quire streamed {count} tokens instead of {max_tokens}")
+        return SequenceTiming(first, last, later)
 
     def close(self) -> None:
         """End the engine process."""

@@ -1,4 +1,4 @@
-"""The table and the figure."""
+"""Table and figure of the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 160  # columns of the table, where there is no terminal
+WIDTH = 160  # columns of the table without a terminal
 
 
 def show(results: list[WorkSamples]) -> None:
@@ -23,7 +23,7 @@ def show(results: list[WorkSamples]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("work", "engine"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("tok/s", "least", "most", "of limit", *(f"{name} / it" for name in ratios)):
+    for heading in ("tok/s", "min", "max", "of limit", *(f"{name} / it" for name in ratios)):
         table.add_column(heading, justify="right")
     for result in results:
         best = result.best()
@@ -41,7 +41,7 @@ def show(results: list[WorkSamples]) -> None:
 def _cells(result: WorkSamples, samples: Samples) -> list[str]:
     limit = result.limit(samples.engine)
     share = "" if limit is None else f"{samples.median / limit:.0%}"
-    mark = " *" if samples.apart else ""
+    mark = " *" if samples.is_incomplete else ""
     rates = [samples.median, min(samples.rates), max(samples.rates)]
     return [samples.engine.full_name + mark, *map(_number, rates), share]
 
@@ -55,21 +55,22 @@ def _number(rate: float) -> str:
 
 
 def _notes(results: list[WorkSamples]) -> list[str]:
-    notes = ["Medians; a ratio is the median of those of the repetitions. Of variants the faster is shown."]
+    notes = ["Medians; a ratio is the median of the repetitions' ratios. Of variants the fastest is shown."]
     bandwidths = [statistics.median(result.bandwidths) for result in results if result.bandwidths]
     if bandwidths:
         notes.append(
-            "The limit is to read, in each step, all weights and the KV of all tokens at "
-            f"{min(bandwidths) / 1e9:.1f} to {max(bandwidths) / 1e9:.1f} GB/s: how fast the same threads read "
-            f"{SIZE >> 30} GiB in the same turns (best of {PASSES} passes). A model that fits the caches can exceed it."
+            "The limit is the time to read, in each step, all weights and the KV of all tokens at "
+            f"{min(bandwidths) / 1e9:.1f} to {max(bandwidths) / 1e9:.1f} GB/s: the speed at which the same threads "
+            f"read {SIZE >> 30} GiB in the same turns (best of {PASSES} passes). A model that fits into the caches can "
+            "exceed it."
         )
-    if any(samples.apart for result in results for samples in result.best()):
-        notes.append("* Sequences ended before others, so that the batch was not whole: choose a longer --gen.")
+    if any(samples.is_incomplete for result in results for samples in result.best()):
+        notes.append("* Some sequences ended early, so that the batch was not complete: choose a longer --gen.")
     return notes
 
 
 def save_figure(results: list[WorkSamples], path: Path) -> None:
-    """Draw a panel for each work: bars with their spread, and where the limit is. Needs matplotlib."""
+    """Draw a panel for each work: bars with their spread, and the limit. Needs matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -82,7 +83,7 @@ def save_figure(results: list[WorkSamples], path: Path) -> None:
     figure.axes[0].set_ylabel("tokens per second")
     try:
         figure.savefig(path, dpi=150)
-    except ValueError as error:  # an ending that matplotlib does not know
+    except ValueError as error:  # an extension that matplotlib does not know
         raise BenchError(f"--figure {path}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What was measured, and what follows from it."""
+"""Samples of the measurements, and statistics of them."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.engines import Engine
-from bench.work import Answer, Decode, Work
+from bench.engines import BenchEngine
+from bench.work import BatchTiming, Decode, Work
 
-TOGETHER = 0.9  # least part of a decode's time in which all its sequences should run
+LEAST_OVERLAP = 0.9  # least share of a decode's time in which all its sequences should run
 
 
 @dataclass
 class Samples:
-    """The answers of one engine to one work, one a repetition."""
+    """Timings of one engine for one work, one for each repetition."""
 
     work: Work
-    engine: Engine
-    answers: list[Answer] = field(default_factory=list)
+    engine: BenchEngine
+    timings: list[BatchTiming] = field(default_factory=list)
 
     @property
     def rates(self) -> list[float]:
-        """Tokens a second."""
-        return [self.work.rate(answer) for answer in self.answers]
+        """Tokens per second."""
+        return [self.work.rate(timing) for timing in self.timings]
 
     @property
     def median(self) -> float:
-        """The median rate."""
+        """Median rate."""
         return statistics.median(self.rates)
 
     @property
-    def apart(self) -> bool:
-        """Whether sequences ended so much before others that the rate is not that of the whole batch."""
-        return min(map(self.work.together, self.answers)) < TOGETHER
+    def is_incomplete(self) -> bool:
+        """True if sequences ended so early that the rate is not that of the whole batch."""
+        return min(map(self.work.overlap, self.timings)) < LEAST_OVERLAP
 
     def ratio_to(self, other: Samples) -> float:
-        """The median, over the repetitions, of this rate to the other's: what drifts from turn to turn cancels."""
+        """Return the median ratio to the other's rates, repetition by repetition: drift from turn to turn cancels."""
         return statistics.median(ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=True))
 
 
 @dataclass
 class WorkSamples:
-    """All that was measured for one work: samples of each engine, and bytes a second of reading in the same turns."""
+    """Samples of each engine for one work, and the read bandwidth in bytes per second in the same turns."""
 
     work: Work
     engines: list[Samples]
     bandwidths: list[float] = field(default_factory=list)
 
     def best(self) -> list[Samples]:
-        """The samples of each engine, in order: where it has variants, of the fastest."""
+        """Return the samples of each engine in order, those of its fastest variant."""
         fastest: dict[str, Samples] = {}
         for samples in self.engines:
             known = fastest.get(samples.engine.name)
@@ -57,15 +57,15 @@ class WorkSamples:
                 fastest[samples.engine.name] = samples
         return list(fastest.values())
 
-    def limit(self, engine: Engine) -> float | None:
-        """Tokens a second if steps took no longer than reading their weights and KV; None for a prefill."""
+    def limit(self, engine: BenchEngine) -> float | None:
+        """Return the tokens per second of steps that only read their weights and KV; None for a prefill."""
         if not isinstance(self.work, Decode):
             return None
         return self.work.batch * statistics.median(self.bandwidths) / engine.step_bytes(self.work)
 
 
 def as_json(results: list[WorkSamples]) -> list[dict[str, Any]]:
-    """All samples, one entry for each work and engine."""
+    """Return all samples, one entry for each work and engine."""
     entries = []
     for result in results:
         for samples in result.engines:
@@ -77,12 +77,12 @@ def as_json(results: list[WorkSamples]) -> list[dict[str, Any]]:
                 "variant": samples.engine.variant,
                 "median": samples.median,
                 "tokens_per_second": samples.rates,
-                "seconds": [answer.seconds for answer in samples.answers],
+                "seconds": [timing.seconds for timing in samples.timings],
             }
             if isinstance(result.work, Decode):
                 entry |= {
                     "length": result.work.length,
-                    "together": [result.work.together(answer) for answer in samples.answers],
+                    "overlap": [result.work.overlap(timing) for timing in samples.timings],
                     "step_bytes": samples.engine.step_bytes(result.work),
                     "bandwidth": result.bandwidths,
                     "limit": result.limit(samples.engine),

@@ -1,4 +1,4 @@
-"""One simulated engine, looked at in each of its steps."""
+"""Simulation of one engine, observed in each of its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.protocol.simulation import SimulatedRequest, StepTime
 
 
 class Simulation:
-    """One run of an engine that is not told how long answers will be. Requests are in order of arrival."""
+    """One run of an engine that does not know the lengths of answers. Requests are in order of arrival."""
 
     def __init__(self, limits: EngineLimits, step_time: StepTime) -> None:
         self.limits = limits
@@ -29,7 +29,7 @@ class Simulation:
         self._steps = array("d"), array("d"), array("d"), array("d")  # seconds, running, waiting, held pages
 
     def run(self, requests: Sequence[WorkloadRequest]) -> None:
-        """Serves them all."""
+        """Serve all requests."""
         for index, request in enumerate(requests):
             self.engine.send(_simulated(index, request), request.arrival, request.arrival)
         while self.engine.next_step < math.inf:
@@ -50,8 +50,8 @@ class Simulation:
         self.answers.append(answer)
 
     def times_overtaken(self) -> list[int]:
-        """For each request, the steps in which a later one started while it waited; from the events alone."""
-        latest: dict[float, int] = {}  # who of those that started at this time came last
+        """Return, for each request, the steps in which a later one started while it waited; from the events alone."""
+        latest: dict[float, int] = {}  # the last of the requests that started at this time
         for number, answer in enumerate(self.answers):
             for _, started in waits(answer):
                 latest[started] = number
@@ -66,7 +66,7 @@ class Simulation:
         ]
 
     def report(self) -> dict[str, Any]:
-        """All figures of the run, over the time from the first step to the last; seconds are virtual."""
+        """Return all figures of the run, from the first step to the last; seconds are virtual."""
         stats, counters = self.engine.core.stats, self.engine.core.scheduler.counters
         served = [answer for answer in self.answers if answer.finish_reason is FinishReason.STOP]
         gaps = np.concatenate([np.diff(answer.token_times) for answer in served] or [np.zeros(0)])
@@ -100,7 +100,7 @@ class Simulation:
 
 
 def waits(answer: Answer) -> list[tuple[float, float]]:
-    """From when it came to the queue to when it was taken from it, each time."""
+    """Return the begin and end of each of the request's waits in the queue."""
     found, queued = [], 0.0
     for event in answer.events:
         if event.type is EventType.SCHEDULED:
@@ -111,7 +111,7 @@ def waits(answer: Answer) -> list[tuple[float, float]]:
 
 
 def first_token_seconds(answer: Answer) -> float:
-    """From its arrival."""
+    """Return the seconds from the arrival to the first token."""
     return answer.token_times[0] - answer.sent
 
 
@@ -121,6 +121,6 @@ def _simulated(index: int, request: WorkloadRequest) -> SimulatedRequest:
 
 
 def percentiles(values: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:
-    """The median, the 99th percentile and the most; 0 where there is nothing."""
+    """Return the median, the 99th percentile and the maximum; 0 where there are no values."""
     found = np.percentile(values, [50, 99, 100]).tolist() if len(values) else [0.0] * 3
     return dict(zip(("p50", "p99", "most"), found, strict=True))

@@ -10,18 +10,18 @@ from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
-from bench.engines import BenchError, Engine, StepBytes
+from bench.engines import BenchEngine, BenchError, StepBytes
 from bench.process import PeerProcess
-from bench.work import STEP_TOKENS, Answer, Generated
+from bench.work import STEP_TOKENS, BatchTiming, SequenceTiming
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 
 
 def vllm_environment(venv: Path, threads: int) -> dict[str, str]:
-    """What vLLM recommends for CPUs; a variable that is set already stays."""
+    """Return the environment that vLLM recommends for CPUs; variables that are already set stay."""
     cpus = sorted(os.sched_getaffinity(0))[:threads]
     if len(cpus) < threads:
-        raise BenchError(f"--threads {threads}: vLLM binds each to a CPU of its own, and this process has {len(cpus)}")
+        raise BenchError(f"--threads {threads}: vLLM pins each to a CPU of its own, and this process has {len(cpus)}")
     allocator, openmp = find_library("tcmalloc_minimal"), venv / "lib" / "libiomp5.so"
     preload = [name for name in (allocator, str(openmp) if openmp.exists() else None) if name]
     wanted = {
@@ -38,7 +38,7 @@ def vllm_environment(venv: Path, threads: int) -> dict[str, str]:
     return {**wanted, **os.environ, "PATH": path}
 
 
-class VllmPeer(Engine):
+class VllmPeer(BenchEngine):
     """vLLM's `LLM`, or its `AsyncLLM` if `streaming`.
 
     The worker reads one JSON line of options, then for each line of prompts and token counts writes one of times.
@@ -50,7 +50,7 @@ class VllmPeer(Engine):
         super().__init__("vLLM", "", read)
         python = venv / "bin" / "python"
         if not python.exists():
-            raise BenchError(f"--vllm {venv}: there is no {python}; give the folder of a virtual environment with vLLM")
+            raise BenchError(f"--vllm {venv}: no {python}; give the folder of a virtual environment with vLLM")
         options = {
             "model": str(Path(model).absolute()),
             "dtype": dtype,
@@ -67,19 +67,19 @@ class VllmPeer(Engine):
             self._process.close()
             raise
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Answer:
-        """Generate exactly so many tokens for each prompt, greedily."""
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         answer = self._ask({"prompts": prompts, "max_tokens": max_tokens}, "generating")
-        return Answer(answer["seconds"], tuple(Generated(*sequence) for sequence in answer["sequences"]))
+        return BatchTiming(answer["seconds"], tuple(SequenceTiming(*sequence) for sequence in answer["sequences"]))
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While it is this engine's turn; between its turns it uses no CPU."""
+        """Let the engine run; between its turns it uses no CPU."""
         with self._process.running():
             yield
 
     def close(self) -> None:
-        """End it, leaving no process behind. Idempotent."""
+        """End the engine, leaving no process behind. Idempotent."""
         self._process.close()
 
     def _ask(self, question: dict[str, Any], doing: str) -> Any:

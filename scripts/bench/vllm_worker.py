@@ -1,6 +1,6 @@
-"""Runs in vLLM's own environment: keeps a model loaded and answers one JSON line with another.
+"""Worker in vLLM's own environment: keeps a model loaded and answers one JSON line with another.
 
-Started by `vllm_peer.py`, which tells what the lines hold. Messages of vLLM go to standard error.
+`vllm_peer.py` starts it, and documents the lines. Messages of vLLM go to standard error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any, TextIO
 
-Sequences = list[tuple[float, float, int]]  # when the first and the last token came, and how many after the first
+Sequences = list[tuple[float, float, int]]  # times of the first and the last token, and the number after the first
 
 
 class Worker(ABC):
@@ -21,7 +21,7 @@ class Worker(ABC):
 
     @abstractmethod
     def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
-        """Generate exactly so many tokens for each prompt, greedily."""
+        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
 
     @abstractmethod
     def close(self) -> None:
@@ -29,20 +29,20 @@ class Worker(ABC):
 
 
 def sampling(count: int, **options: Any) -> Any:
-    """Greedy, and exactly `count` tokens."""
+    """Return greedy parameters for exactly `count` tokens."""
     from vllm import SamplingParams
 
     return SamplingParams(temperature=0, max_tokens=count, min_tokens=count, ignore_eos=True, **options)
 
 
 def check_count(count: int, wanted: int) -> None:
-    """Raise if there are more or fewer tokens than were asked for."""
+    """Raise RuntimeError if there are more or fewer tokens than requested."""
     if count != wanted:
-        raise RuntimeError(f"{count} tokens where {wanted} were asked for")
+        raise RuntimeError(f"{count} tokens instead of {wanted}")
 
 
 class OfflineWorker(Worker):
-    """`vllm.LLM`; times are those that its engine core gives each output."""
+    """`vllm.LLM`; the times are those of its engine core."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM
@@ -50,7 +50,7 @@ class OfflineWorker(Worker):
         self._llm = LLM(**options, disable_log_stats=False)  # without statistics there are no times
 
     def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
-        """Generate exactly so many tokens for each prompt, greedily."""
+        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         params = [sampling(count) for count in max_tokens]
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
@@ -67,7 +67,7 @@ class OfflineWorker(Worker):
 
 
 class StreamingWorker(Worker):
-    """vLLM's `AsyncLLM`; times are those at which the caller gets an output."""
+    """vLLM's `AsyncLLM`; the times are those at which the caller gets an output."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         import uvloop
@@ -83,7 +83,7 @@ class StreamingWorker(Worker):
         return kind.from_engine_args(arguments)
 
     def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
-        """Generate exactly so many tokens for each prompt, greedily."""
+        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         return self._loop.run_until_complete(self._generate(prompts, max_tokens))
 
     async def _generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
@@ -118,16 +118,16 @@ def serve(answers: TextIO) -> None:
     worker: Worker = (StreamingWorker if setup["streaming"] else OfflineWorker)(setup["options"])
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         begun = time.perf_counter()
-        sequences = worker.generate(asked["prompts"], asked["max_tokens"])
+        sequences = worker.generate(request["prompts"], request["max_tokens"])
         seconds = time.perf_counter() - begun
         print(json.dumps({"seconds": seconds, "sequences": sequences}), file=answers, flush=True)
     worker.close()
 
 
 def main() -> None:
-    """Keep the standard output for answers, and give vLLM's messages the standard error instead."""
+    """Reserve standard output for answers; redirect vLLM's messages to standard error."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         serve(answers)

@@ -1,4 +1,4 @@
-"""Stands in for llama-server: answers /health and /completion on the UNIX socket that --host names."""
+"""Fake llama-server: answers /health and /completion on the UNIX socket of --host."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({"status": "ok"})
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert asked["ignore_eos"]
-        assert not asked["cache_prompt"]
-        count = asked["n_predict"]
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert request["ignore_eos"]
+        assert not request["cache_prompt"]
+        count = request["n_predict"]
         self._answer({"timings": {"predicted_n": count, "predicted_ms": 2.0 * (count - 1)}})
 
     def _answer(self, content: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of the prefix cache measures every operation, and sees what it is to see."""
+"""Benchmark of the prefix cache: every operation is timed, in trees of the requested sizes and shapes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_random_operations() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_tree_has_the_size_and_the_shape_that_are_asked_for(shape: str) -> None:
+def test_the_tree_has_the_requested_size_and_shape(shape: str) -> None:
     cache = FullCache(shape, 1000, page_size=8, seed=1)
     cache.measure(50)
     assert abs(cache.sequences.tree.size - 1000) < 50

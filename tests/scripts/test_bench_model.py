@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, alone and in turns with a peer, and leaves no process behind (see conftest)."""
+"""Benchmark of models, alone and in turns with a peer; it leaves no process behind (see conftest)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.work import Answer, Decode, Generated
+from bench.work import BatchTiming, Decode, SequenceTiming
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_model.py"
 FAKE_SERVER = Path(__file__).with_name("fake_llama_server.py")
@@ -23,7 +23,7 @@ def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def llama(folder: Path, text: str) -> list[str | Path]:
-    """Arguments that name an executable `llama-server` of this text, and a file for it."""
+    """Write an executable `llama-server` with this text and a model file; return the arguments for them."""
     program = folder / "llama-server"
     program.write_text(text)
     program.chmod(0o755)
@@ -44,10 +44,10 @@ def test_a_decode_counts_from_where_all_sequences_run() -> None:
     work = Decode(batch=3, context=2048, length=5)
     assert work.max_tokens() == [7, 6, 5], "prompts start one a step, and all end together"
     starts = [1.0, 2.0, 3.0]
-    sequences = [Generated(first, 7.0, count - 1) for first, count in zip(starts, work.max_tokens(), strict=True)]
-    answer = Answer(8.0, tuple(sequences))
-    assert work.rate(answer) == pytest.approx(3), "a token a second each"
-    assert work.together(answer) == 1
+    sequences = [SequenceTiming(first, 7.0, count - 1) for first, count in zip(starts, work.max_tokens(), strict=True)]
+    timing = BatchTiming(8.0, tuple(sequences))
+    assert work.rate(timing) == pytest.approx(3), "a token a second each"
+    assert work.overlap(timing) == 1
 
 
 def test_quire_alone(tmp_path: Path, demo_model: Path) -> None:
@@ -96,14 +96,14 @@ def test_a_peer_that_dies_is_quoted(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--vllm", "/nowhere"], "give the folder of a virtual environment with vLLM"),
-        (["--llama", "/nowhere", "--gguf", "/nowhere/x.gguf"], "there is no llama-server"),
+        (["--llama", "/nowhere", "--gguf", "/nowhere/x.gguf"], "it has no llama-server"),
         (["--llama", "/nowhere"], "--llama and --gguf belong together"),
         (["--decode", "8by64"], "'8by64' is not BATCHxCONTEXT"),
         (["--prefill", "100000"], "prefill 100000 needs 100001 positions"),
         (["--model", "/nowhere"], "/nowhere"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], message: str) -> None:
+def test_errors_are_reported_in_one_line(arguments: list[str], message: str) -> None:
     done = bench("--threads", "1", *arguments)
     assert done.returncode != 0
     assert message in done.stderr

@@ -1,4 +1,4 @@
-"""Traces are served by the real scheduler in virtual time, and the figures are exact."""
+"""Traces through the real scheduler in virtual time, with exact figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_TIME = StepTime(0.01, 1e-5, 1e-4)
 
 
 def make_requests(count: int, seed: int = 0) -> list[WorkloadRequest]:
-    """Chats that go on: each prompt has the blocks of an earlier one, or of none, and some more."""
+    """Return turns of chats: most prompts extend the blocks of an earlier one."""
     random_ = random.Random(seed)
     requests: list[WorkloadRequest] = []
     blocks = 0
@@ -64,7 +64,7 @@ def limits(requests: list[WorkloadRequest], **changes: Any) -> EngineLimits:
 
 
 def serve(requests: list[WorkloadRequest], **changes: Any) -> Simulation:
-    """Serves them, and checks that each had its answer and nothing is held in the end."""
+    """Serve the requests; check that each is answered and no page is held at the end."""
     simulation = Simulation(limits(requests, **changes), STEP_TIME)
     simulation.run(requests)
     sequences = simulation.engine.core.sequences
@@ -97,8 +97,8 @@ def test_overload_of_a_small_pool_neither_thrashes_nor_passes_over_for_ever(poli
     assert report["most_passed_over"] <= MOST_PASSES
 
 
-def test_who_is_passed_over_is_counted_from_the_events() -> None:
-    """A prompt that shares nothing, behind a stream of those that share much: lpm keeps its bound exactly."""
+def test_passed_over_requests_are_counted_from_the_events() -> None:
+    """A prompt without a prefix match waits behind many with one: lpm keeps its bound exactly."""
     shared = tuple(range(4))
     requests = [WorkloadRequest(0, 4 * BLOCK_TOKENS, 20, shared), WorkloadRequest(0.001, 100, 1, (100,))]
     requests += [
@@ -114,7 +114,7 @@ def test_who_is_passed_over_is_counted_from_the_events() -> None:
 def test_a_long_prompt_among_chats_slows_them_twofold_at_most_and_lets_a_short_one_by(
     seconds: tuple[float, float, float],
 ) -> None:
-    """With the last, a tile of prompt takes as long as all decodes: each step has room for one only."""
+    """With the last times, a tile of the prompt takes as long as all decodes: each step has room for only one."""
     load = MixedLoad()
     request = WorkloadRequest(0, load.longest, 1, ())
     found = load.run(limits([request]), StepTime(*seconds))
@@ -123,7 +123,7 @@ def test_a_long_prompt_among_chats_slows_them_twofold_at_most_and_lets_a_short_o
     assert found["short_ttft_seconds"] < found["long_ttft_seconds"]
 
 
-def test_the_script_tells_hit_rates_of_all_policies_and_sizes(
+def test_the_script_reports_hit_rates_of_all_policies_and_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = write_mooncake(tmp_path / "trace.jsonl", make_requests(40))
@@ -138,7 +138,7 @@ def test_the_script_tells_hit_rates_of_all_policies_and_sizes(
     ]
     assert all(run["served"] == run["requests"] == 30 for run in found["runs"])
     assert [run["hit_rate"] for run in found["runs"][2:]] == pytest.approx([found["infinite_hit_rate"]] * 2)
-    assert f"a cache without bounds finds {found['infinite_hit_rate']:.2%}" in capsys.readouterr().out
+    assert f"an unbounded cache finds {found['infinite_hit_rate']:.2%}" in capsys.readouterr().out
 
 
 def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:

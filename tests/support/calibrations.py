@@ -1,4 +1,4 @@
-"""A calibration for tests, and files of it."""
+"""Calibration for tests, and files of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALIBRATION = Calibration("demo", "a host", "2026-01-02", shape(), STEP_TIME)
 
 
 def calibration_file(folder: Path, **changes: dict[str, Any]) -> Path:
-    """A file with fields of the parts `engine`, `step` and `client` changed; None leaves one out."""
+    """Write a calibration with changed fields of `engine`, `step` and `client`; None removes a field."""
     parts: dict[str, Any] = json.loads(msgspec.json.encode(CALIBRATION))
     for part, fields in changes.items():
         parts[part] = {name: value for name, value in (parts[part] | fields).items() if value is not None}

@@ -24,7 +24,7 @@ STEP_TIME = StepTime(0.01, 1e-4, 5e-4, 1e-7, 1e-9, 2e-9)
 
 
 def shape(**changes: Any) -> EngineShape:
-    """A small engine."""
+    """Return the shape of a small engine."""
     sizes: dict[str, Any] = {
         "vocab_size": 512,
         "max_model_len": 4096,
@@ -37,7 +37,7 @@ def shape(**changes: Any) -> EngineShape:
 
 
 def setup(num_engines: int = 1, router: str = "least-loaded", **changes: Any) -> SimulationSetup:
-    """So many of them; `changes` are of the shape, of the setup's fields that have defaults, and `client`."""
+    """Return a setup; `changes` are of the shape, of the setup's fields that have defaults, and `client`."""
     names = {"seed", "tells_lengths", "sample_seconds", "concurrency"} & changes.keys()
     own = {name: changes.pop(name) for name in names}
     client = changes.pop("client", ClientTime())
@@ -47,12 +47,12 @@ def setup(num_engines: int = 1, router: str = "least-loaded", **changes: Any) ->
 def request(
     index: int, arrival: float, prompt: int, output: int, blocks: Iterable[int], **more: Any
 ) -> SimulatedRequest:
-    """One of a prompt in blocks of `BLOCK` tokens."""
+    """Return a request whose prompt has blocks of `BLOCK` tokens."""
     return SimulatedRequest(index, arrival, prompt, output, list(blocks), BLOCK, **more)
 
 
 def chats(count: int, seed: int = 0, rate: float = 20.0, sessions: int = 0) -> list[SimulatedRequest]:
-    """Prompts of which most begin with the blocks of an earlier one; some are turns of so many sessions."""
+    """Return requests of which most share a prefix with an earlier one; some are turns of `sessions`."""
     random_ = random.Random(seed)
     requests: list[SimulatedRequest] = []
     fresh, arrival = 1000, 0.0
@@ -69,8 +69,8 @@ def chats(count: int, seed: int = 0, rate: float = 20.0, sessions: int = 0) -> l
     return requests
 
 
-class Outcome:
-    """All that a fleet has told."""
+class FleetRun:
+    """A run of a fleet with all its outputs."""
 
     def __init__(
         self, setup: SimulationSetup, requests: Iterable[SimulatedRequest], *, is_stepwise: bool = False
@@ -81,18 +81,18 @@ class Outcome:
         self.end: SimulationEnd = self.fleet.run(requests)
         self.results.sort(key=lambda result: result.index)
 
-    def _take(self, told: SimulatedResult | SimulationSample) -> None:
-        if isinstance(told, SimulatedResult):
-            self.results.append(told)
+    def _take(self, output: SimulatedResult | SimulationSample) -> None:
+        if isinstance(output, SimulatedResult):
+            self.results.append(output)
         else:
-            self.samples.append(told)
+            self.samples.append(output)
 
     @property
     def engines(self) -> list[int]:
-        """Who served each request."""
+        """Engine of each request."""
         return [result.engine for result in self.results]
 
 
 def times_of(result: SimulatedResult) -> list[float]:
-    """When its tokens came."""
+    """Return the times of the tokens."""
     return array("d", result.token_times).tolist()

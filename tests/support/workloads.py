@@ -1,4 +1,4 @@
-"""Workloads for tests, whose prompts share what earlier ones begin with."""
+"""Workloads for tests, whose prompts share prefixes of earlier ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 @st.composite
 def workloads(draw: st.DrawFn, block_tokens: Sequence[int] = (24, 32, 100)) -> list[WorkloadRequest]:
-    """Requests in order of arrival. The blocks are named as in Mooncake: an id tells all that is before it as well."""
+    """Draw requests in order of arrival. As in Mooncake, the name of a block stands for all blocks before it too."""
     size = draw(st.sampled_from(block_tokens))
     requests: list[WorkloadRequest] = []
     fresh, arrival = 0, 0.0
@@ -30,7 +30,7 @@ def workloads(draw: st.DrawFn, block_tokens: Sequence[int] = (24, 32, 100)) -> l
 
 
 def lcp(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of what both begin with."""
+    """Return the length of the common prefix."""
     for place, (mine, yours) in enumerate(zip(one, other, strict=False)):
         if mine != yours:
             return place

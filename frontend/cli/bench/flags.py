@@ -15,9 +15,9 @@ from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from quire.frontend.evaluation.bench.made_up import Lengths
     from quire.frontend.evaluation.workload.reading import Trace
     from quire.frontend.evaluation.workload.request import WorkloadRequest
+    from quire.frontend.evaluation.workload.synthetic import RandomWorkload
 
 INPUT_LEN, OUTPUT_LEN = 1024, 128
 
@@ -55,11 +55,11 @@ class LengthFlags:
         int | None, _made_up("Their tokens have ids below N. Default: the model's, or 1000.", "N", min=1)
     ] = None
 
-    def lengths(self, input_len: int = INPUT_LEN) -> Lengths:
+    def lengths(self, input_len: int = INPUT_LEN) -> RandomWorkload:
         """What is given, else the defaults."""
-        from quire.frontend.evaluation.bench.made_up import Lengths
+        from quire.frontend.evaluation.workload.synthetic import RandomWorkload
 
-        return Lengths(
+        return RandomWorkload(
             self.input_len or input_len, self.output_len or OUTPUT_LEN, self.range_ratio or 0.0, self.prefix_len or 0
         )
 
@@ -83,7 +83,7 @@ class BenchTraceFlags:
 class Workload:
     """Requests without their times: made-up ones, or those of a trace."""
 
-    lengths: Lengths
+    lengths: RandomWorkload
     seed: int
     trace: Trace | None = None
     flags: TraceFlags = field(default_factory=TraceFlags)

@@ -15,7 +15,7 @@ from quire.frontend.cli.report import writable
 from quire.frontend.cli.target import TargetFlags, afresh, open_target
 
 if TYPE_CHECKING:
-    from quire.frontend.evaluation.bench.latency import Latencies
+    from quire.frontend.evaluation.bench.offline import Latencies
 
 _INPUT_LEN = 32
 
@@ -41,7 +41,7 @@ def latency(
     """
     del common
     writable("--output", output)
-    from quire.frontend.evaluation.bench.latency import Latencies, measure_latency
+    from quire.frontend.evaluation.bench.offline import Latencies, measure_latency
 
     found, sizes = Latencies(), lengths.lengths(_INPUT_LEN)
     with open_target(target, lengths.vocab_size) as opened:

@@ -32,7 +32,7 @@ def measure(
 
     They are `num` at most. `more` makes further fields of the report. Raises as `OpenTarget.measure`.
     """
-    from quire.frontend.evaluation.replay.extent import Extent
+    from quire.frontend.evaluation.replay.load import Extent
 
     try:
         opened.measure(run, requests, load, seed=workload.seed, extent=Extent(num), empties_cache=True)

@@ -34,7 +34,7 @@ def throughput(
     """
     del common
     report.check()
-    from quire.frontend.evaluation.bench.throughput import everything_at_once, throughput_fields
+    from quire.frontend.evaluation.bench.offline import everything_at_once, throughput_fields
 
     workload = Workload.of(lengths, trace)
     with open_target(target, lengths.vocab_size) as opened:

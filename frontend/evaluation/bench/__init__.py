@@ -1,1 +1,1 @@
-"""The usual benchmarks: latency of batches, throughput, service at a rate, and the highest rate that meets limits."""
+"""Benchmarks: latency and throughput of batches, and sweeps over request rates."""

@@ -1,4 +1,4 @@
-"""Finds the highest rate that meets limits, by doubling and then bisection."""
+"""Search for the highest rate that meets limits, by doubling and then bisection."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import math
 from dataclasses import dataclass, field
 
 _LITTLE = 0.05
-"""A share of requests by which a rate may miss and be tried again at once."""
+"""Share of requests by which a rate may miss the limits and be tried again at once."""
 _MOST_DOUBLINGS = 10
-"""Unless `high` says otherwise: runs of few requests may meet the limits even if all come at once."""
+"""Limit without `high`: runs of few requests may meet the limits even if all arrive at once."""
 
 
 @dataclass
 class RateSearch:
-    """Says which rate is to be tried next, in requests a second; `tell` it what became of that.
+    """State of the search: `next_rate` is to be tried next, in requests a second, and its result goes to `record`.
 
-    From `low` on the rate is doubled until one misses, or until `high` is reached (None: 1024 times `low`). Then the
-    middle between the highest that met and the lowest that missed is tried, until they are within `precision` of each
-    other, as a share of the former. A rate meets if at least `attainment` of its requests do; a try that is not valid
-    misses.
+    From `low` on the rate is doubled until one misses the limits, or until `high` is reached (None: 1024 times `low`).
+    Then the middle between the highest rate that met and the lowest that missed is tried, until they are within
+    `precision` of each other, relative to the former. A rate meets the limits if a share `attainment` of its requests
+    does; an invalid try misses.
 
-    A host that has something else to do for a while makes a rate miss by chance. So one that misses by at most 5 % of
-    the requests is tried a second time at once, and the lowest that missed by more at the end of the search, which
-    goes on if it meets then.
+    A host that is briefly busy makes a rate miss by chance. So a rate that misses by at most 5 % of the requests is
+    tried a second time at once, and the lowest one that missed by more at the end of the search, which goes on if it
+    meets the limits then.
 
-    `met` and `missed` are the highest rate that met, and the lowest that missed above it. Raises ValueError for what
-    makes no search.
+    `met` and `missed` are the highest rate that met, and the lowest above it that missed. Raises ValueError for
+    parameters out of range.
     """
 
     low: float
@@ -34,8 +34,8 @@ class RateSearch:
     precision: float = 0.05
     met: float | None = field(default=None, init=False)
     missed: float | None = field(default=None, init=False)
-    _again: float | None = field(default=None, init=False)  # the rate that is tried a second time at once
-    _is_sure: bool = field(default=False, init=False)  # whether `missed` has missed twice
+    _again: float | None = field(default=None, init=False)  # rate to try a second time at once
+    _is_sure: bool = field(default=False, init=False)  # `missed` has missed twice
 
     def __post_init__(self) -> None:
         if not 0 < self.low < math.inf:
@@ -49,7 +49,7 @@ class RateSearch:
 
     @property
     def next_rate(self) -> float | None:
-        """The rate to try; None at the end of the search."""
+        """Rate to try; None at the end of the search."""
         if self._again is not None:
             return self._again
         if self.missed is None:
@@ -58,8 +58,8 @@ class RateSearch:
             return (self.met + self.missed) / 2
         return None if self._is_sure else self.missed
 
-    def tell(self, share: float | None) -> None:
-        """The share of requests that met the limits at `next_rate`; None if the try is not valid."""
+    def record(self, share: float | None) -> None:
+        """Record the share of requests that met the limits at `next_rate`; None if the try is not valid."""
         rate = self.next_rate
         assert rate is not None, "the search has ended"
         is_second_try = rate in (self._again, self.missed)
@@ -73,7 +73,7 @@ class RateSearch:
             self.missed, self._is_sure = rate, is_second_try
 
     def _higher(self) -> float | None:
-        """The rate after one that met, if there is to be any."""
+        """Return the rate to try after one that met, or None."""
         if self.met is None:
             return self.low
         highest = self.low * 2**_MOST_DOUBLINGS if self.high is None else self.high

@@ -1,4 +1,4 @@
-"""Runs at several rates, until the highest one that meets limits is found."""
+"""Sweep: runs at several rates, until the highest one that meets limits is found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 @dataclass(frozen=True)
 class Try:
-    """A run at a rate, in requests a second, of which a share of `attainment` has to meet the limits."""
+    """A run at a rate, in requests a second; a share `attainment` of its requests has to meet the limits."""
 
     rate: float
     attainment: float
@@ -26,28 +26,28 @@ class Try:
 
     @property
     def share(self) -> float:
-        """Of the requests, those that met all limits."""
+        """Share of requests that met all limits."""
         return float((self.report["goodput_shares"] or {}).get("all") or 0.0)
 
     @property
     def invalid(self) -> str | None:
-        """Why the run is not valid; None if it is."""
+        """Reason why the run is not valid; None if it is."""
         return verdict(self.report)
 
     @property
     def is_met(self) -> bool:
-        """Whether enough of its requests met the limits, in a valid run."""
+        """True for a valid run of which enough requests met the limits."""
         return self.invalid is None and self.share >= self.attainment
 
     @property
     def verdict(self) -> str:
-        """What became of it, in a word."""
+        """Result of the try in a word."""
         if self.invalid is not None:
             return "not valid"
         return "met" if self.is_met else "missed"
 
     def line(self) -> str:
-        """What became of it."""
+        """Return the result of the try in a line."""
         return (
             f"{self.rate:.4g} requests/s: {self.verdict}, {numbers.percent(self.share)} of "
             f"{self.report['num_prompts']} requests within the limits; TTFT {self._times('ttft')}, "
@@ -61,21 +61,27 @@ class Try:
 
 @dataclass(frozen=True)
 class Rates:
-    """What is run at a rate: its requests, and what collects them."""
+    """The requests at a rate, their intended number, and the collector of a run."""
 
     requests: Callable[[float], Iterable[WorkloadRequest]]
-    num: Callable[[float], int]  # which a trace may not have
+    num: Callable[[float], int]  # a trace may have fewer
     run: Callable[[float], Run]
 
 
 class Sweep:
-    """Tries the rates of a search, each with the same load, with an empty prefix cache and with prompts of its own.
+    """Runs at the rates of a search, each with the same load, an empty prefix cache and prompts of its own.
 
-    `tries` are those so far; `interrupted` says what has ended the sweep before its time. `tell` is told of each try.
+    `tries` are the runs so far; `interrupted` says what ended the sweep early. `report_line` gets a line for each try.
     """
 
     def __init__(
-        self, runs: Runs, search: RateSearch, rates: Rates, load: Load, tell: Callable[[str], None], seed: int = 0
+        self,
+        runs: Runs,
+        search: RateSearch,
+        rates: Rates,
+        load: Load,
+        report_line: Callable[[str], None],
+        seed: int = 0,
     ) -> None:
         self.tries: list[Try] = []
         self.search = search
@@ -83,11 +89,11 @@ class Sweep:
         self._runs = runs
         self._rates = rates
         self._load = load
-        self._tell = tell
+        self._report_line = report_line
         self._seed = seed
 
     async def run(self) -> str | None:
-        """Try until the search ends, or a run is interrupted: returns what by. Raises what reading requests raises."""
+        """Try rates until the search ends, or return what interrupted a run. Raises what reading requests raises."""
         try:
             while self.interrupted is None and (rate := self.search.next_rate) is not None:
                 await self._try(rate)
@@ -99,21 +105,21 @@ class Sweep:
     async def _try(self, rate: float) -> None:
         run = self._rates.run(rate)
         await self._runs.target.reset_cache()
-        # Other prompts each time: not every server lets its cache be emptied.
+        # Other prompts each time, since some servers have no way to empty their cache.
         seed = self._seed + len(self.tries)
         self.interrupted = await self._runs.replay(run, self._rates.requests(rate), self._load, seed=seed)
         found = Try(rate, self.search.attainment, summarize(run))
         self.tries.append(found)
         if self.interrupted is not None:
-            self._tell(found.line())
+            self._report_line(found.line())
             return
         if run.requests < (wanted := self._rates.num(rate)):
-            self._tell(
-                f"the trace has {run.requests} requests, and at {rate:.4g} requests/s {wanted} were to be sent: in so "
-                "short a run no queue grows, and the rate that is found may be too high; give a longer trace"
+            self._report_line(
+                f"the trace has {run.requests} requests, and a run at {rate:.4g} requests/s needs {wanted}: in a "
+                "shorter run no queue grows, and the result may be too high; give a longer trace"
             )
-        self.search.tell(None if found.invalid is not None else found.share)
-        self._tell(found.line() + ("; it is tried again" if self.search.next_rate == rate else ""))
+        self.search.record(None if found.invalid is not None else found.share)
+        self._report_line(found.line() + ("; it is tried again" if self.search.next_rate == rate else ""))
 
     @property
     def best(self) -> Try | None:
@@ -122,7 +128,7 @@ class Sweep:
 
     @property
     def conclusion(self) -> str:
-        """What was found, in a sentence."""
+        """Result of the sweep in a sentence."""
         search = self.search
         if search.met is None:
             return self._nothing()
@@ -132,10 +138,10 @@ class Sweep:
             return f"{found}, {search.missed:.4g} do not{why}" + (self._so_far() if search.next_rate else "")
         if search.next_rate is not None:
             return f"{found}{self._so_far()}"
-        return f"{found}, and more may: no higher rate was to be tried; raise --high, or make longer runs"
+        return f"{found}, and more may: no higher rate was tried; raise --high, or make longer runs"
 
     def report(self, title: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Everything that the sweep tells, ready for JSON; `runs` are the reports of all tries, in their order."""
+        """Return the report of the sweep, ready for JSON; `runs` are the reports of all tries, in their order."""
         reports = [each.report for each in self.tries]
         first = reports[0] if reports else {}
         return {
@@ -168,9 +174,9 @@ class Sweep:
         )
 
     def _why(self, rate: float) -> str:
-        """Whether it was not the limits that a rate has missed."""
+        """Say so if a rate was missed because its run is not valid."""
         last = [each for each in self.tries if each.rate == rate][-1]
-        return "" if last.invalid is None else ": not for the limits, but as that run is not valid"
+        return "" if last.invalid is None else ": not because of the limits, but because that run is not valid"
 
     def _so_far(self) -> str:
-        return "; the sweep ended before its time" + (f": {self.interrupted}" if self.interrupted else "")
+        return "; the sweep ended early" + (f": {self.interrupted}" if self.interrupted else "")

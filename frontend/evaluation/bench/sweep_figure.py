@@ -1,4 +1,4 @@
-"""Draws a quantity against the rate of requests."""
+"""Figures of a sweep: quantities against the request rate."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from math import log10
 from typing import Any
 
 from quire.frontend.evaluation.report import numbers
-from quire.frontend.evaluation.report.axes import Scale, label, line_path, linear_ticks, log_ticks
-from quire.frontend.evaluation.report.markup import Markup, join, tag
+from quire.frontend.evaluation.report.axes import Scale, linear_ticks, log_ticks
+from quire.frontend.evaluation.report.markup import Markup, join, label, line_path, tag
 
 _WIDTH, _HEIGHT = 440, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 428, 14, 240
-_LEAST = 1e-3  # ms; less cannot be told apart from nothing
+_LEAST = 1e-3  # ms; less is as good as nothing
 
 Point = tuple[float, float | None, bool]
-"""Requests a second, the quantity, None where there is none, and whether the rate met the limits."""
+"""Requests a second, the quantity (None where there is none), and True if the rate met the limits."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity of each try, in the order of the rates; the `key` is its class, which has a colour."""
+    """A quantity of each try, in the order of the rates; `key` is the CSS class, which has a colour."""
 
     name: str
     key: str
@@ -29,7 +29,7 @@ class Curve:
 
 
 def against_rate(curves: Sequence[Curve], *, limit: float | None, best: float | None, named: str) -> Markup:
-    """Milliseconds on a logarithmic scale, with their limit; `best` is the highest rate that met the limits."""
+    """Draw milliseconds on a logarithmic scale, with their limit; `best` is the highest rate that met the limits."""
     values = [max(value, _LEAST) for curve in curves for _, value, _ in curve.points if value is not None]
     known = values + ([] if limit is None else [limit])
     low, high = min(known, default=1.0) / 1.4, max(known, default=1.0) * 1.4
@@ -40,7 +40,7 @@ def against_rate(curves: Sequence[Curve], *, limit: float | None, best: float | 
 
 
 def goodput_against_rate(curve: Curve, *, best: float | None, named: str) -> Markup:
-    """Requests a second on a linear scale, with the line on which all of them would be good."""
+    """Draw requests a second on a linear scale, with the line on which all of them would be good."""
     rates = [rate for rate, _, _ in curve.points]
     ticks = linear_ticks(max(rates))
     up = Scale(0.0, ticks[-1], _BOTTOM, _TOP)
@@ -87,7 +87,7 @@ def _grid(across: Scale, up: Scale, ticks: Sequence[tuple[float, str]]) -> Marku
 
 def _curve(curve: Curve, across: Scale, up: Scale) -> Markup:
     places = [(across(rate), up(value), rate, value, met) for rate, value, met in curve.points if value is not None]
-    last = {x: y for x, y, *_ in places}  # of the tries at a rate, the one that counts
+    last = {x: y for x, y, *_ in places}  # the last try at a rate counts
     line = line_path(last.items(), f"curve {curve.key}")
     dots = [
         tag("circle", _hint(curve, rate, value, met), cx=x, cy=y, r=3.6, class_=f"dot {curve.key if met else 'broken'}")
@@ -106,7 +106,7 @@ def _limit(y: float, words: str) -> list[Markup]:
 
 
 def points_of(report: dict[str, Any], field: str) -> list[Point]:
-    """A field of each run of a sweep's report, by the rate; of runs at the same rate the later one is later."""
+    """Return a field of each run of a sweep's report, in the order of rates; runs at the same rate keep their order."""
     tries = zip(report["tries"], report["runs"], strict=True)
     points = [(each["request_rate"], run.get(field), each["met"]) for each, run in tries]
     return sorted(points, key=lambda point: point[0])

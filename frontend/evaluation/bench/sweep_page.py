@@ -1,4 +1,4 @@
-"""A sweep as one page that needs nothing else: the curve, the tries, and the run at the highest rate that met."""
+"""Self-contained page of a sweep: the curves, the tries, and the run at the highest rate that met the limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_page(report: dict[str, Any], path: Path) -> None:
 
 
 def page(report: dict[str, Any]) -> str:
-    """The page itself."""
+    """Return the page."""
     best = _best(report)
     body = [_header(report), _overview(report), _figures(report), _tries(report)]
     if best is not None:
@@ -37,7 +37,7 @@ def page(report: dict[str, Any]) -> str:
 
 
 def _best(report: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of the run at the highest rate that met."""
+    """Return the report of the run at the highest rate that met the limits."""
     rate = report["highest_rate"]
     tries = zip(report["tries"], report["runs"], strict=True)
     return next((run for each, run in tries if each["met"] and each["request_rate"] == rate), None)
@@ -81,9 +81,13 @@ def _figures(report: dict[str, Any]) -> Markup:
         if is_known and (one.name in ("ttft", "tpot") or one.name in limits):
             drawn = against_rate(curves, limit=limits.get(one.name), best=best, named=f"{one.label} by rate")
             figures.append(sections.figure(one.label, one.meaning, drawn))
-    keys = (("--run0", "median"), ("--run1", "p99"), ("--danger", "the rate missed, or the run is not valid"))
+    keys = (
+        ("--run0", "median"),
+        ("--run1", "p99"),
+        ("--danger", "the rate missed the limits, or the run is not valid"),
+    )
     legend = [tag("li", tag("i", class_="key", style=f"background: var({colour})"), words) for colour, words in keys]
-    note = "Each dot is a run; across, the requests a second that were sent."
+    note = "Each dot is a run, at the requests a second that were sent."
     parts = [tag("ul", *legend, class_="legend"), tag("div", *figures, class_="pair")]
     return sections.section("By the rate of requests", note, *parts)
 

@@ -1,1 +1,1 @@
-"""Measures how long the steps of an engine take, for those who simulate engines like it."""
+"""Calibration: measures the time of an engine's steps, to simulate engines like it."""

@@ -1,4 +1,4 @@
-"""Runs scenes on an engine and tells what its steps take."""
+"""Calibration of an engine: serves scenes and fits the time of its steps."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from quire.frontend.evaluation.calibration.client_times import ClientTimes
-from quire.frontend.evaluation.calibration.fit import fit
+from quire.frontend.evaluation.calibration.fit import StepTimes, fit
 from quire.frontend.evaluation.calibration.scenes import RequestSize, Scene, families
-from quire.frontend.evaluation.calibration.steps import StepTimes
-from quire.frontend.evaluation.replay.clock import Clock
 from quire.frontend.evaluation.replay.engine_target import EngineTarget
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 from quire.frontend.evaluation.replay.target import Send
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.messages import StepTrace
 from quire.protocol.simulation import Calibration
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-async def calibrate(target: EngineTarget, seconds: float, tell: Tell = lambda _: None) -> Calibration:
-    """Serves scenes for so many seconds; `tell` is told of each. The engine must have nothing else to do.
+async def calibrate(target: EngineTarget, seconds: float, report: Report = lambda _: None) -> Calibration:
+    """Serve scenes for `seconds` and fit the step times; `report` gets a line for each scene. The engine must be idle.
 
-    Raises ValueError if the engine is busy, has not told its sizes or ends no request in that time, RuntimeError when
-    it fails.
+    Raises ValueError if the engine is busy, does not report its limits or ends no request in that time, RuntimeError
+    when it fails.
     """
     info, client = target.info, target.client
     shape = client.ready.shape
     if shape is None:
-        raise ValueError(f"the engine at {info.address} does not tell its sizes; start one of this version")
+        raise ValueError(f"the engine at {info.address} does not report its limits; start one of this version")
     stats = await asyncio.wrap_future(client.call("stats"))
     if stats["running"] or stats["waiting"]:
-        raise ValueError(f"the engine at {info.address} is serving others; calibrate one that is idle")
+        raise ValueError(f"the engine at {info.address} is serving other requests; calibrate an idle one")
     stage = _Stage(target)
     async with _traced(target) as traces:
-        await stage.play_all(families(shape), seconds, tell)
+        await stage.play_all(families(shape), seconds, report)
     steps = StepTimes(stage.of_plays(traces))
     step_time, error = fit(steps)
     return Calibration(
@@ -60,7 +58,7 @@ async def calibrate(target: EngineTarget, seconds: float, tell: Tell = lambda _:
 
 @asynccontextmanager
 async def _traced(target: EngineTarget) -> AsyncIterator[list[StepTrace]]:
-    """What the engine does meanwhile; complete at the end."""
+    """Yield a list that gets the traces of the engine's steps, and is complete at the end."""
     traces: list[StepTrace] = []
     is_last = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -79,7 +77,7 @@ async def _traced(target: EngineTarget) -> AsyncIterator[list[StepTrace]]:
 
 
 class _Play(NamedTuple):
-    """A scene was served from `begin` to `end`; `again`: not for the first time."""
+    """Serving of a scene from `begin` to `end`; `again` if it was not the first time."""
 
     begin: float
     end: float
@@ -87,52 +85,52 @@ class _Play(NamedTuple):
 
 
 class _Stage:
-    """Serves scenes by an engine, and notes how long its requests and their tokens were under way."""
+    """Serves scenes on an engine, and records the transit times of its requests and their tokens."""
 
     def __init__(self, target: EngineTarget) -> None:
         self._target = target
-        self._clock = Clock()
-        self._dice = random.Random(0)
+        self._clock = RunClock()
+        self._random = random.Random(0)
         self._plays: list[_Play] = []
         self._played: set[str] = set()
         self.client_times = ClientTimes()
 
-    async def play_all(self, families: list[list[Scene]], seconds: float, tell: Tell) -> None:
-        """All scenes again and again, for so many seconds.
+    async def play_all(self, families: list[list[Scene]], seconds: float, report: Report) -> None:
+        """Play all scenes repeatedly, for `seconds`.
 
-        What takes too long is cut off, and not played again; but the cheapest of a family always is.
+        A scene that takes too long is cut off and not played again, except the cheapest one of a family.
         """
         begun = time.monotonic()
         for rounds in itertools.count():
             for number, family in enumerate(families, 1):
-                share = 1.0 if rounds else number / len(families)  # at first there must be time for each
-                await self._play_family(family, begun + share * seconds, tell)
+                share = 1.0 if rounds else number / len(families)  # in the first round each must get its time
+                await self._play_family(family, begun + share * seconds, report)
             if time.monotonic() >= begun + seconds:
                 return
 
-    async def _play_family(self, family: list[Scene], deadline: float, tell: Tell) -> None:
+    async def _play_family(self, family: list[Scene], deadline: float, report: Report) -> None:
         for number, scene in enumerate(family):
             begun = time.monotonic()
             if begun >= deadline:
                 return
             is_whole = await self._play(scene, deadline)
             took = time.monotonic() - begun
-            if not scene.rest:  # else its steps are no usual ones
+            if not scene.rest:  # the steps after a rest are not typical
                 self._plays.append(_Play(begun, begun + took, scene.name in self._played))
             self._played.add(scene.name)
-            tell(f"{scene.name}: {took:.2f} s{'' if is_whole else ', cut off'}")
+            report(f"{scene.name}: {took:.2f} s{'' if is_whole else ', cut off'}")
             if not is_whole:
                 del family[max(number, 1) :]
                 return
 
     def of_plays(self, traces: list[StepTrace]) -> list[list[StepTrace]]:
-        """The steps of each play. The first of a scene is left out where there is another: engines warm up."""
+        """Return the steps of each play, without the first play of a scene if there are more: engines warm up."""
         plays = [play for play in self._plays if play.again] or self._plays
         begins = [trace.begin for trace in traces]
         return [traces[bisect_left(begins, play.begin) : bisect_left(begins, play.end)] for play in plays]
 
     async def _play(self, scene: Scene, deadline: float) -> bool:
-        """Serve all requests of the scene; whether they have ended by the deadline. The others are aborted then."""
+        """Serve all requests of the scene; return False if some were aborted at the deadline."""
         sends = iter([self._prepare(size) for size in scene.requests])
         records: list[RequestRecord] = []
         try:
@@ -150,15 +148,12 @@ class _Stage:
         return True
 
     def _prepare(self, size: RequestSize) -> Send:
-        prompt = self._dice.choices(range(self._target.client.ready.vocab_size), k=size.prompt_tokens)
+        prompt = self._random.choices(range(self._target.client.ready.vocab_size), k=size.prompt_tokens)
         request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
         return self._target.prepare(request, lambda _: prompt)
 
     async def _serve(self, scene: Scene, sends: Iterator[Send], records: list[RequestRecord]) -> None:
-        """One after the other; the first is among those with which the scene begins, all at once.
-
-        Each has its record from when it is sent.
-        """
+        """Send requests one by one, as one of the scene's concurrent senders; each adds its record when it is sent."""
         for send in sends:
             if scene.rest:
                 await asyncio.sleep(scene.rest)
@@ -173,9 +168,9 @@ class _Stage:
 
 
 def _processor() -> str:
-    """The name of the CPU, as far as the system tells it."""
+    """Return the name of the CPU, or else its architecture."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - its size is not known
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - the file has no size
             names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
             return next(names, platform.machine())
     except OSError:

@@ -1,4 +1,4 @@
-"""How long requests and their tokens are under way between a client and its engine."""
+"""Transit times of requests and their tokens between a client and its engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.protocol.simulation import ClientTime, Rest
 
 
 class ClientTimes:
-    """Collects them from requests that an engine with nothing else to do has served."""
+    """Transit times, collected from requests that an otherwise idle engine has served."""
 
     def __init__(self) -> None:
         self._queued_alone: list[float] = []
@@ -19,18 +19,20 @@ class ClientTimes:
         self._to_next: list[float] = []
         self._to_wake: list[float] = []
         self._least_to_wake = 0.0
-        self._first_tokens: defaultdict[float, list[float]] = defaultdict(list)  # of equal requests, by rest
+        self._first_tokens: defaultdict[float, list[float]] = defaultdict(
+            list
+        )  # of equal requests, by the rest before them
 
     def add(self, record: RequestRecord) -> None:
-        """One that was alone: another would have it wait for the end of its step, and for the client."""
+        """Add a request that was alone: with another, it would wait for the end of a step, and for the client."""
         assert record.first_token is not None
         self._queued_alone.append(record.phases[0].begin - record.sent)
         self._to_client.append(record.first_token - _prefilled(record))
 
     def add_burst(self, records: list[RequestRecord]) -> None:
-        """Those that were sent at once, in order.
+        """Add requests that were sent at once, in order.
 
-        Who is in the queue by the time that the engine starts the first one was sent while it woke.
+        Requests that are in the queue when the engine starts the first one were sent while it woke.
         """
         first = records[0].phases[0]
         sent = [record.sent - records[0].sent for record in records]
@@ -42,17 +44,17 @@ class ClientTimes:
             self._least_to_wake = max(self._least_to_wake, sent[-1])
 
     def add_rested(self, records: list[RequestRecord], rest: float) -> None:
-        """Those that are alike, each so many seconds after the end of the one before; with others without a rest."""
+        """Add equal requests, each sent `rest` seconds after the end of the previous one; 0 is the baseline."""
         for record in records:
             assert record.first_token is not None
             self._first_tokens[rest].append(record.first_token - record.sent)
 
     @property
     def medians(self) -> ClientTime:
-        """Raises ValueError if not one request has ended."""
+        """Median transit times. Raises ValueError if no request has ended."""
         if not self._queued_alone:
-            raise ValueError("no request has ended in the time that was given; calibrate for longer")
-        queued_alone = statistics.median(self._queued_alone)  # its engine has woken by then
+            raise ValueError("no request has ended in the given time; calibrate for longer")
+        queued_alone = statistics.median(self._queued_alone)  # includes the time in which the engine woke
         to_wake = min(queued_alone, statistics.median(self._to_wake or [self._least_to_wake]))
         to_engine, to_client = queued_alone - to_wake, statistics.median(self._to_client)
         return ClientTime(
@@ -63,15 +65,15 @@ class ClientTimes:
             rests=self._rests(to_engine + to_client),
         )
 
-    def _rests(self, under_way: float) -> tuple[Rest, ...]:
-        """While an answer is under way, and the next request, the engine rests too."""
+    def _rests(self, in_transit: float) -> tuple[Rest, ...]:
+        """Return the delay after each rest, to which the time of an answer and the next request in transit adds."""
         medians = {rest: statistics.median(seconds) for rest, seconds in sorted(self._first_tokens.items())}
         if 0.0 not in medians:
-            return ()  # nothing that the others could be compared with
+            return ()  # no baseline
         least = medians[0.0]
-        return tuple(Rest(under_way + rest, max(0.0, seconds - least)) for rest, seconds in medians.items())
+        return tuple(Rest(in_transit + rest, max(0.0, seconds - least)) for rest, seconds in medians.items())
 
 
 def _prefilled(record: RequestRecord) -> float:
-    """The end of the step that gave the first token."""
+    """Return the end of the step that computed the first token."""
     return next(phase.end for phase in record.phases if phase.kind == "prefill")

@@ -1,27 +1,44 @@
-"""Fits a `StepTime` to measured steps."""
+"""Fit of a `StepTime` to measured steps."""
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import pairwise
 
-from quire.frontend.evaluation.calibration.steps import Array, StepTimes
-from quire.protocol.simulation import StepTime
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.messages import SequenceTrace, StepTrace
+from quire.protocol.simulation import StepTime, StepWork
 
 _ROUNDS = 8
-_FAR = 8.0  # measured / fitted of steps that were held up by something else
+_FAR = 8.0  # measured / fitted of steps that something else delayed
 _LEAST_SECONDS = 1e-6
+
+Array = npt.NDArray[np.float64]
+
+
+class StepTimes:
+    """Measured steps: `work` is [steps][terms of a `StepTime`], `seconds` [steps].
+
+    `plays` are the traces of each play of a scene, in order.
+    """
+
+    def __init__(self, plays: list[list[StepTrace]]) -> None:
+        steps = [pair for play in plays for pair in pairwise(trace for trace in play if trace.stats is not None)]
+        self.work: Array = np.array([_terms(_work(step.sequences)) for step, _ in steps])
+        self.seconds: Array = np.array([_seconds(step, after) for step, after in steps])
 
 
 def fit(steps: StepTimes) -> tuple[StepTime, float]:
-    """The times that fit best, and the median of |fitted - measured| / measured.
+    """Return the times that fit best, and the median of |fitted - measured| / measured.
 
-    Least squares of the errors, each relative to what is fitted, so that short steps count as much as long ones and
-    the means come out right; relative to what was measured, times would come out too short. No time is below zero.
-    Steps that were held up for long count only in that all together take as long as they did. Raises ValueError if
-    there are fewer steps than times.
+    The fit minimises the squares of errors relative to the fitted times, so that short steps count as much as long ones
+    and the means come out right; errors relative to the measured times would make the fit too short. No time is
+    negative. Steps that were delayed for long count only in the total time. Raises ValueError if there are fewer steps
+    than times.
     """
     if len(steps.seconds) < len(StepTime.__struct_fields__):
-        raise ValueError(f"{len(steps.seconds)} steps are too few to tell what a step costs; let it run longer")
+        raise ValueError(f"{len(steps.seconds)} steps are too few for a fit; let the calibration run longer")
     fitted = steps.seconds
     for _ in range(_ROUNDS):
         near = steps.seconds < _FAR * fitted
@@ -33,7 +50,7 @@ def fit(steps: StepTimes) -> tuple[StepTime, float]:
 
 
 def _least_squares(work: Array, seconds: Array, weights: Array) -> Array:
-    """Times of at least 0 for which `work` @ times is nearest to `seconds`: what would be negative is left out."""
+    """Return times of at least 0 for which `work` @ times is nearest to `seconds`, dropping negative terms."""
     columns = np.arange(work.shape[1])
     while True:
         found, *_ = np.linalg.lstsq(work[:, columns] * weights[:, np.newaxis], seconds * weights, rcond=None)
@@ -42,3 +59,20 @@ def _least_squares(work: Array, seconds: Array, weights: Array) -> Array:
             times[columns] = found
             return times
         columns = columns[found > found.min()]
+
+
+def _work(sequences: list[SequenceTrace]) -> StepWork:
+    return StepWork.of([each.start for each in sequences], [each.count for each in sequences])
+
+
+def _terms(work: StepWork) -> tuple[float, ...]:
+    return (1.0, *work, work.prefill_tokens**2)
+
+
+def _seconds(step: StepTrace, after: StepTrace) -> float:
+    """Return the time from the begin of a step to that of the next, or to its own end if the engine was idle then."""
+    numbers = {sequence.number for sequence in step.sequences}
+    if any(sequence.number in numbers for sequence in after.sequences):
+        return after.begin - step.begin
+    assert step.stats is not None
+    return step.stats.schedule_seconds + step.stats.execute_seconds + step.stats.update_seconds

@@ -1,4 +1,4 @@
-"""Loads that show what a step costs, and a rest: each moves one thing that its time depends on, the last ones all."""
+"""Scenes: loads that show the cost of a step and of a rest. Most vary one term of the step time, mixes vary all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from quire.protocol.engine_shape import EngineShape
 
-_SHORT = 8  # tokens of a prompt that costs nothing
-_ANSWER = 40  # tokens, and so steps of a batch that decodes
-_MOST_TOKENS = 20_000  # of the prompts of a scene: more only takes longer
-_MIX_PART = 6  # of the context: the mean prompt of a mix; answers have a quarter of that
+_SHORT = 8  # tokens of a prompt at no cost
+_ANSWER = 40  # tokens, and so steps of a decoding batch
+_MOST_TOKENS = 20_000  # of the prompts of a scene
+_MIX_PART = 6  # the mean prompt of a mix has this part of the context, answers a quarter of the prompt
 _MIXES = (2, 8, 32, 128)
 _BATCHED = (32, 128, 512)  # tokens of each prompt
 _RESTS = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)  # seconds
@@ -19,7 +19,7 @@ _RESTS = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)  # seconds
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    """One request, in tokens."""
+    """Lengths of one request in tokens."""
 
     prompt_tokens: int
     output_tokens: int
@@ -29,7 +29,7 @@ class RequestSize:
 class Scene:
     """Requests of which `concurrency` are served at a time.
 
-    `rest`, 0 or more, is given in scenes that differ in this alone: so many seconds are left before each request.
+    `rest` is the pause in seconds before each request, in scenes that differ in this alone.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Scene:
 
 
 def families(shape: EngineShape) -> list[list[Scene]]:
-    """Scenes by what they show, the cheap ones of each first. Mixes come again and again: they are what engines do."""
+    """Return families of scenes, each cheap ones first. Mixes repeat, since they are what engines usually serve."""
     longest = shape.max_model_len - _ANSWER - 1
     mixes = _mixes(shape)
     prompts = _prompts(shape, longest)
@@ -47,19 +47,19 @@ def families(shape: EngineShape) -> list[list[Scene]]:
 
 
 def _decodes(shape: EngineShape) -> list[Scene]:
-    """More and more sequences decode."""
+    """Return scenes with more and more decoding sequences."""
     sizes = _powers(1, min(shape.max_num_seqs, shape.num_pages // 2))
     return [Scene(f"{size} decode", [RequestSize(_SHORT, _ANSWER)] * size, size) for size in sizes]
 
 
 def _rests() -> list[Scene]:
-    """A short prompt, now and then."""
+    """Return scenes of short prompts after pauses."""
     request = RequestSize(_SHORT, 1)
     return [Scene(f"one after {rest * 1e3:.0f} ms", [request] * 6, 1, rest) for rest in _RESTS]
 
 
 def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
-    """The same with long contexts, which are to be read."""
+    """Return scenes of decoding sequences with long contexts."""
     room = min(max(_MOST_TOKENS, longest), shape.num_pages * shape.page_size // 2)
     scenes = []
     for part in (4, 2, 1):
@@ -72,13 +72,13 @@ def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
 
 
 def _prompts(shape: EngineShape, longest: int) -> list[Scene]:
-    """Longer and longer prompts, one after the other."""
+    """Return scenes of longer and longer prompts, one at a time."""
     lengths = _powers(16, min(longest, 4 * shape.max_num_batched_tokens))
     return [Scene(f"prompts of {length} tokens", [RequestSize(length, 1)] * 3, 1) for length in lengths]
 
 
 def _batches(shape: EngineShape) -> list[Scene]:
-    """As many prompts at once as fit into a step, and fewer."""
+    """Return scenes of concurrent prompts, up to as many as fit into a step."""
     most = min(shape.max_num_batched_tokens, shape.num_pages * shape.page_size // 2, _MOST_TOKENS)
     batches = [
         (size, length)
@@ -93,13 +93,13 @@ def _batches(shape: EngineShape) -> list[Scene]:
 
 
 def _mixes(shape: EngineShape) -> list[Scene]:
-    """Requests of all lengths come and go."""
-    dice = random.Random(0)
+    """Return scenes with requests of all lengths."""
+    random_ = random.Random(0)
     mean = max(shape.max_model_len // _MIX_PART, 1)
 
     def request() -> RequestSize:
-        prompt = min(1 + int(dice.expovariate(1 / mean)), shape.max_model_len - 2)
-        output = 1 + int(dice.expovariate(4 / mean))
+        prompt = min(1 + int(random_.expovariate(1 / mean)), shape.max_model_len - 2)
+        output = 1 + int(random_.expovariate(4 / mean))
         return RequestSize(prompt, min(output, shape.max_model_len - prompt))
 
     most = max(_MOST_TOKENS // mean, 1)

@@ -1,1 +1,1 @@
-"""Serves a workload by an engine, or by a server, and notes what each of its requests has felt."""
+"""Replay: sends a workload to an engine or a server, and records the latency of each request."""

@@ -1,4 +1,4 @@
-"""An engine as a target, at its socket."""
+"""Engine as a target, at its socket."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from quire.frontend.client.engine import Engine
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.evaluation.replay.clock import Clock
-from quire.frontend.evaluation.replay.parameters import parameters_of
-from quire.frontend.evaluation.replay.record import RequestRecord, Sample
-from quire.frontend.evaluation.replay.served import Served
-from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens
+from quire.frontend.evaluation.replay.engine_answer import EngineAnswer
+from quire.frontend.evaluation.replay.record import RequestRecord, RunClock, Sample
+from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens, sampling_parameters
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.sampling import SamplingParams, engine_params, validate
 from quire.protocol.messages import Abort, EngineCoreOutputs, EngineCoreRequest
@@ -25,16 +23,16 @@ _WATCH_SECONDS = 0.1
 
 
 class EngineTarget:
-    """An engine process of its own, or one that runs already. Constructing it waits until the engine is ready.
+    """An engine process of its own, or one that is already running. The constructor waits until it is ready.
 
     The client shares its cores with the engine that it measures. `AsyncLLM` wakes a coroutine and builds an output for
     each increment of each stream; here increments are taken where they arrive, on the client's thread, and the event
-    loop hears only of requests that have ended. That costs less, and notes times that do not wait for the loop.
+    loop is woken only for requests that have ended. That costs less, and times do not include waiting for the loop.
     Raises what `AsyncLLM` raises.
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        self._open: dict[str, Served] = {}
+        self._open: dict[str, EngineAnswer] = {}
         self._ids = itertools.count()
         self._num_tokens = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -47,27 +45,27 @@ class EngineTarget:
 
     @property
     def client(self) -> CoreClient:
-        """For those who want more of the engine than answers."""
+        """Client of the engine, for calls other than requests."""
         return self._engine.client
 
     @classmethod
     def from_options(cls, model: str | None = None, **options: Any) -> Self:
-        """One by the arguments of `AsyncLLM`."""
+        """Make a target from the arguments of `AsyncLLM`."""
         return cls(EngineArgs.from_options(model, options))
 
     def prepare(self, request: WorkloadRequest, tokens: Tokens) -> Send:
-        """Make the prompt's tokens and the parameters. Raises `ValueError` for parameters that no engine takes."""
+        """Make the prompt's tokens and the parameters. Raises `ValueError` for invalid parameters."""
         token_ids = self._token_ids(request, tokens)
         params = self._params(request)
 
-        async def send(record: RequestRecord, clock: Clock) -> None:
+        async def send(record: RequestRecord, clock: RunClock) -> None:
             record.prompt_tokens = len(token_ids)
-            await self._serve(token_ids, params, Served(record, clock))
+            await self._serve(token_ids, params, EngineAnswer(record, clock))
 
         return send
 
-    async def sample(self, clock: Clock) -> Sample | None:
-        """The engine's statistics; tokens of answers are those that came here. None once it is dead."""
+    async def sample(self, clock: RunClock) -> Sample | None:
+        """Return the engine's statistics, with the output tokens that arrived here. None once it is dead."""
         try:
             stats = await asyncio.wrap_future(self._engine.client.call("stats"))
         except EngineDeadError:
@@ -91,13 +89,13 @@ class EngineTarget:
         return True
 
     async def wait_dead(self) -> str:
-        """Wait until the engine is dead; returns how it died."""
-        while (error := self._engine.client.dead) is None:  # noqa: ASYNC110 - it is told on another thread
+        """Wait until the engine is dead; return how it died."""
+        while (error := self._engine.client.dead) is None:  # noqa: ASYNC110 - set on another thread
             await asyncio.sleep(_WATCH_SECONDS)
         return str(error)
 
     async def close(self) -> None:
-        """Leave the engine, and end it if it was started here."""
+        """Disconnect from the engine, and end it if it was started here."""
         await asyncio.to_thread(self._engine.close)
 
     def _token_ids(self, request: WorkloadRequest, tokens: Tokens) -> list[int]:
@@ -108,54 +106,54 @@ class EngineTarget:
         return tokens(request)
 
     def _params(self, request: WorkloadRequest) -> SamplingParams:
-        asked = parameters_of(request)
-        if unknown := sorted({*asked} - {*SamplingParams.__struct_fields__}):
-            raise ValueError(f"the request's params have {', '.join(unknown)}, which SamplingParams does not know")
-        checked = validate(SamplingParams(**asked), vocab_size=self._engine.client.ready.vocab_size)
+        requested = sampling_parameters(request)
+        if unknown := sorted({*requested} - {*SamplingParams.__struct_fields__}):
+            raise ValueError(f"the request's params have {', '.join(unknown)}, which are not fields of SamplingParams")
+        checked = validate(SamplingParams(**requested), vocab_size=self._engine.client.ready.vocab_size)
         return engine_params(checked, 0 if checked.seed is None else checked.seed, self._engine.tokenizer)[0]
 
-    async def _serve(self, token_ids: list[int], params: SamplingParams, served: Served) -> None:
+    async def _serve(self, token_ids: list[int], params: SamplingParams, answer: EngineAnswer) -> None:
         self._loop = asyncio.get_running_loop()
         wire_id = str(next(self._ids))
-        self._open[wire_id] = served
+        self._open[wire_id] = answer
         eos = self._engine.eos_token_ids
         try:
             self._engine.client.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()))
-            await served.ended
+            await answer.ended
         except EngineDeadError as error:
-            served.fail(str(error))
+            answer.fail(str(error))
         finally:
             if self._open.pop(wire_id, None) is not None:
-                with suppress(EngineDeadError):  # then it has ended already
+                with suppress(EngineDeadError):  # then the request has ended already
                     self._engine.client.send(Abort([wire_id]))
-            served.leave()
+            answer.leave()
 
     def _deliver(self, delivery: Delivery) -> None:
-        """Take a frame; on the thread of the client."""
-        ended: list[Served] = []
+        """Take a frame, on the client's thread."""
+        ended: list[EngineAnswer] = []
         if isinstance(delivery, EngineCoreOutputs):
             self._take(delivery, ended)
         else:
             for wire_id in list(self._open):
-                if (served := self._open.pop(wire_id, None)) is not None:
-                    served.fail(str(delivery))
-                    ended.append(served)
+                if (answer := self._open.pop(wire_id, None)) is not None:
+                    answer.fail(str(delivery))
+                    ended.append(answer)
         if ended and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_end, ended)
 
-    def _take(self, delivery: EngineCoreOutputs, ended: list[Served]) -> None:
+    def _take(self, delivery: EngineCoreOutputs, ended: list[EngineAnswer]) -> None:
         for output in delivery.outputs:
-            served = self._open.get(output.request_id)
-            if served is None:
-                continue  # under way when its request was aborted
+            answer = self._open.get(output.request_id)
+            if answer is None:
+                continue  # in flight when its request was aborted
             self._num_tokens += len(output.new_token_ids)
-            served.take(output, delivery.timestamp)
+            answer.take(output, delivery.timestamp)
             if output.finish_reason is not None:
-                self._open.pop(output.request_id, None)  # unless the loop has just done so
-                ended.append(served)
+                self._open.pop(output.request_id, None)  # unless the event loop has just done so
+                ended.append(answer)
 
 
-def _end(ended: list[Served]) -> None:
-    for served in ended:
-        if not served.ended.done():
-            served.ended.set_result(None)
+def _end(ended: list[EngineAnswer]) -> None:
+    for answer in ended:
+        if not answer.ended.done():
+            answer.ended.set_result(None)

@@ -1,4 +1,4 @@
-"""The answer of an OpenAI-compatible server, as it arrives."""
+"""Answer of an OpenAI-compatible server, as it arrives."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.evaluation.replay.clock import Clock
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
-from quire.frontend.evaluation.replay.sse import EventLines
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 
 _REFUSALS = (429, 503)
+_MOST_EVENT_BYTES = 1 << 26
 _MOST_ERROR_BYTES = 1 << 16
 _MOST_ERROR_CHARACTERS = 500
 
@@ -24,11 +23,11 @@ class _Delta(msgspec.Struct):
 
     @property
     def has_tokens(self) -> bool:
-        """The first chunk of a chat names the role alone; a token may have no text."""
+        """True unless this is the first chunk of a chat, which has only the role; a token may have no text."""
         return bool(self.content or self.reasoning_content or self.reasoning) or self.role is None
 
 
-class _Choice(msgspec.Struct):
+class _StreamedChoice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
@@ -36,7 +35,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def num_tokens(self) -> int:
-        """As far as a chunk tells: a chunk counts as one unless it has token ids."""
+        """Number of tokens of the chunk: one unless it has token ids."""
         if self.token_ids is not None:
             return len(self.token_ids)
         if self.finish_reason is not None:  # the last token may come with the end, or the end alone
@@ -44,18 +43,18 @@ class _Choice(msgspec.Struct):
         return self.delta is None or self.delta.has_tokens
 
 
-class _Details(msgspec.Struct):
+class _TokenDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: _TokenDetails | None = None
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_StreamedChoice] = []
     usage: _Usage | None = None
     error: Any = None
 
@@ -63,25 +62,42 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-class StreamedAnswer:
-    """Fills the record of one request. What is no such answer raises `ValueError`."""
+class EventLines:
+    """Splitter of a stream into the data of its server-sent events, each of which is one line in OpenAI's API.
 
-    def __init__(self, record: RequestRecord, clock: Clock) -> None:
+    Raises `ValueError` for an event longer than 64 MiB.
+    """
+
+    def __init__(self) -> None:
+        self._begun = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a piece of the stream; return the data of the events that are now complete."""
+        *lines, self._begun = (self._begun + data).split(b"\n") if self._begun else data.split(b"\n")
+        if len(self._begun) > _MOST_EVENT_BYTES:
+            raise ValueError(f"an event of the stream is longer than {_MOST_EVENT_BYTES >> 20} MiB")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+
+class StreamedAnswer:
+    """The record of one request, filled from the stream. Raises `ValueError` for anything else than such a stream."""
+
+    def __init__(self, record: RequestRecord, clock: RunClock) -> None:
         self._record = record
         self._begin = clock.begin
         self._events = EventLines()
         self._status = 0
         self._error = b""
         self._is_done = False
-        self._has_ended = False  # a choice has told why
-        self._usage: _Usage | None = None  # that came in the piece which is read
+        self._has_ended = False  # a choice has a finish reason
+        self._usage: _Usage | None = None  # of the current piece
 
     def on_status(self, status: int) -> None:
-        """The headers are here."""
+        """Take the status."""
         self._status = status
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the stream, or of the body of an error."""
+        """Take a piece of the stream, or of the body of an error."""
         if self._status != 200:
             self._error = (self._error + data)[:_MOST_ERROR_BYTES]
             return
@@ -94,18 +110,18 @@ class StreamedAnswer:
                 count += self._take(event)
         if count:
             self._grow(count, now)
-        if self._usage is not None:  # after the tokens that came with it, which it counts as well
+        if self._usage is not None:  # after the tokens of the same piece, which it includes
             self._count(self._usage)
             self._usage = None
 
     def end(self) -> None:
-        """The answer is whole: how has it ended?"""
+        """End the answer, and set its outcome."""
         record = self._record
         if self._status != 200:
             record.outcome = Outcome.REFUSED if self._status in _REFUSALS else Outcome.ERRORED
             record.error = f"status {self._status}: {_message(self._error)}"
         elif record.outcome is Outcome.ERRORED:
-            pass  # an event has said so
+            pass  # an event had the error
         elif not (self._is_done or self._has_ended):
             self.fail("the stream ended before the answer did")
         elif record.first_token is None:
@@ -114,15 +130,15 @@ class StreamedAnswer:
             record.outcome = Outcome.COMPLETED
 
     def fail(self, error: str) -> None:
-        """It can't be whole any more."""
+        """End the answer with an error."""
         self._record.outcome, self._record.error = Outcome.ERRORED, error
 
     def _take(self, event: bytes) -> int:
-        """Read an event; returns how many tokens it brings."""
+        """Read an event; return its number of tokens."""
         try:
             chunk = _decode(event)
         except msgspec.MsgspecError as error:  # DecodeError, ValidationError
-            raise ValueError(f"an event of the stream is no chunk of an answer ({error}): {_cut(event)}") from None
+            raise ValueError(f"an event of the stream is not a chunk of an answer ({error}): {_cut(event)}") from None
         if chunk.error is not None:
             self.fail(_message(msgspec.json.encode({"error": chunk.error})))
         if chunk.usage is not None:
@@ -141,7 +157,7 @@ class StreamedAnswer:
         record.output_tokens += count
 
     def _count(self, usage: _Usage) -> None:
-        """What the server has counted is right; chunks may have several tokens each."""
+        """Take the server's counts, which are exact; a chunk may have several tokens."""
         record = self._record
         record.prompt_tokens = usage.prompt_tokens or record.prompt_tokens
         if usage.completion_tokens is not None:
@@ -151,7 +167,7 @@ class StreamedAnswer:
 
 
 class WholeAnswer:
-    """An answer that is read to its end: the status and the body."""
+    """An answer that is read to its end, with its status and body."""
 
     def __init__(self, most_bytes: int = 1 << 24) -> None:
         self.status = 0
@@ -159,18 +175,18 @@ class WholeAnswer:
         self._most = most_bytes
 
     def on_status(self, status: int) -> None:
-        """The headers are here."""
+        """Take the status."""
         self.status = status
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body. Raises `ValueError` if it gets too long."""
+        """Take a piece of the body. Raises `ValueError` if the body gets too long."""
         self.body += data
         if len(self.body) > self._most:
             raise ValueError(f"the answer is longer than {self._most} bytes")
 
 
 def _message(body: bytes) -> str:
-    """What an error says: the `message` of OpenAI's shape, or else all of it."""
+    """Return the `message` of an error in OpenAI's shape, or else the whole body."""
     try:
         content = msgspec.json.decode(body)
     except msgspec.DecodeError:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.frontend.evaluation.replay.parameters import parameters_of
-from quire.frontend.evaluation.replay.target import Tokens
+from quire.frontend.evaluation.replay.target import Tokens, sampling_parameters
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -18,15 +17,15 @@ PromptAs = Literal["tokens", "text"]
 
 PATHS: dict[EndpointType, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
-_UNKNOWN = ("bad_words_token_ids",)  # to servers: it is what an engine makes of bad_words
+_UNKNOWN = ("bad_words_token_ids",)  # to servers: an engine makes it from bad_words
 
 
 @dataclass(frozen=True)
 class Bodies:
-    """Writes requests as the server at the other end takes them.
+    """Encoder of requests in the form that the server takes.
 
     `prompt_as`: token ids, or the text that `tokenizer` makes of them, which may have a few tokens more or less when
-    the server reads it. `extra` is put into each body, and null there takes a field out. Raises `ValueError` for text
+    the server tokenizes it. `extra` is merged into each body; null there removes a field. Raises `ValueError` for text
     without a tokenizer.
     """
 
@@ -41,7 +40,7 @@ class Bodies:
             raise ValueError("prompts as text are made of tokens by a tokenizer; name its folder with --tokenizer")
 
     def encode(self, request: WorkloadRequest, tokens: Tokens) -> bytes:
-        """The body of a request. Raises `ValueError` when a chat has no text to send."""
+        """Return the body of a request. Raises `ValueError` when a chat has no text to send."""
         body = {
             "model": self.model,
             **self._prompt(request, tokens),
@@ -53,10 +52,10 @@ class Bodies:
         return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
 
     def _parameters(self, request: WorkloadRequest) -> dict[str, Any]:
-        asked = {name: value for name, value in parameters_of(request).items() if name not in _UNKNOWN}
-        if self.endpoint == "chat" and "logprobs" in asked:
-            asked["top_logprobs"], asked["logprobs"] = asked["logprobs"], True
-        return asked
+        requested = {name: value for name, value in sampling_parameters(request).items() if name not in _UNKNOWN}
+        if self.endpoint == "chat" and "logprobs" in requested:
+            requested["top_logprobs"], requested["logprobs"] = requested["logprobs"], True
+        return requested
 
     def _prompt(self, request: WorkloadRequest, tokens: Tokens) -> dict[str, Any]:
         if self.endpoint == "chat":
@@ -66,8 +65,10 @@ class Bodies:
             return {"prompt": request.text}
         if request.messages is not None:
             raise ValueError("the trace has messages; send them with --endpoint-type chat")
-        made = tokens(request)
-        return {"prompt": made if self.tokenizer is None or self.prompt_as == "tokens" else self.tokenizer.decode(made)}
+        token_ids = tokens(request)
+        if self.tokenizer is None or self.prompt_as == "tokens":
+            return {"prompt": token_ids}
+        return {"prompt": self.tokenizer.decode(token_ids)}
 
     def _as_message(self, request: WorkloadRequest, tokens: Tokens) -> list[dict[str, Any]]:
         if self.tokenizer is None:

@@ -1,4 +1,4 @@
-"""A connection to an HTTP server that costs its client little: no coroutine wakes for a piece of an answer."""
+"""Connection to an HTTP server at a low cost for the client: no coroutine wakes for a piece of an answer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Protocol, cast
 import httptools
 
 
-class AnswerReader(Protocol):
-    """Takes an answer as it arrives; each call is on the path of a token."""
+class ResponseReader(Protocol):
+    """Reader of a response as it arrives; each call is on the path of a token."""
 
     def on_status(self, status: int) -> None:
-        """The headers are here."""
+        """Take the status."""
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body. What it raises ends the connection, and the exchange with it."""
+        """Take a piece of the body. An exception ends the connection, and is raised by the exchange."""
 
 
 class ConnectionBrokenError(OSError):
-    """The connection ended before the answer did. `was_silent`: nothing of the answer had come."""
+    """The connection ended before the answer did. `was_silent`: nothing of the answer had arrived."""
 
     def __init__(self, message: str, was_silent: bool) -> None:
         super().__init__(message)
@@ -27,23 +27,23 @@ class ConnectionBrokenError(OSError):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One request after the other, each with its own reader."""
+    """A connection for consecutive requests, each with its own reader."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._reader: AnswerReader | None = None
+        self._reader: ResponseReader | None = None
         self._done: asyncio.Future[None] | None = None
         self._was_silent = True
-        self._is_framed = False  # the answer tells where it ends
+        self._is_framed = False  # the answer has a length or is chunked
         self._is_kept = False
-        self._ends_with_connection = False  # the answer: its headers are here, and tell of no other end
+        self._ends_with_connection = False  # the end of the connection is the end of the answer
         self.is_open = False
 
-    async def exchange(self, request: bytes, reader: AnswerReader) -> None:
+    async def exchange(self, request: bytes, reader: ResponseReader) -> None:
         """Send a request, and let `reader` take the answer until its end.
 
-        Raises `ConnectionBrokenError`, or what the reader has raised. Cancelled, it closes the connection.
+        Raises `ConnectionBrokenError`, or what the reader raises. When cancelled, it closes the connection.
         """
         assert self._transport is not None
         if not self.is_open:
@@ -62,21 +62,21 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Drop the connection, whatever is still to come."""
+        """Drop the connection, even in the middle of an answer."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
-    # Of asyncio
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It can be used."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        """See `asyncio.Protocol`."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        """Something has come."""
-        if self._done is None or self._done.done():  # nobody has asked for anything
+        """See `asyncio.Protocol`."""
+        if self._done is None or self._done.done():  # no request is in flight
             self.close()
             return
         self._was_silent = False
@@ -88,7 +88,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail(cause if is_ours and cause is not None else _broken(f"its answer is not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """See `asyncio.Protocol`."""
         self.is_open = False
         if exc is None and self._ends_with_connection:
             self._end(is_kept=False)
@@ -96,32 +96,32 @@ class HttpConnection(asyncio.Protocol):
             ConnectionBrokenError(f"the server broke the connection{f': {exc}' if exc else ''}", self._was_silent)
         )
 
-    # Of httptools
+    # Called by httptools
 
     def on_message_begin(self) -> None:
-        """An answer, of which there may be some that only announce another."""
+        """Begin an answer; informational ones (1xx) come before the final one."""
         self._is_framed = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of the headers."""
+        """Take a header."""
         name = name.lower()
         self._is_framed |= name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
 
     def on_headers_complete(self) -> None:
-        """The status is known."""
+        """Pass on the status."""
         assert self._reader is not None
         self._ends_with_connection = not self._is_framed and self._parser.get_status_code() >= 200
         self._reader.on_status(self._parser.get_status_code())
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body, no longer in chunks."""
+        """Pass on a piece of the body, without its chunked encoding."""
         assert self._reader is not None
         self._reader.on_body(body)
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
+        """End the exchange, unless the answer is informational."""
         if self._parser.get_status_code() >= 200:
-            self._end(is_kept=self._parser.should_keep_alive())  # only now does it know
+            self._end(is_kept=self._parser.should_keep_alive())  # known only now
 
     def _end(self, *, is_kept: bool) -> None:
         if self._done is not None and not self._done.done():

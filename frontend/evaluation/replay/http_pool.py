@@ -1,4 +1,4 @@
-"""Connections to one HTTP server, as many as requests are under way; those that are free are kept."""
+"""Pool of connections to one HTTP server: one for each request in flight; idle ones are kept."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import ssl
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from quire.frontend.evaluation.replay.http_connection import AnswerReader, ConnectionBrokenError, HttpConnection
+from quire.frontend.evaluation.replay.http_connection import ConnectionBrokenError, HttpConnection, ResponseReader
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _CONNECT_SECONDS = 30.0
 
 
 class HttpPool:
-    """Sends requests to the server at `base_url`: `http://host:port` or `https://...`, with a path before its API's.
+    """Connections to the server at `base_url`: `http://host:port` or `https://...`, with a path prefix of its API.
 
-    A path that ends in `/v1` means the server's own. `headers` go with each request. Raises `ValueError` for what is no
-    URL, or a header that can't be sent.
+    A final `/v1` of the path is dropped, since API paths begin with it. `headers` are sent with each request. Raises
+    `ValueError` for an invalid URL, or a header that cannot be sent.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
@@ -27,25 +27,27 @@ class HttpPool:
         except ValueError:
             port = -1
         if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == -1 or parts.query or parts.username:
-            raise ValueError(f"base_url={base_url!r} is not a server's; give one such as http://127.0.0.1:8000")
+            raise ValueError(
+                f"base_url={base_url!r} is not the URL of a server; give one such as http://127.0.0.1:8000"
+            )
         self.host = parts.hostname
         self.port = port or _DEFAULT_PORTS[parts.scheme]
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         given = {"Host": parts.netloc, "Accept-Encoding": "identity", "Content-Type": "application/json", **headers}
         self._head = "".join(f"{_checked(name)}: {_checked(value)}\r\n" for name, value in given.items())
-        self._free: list[HttpConnection] = []
+        self._idle: list[HttpConnection] = []
 
     def encode(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """A request as it is sent."""
+        """Return an encoded request."""
         head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         return head.encode("latin-1") + body
 
-    async def exchange(self, request: bytes, reader: AnswerReader) -> None:
+    async def exchange(self, request: bytes, reader: ResponseReader) -> None:
         """Send an encoded request over a connection of its own.
 
-        Raises `ConnectionRefusedError` when nobody listens, other `OSError`s when it can't be sent or the answer ends
-        too soon, or what the reader has raised.
+        Raises `ConnectionRefusedError` when no server listens, other `OSError`s when sending fails or the answer ends
+        too soon, or what the reader raises.
         """
         while (kept := self._kept()) is not None:
             try:
@@ -53,7 +55,7 @@ class HttpPool:
             except ConnectionBrokenError as error:
                 if not error.was_silent:
                     raise
-                continue  # the server has closed it while it was free, which is no fault
+                continue  # the server closed it while it was idle, as it may
             self._keep(kept)
             return
         connection = await self.connect()
@@ -61,7 +63,7 @@ class HttpPool:
         self._keep(connection)
 
     async def connect(self) -> HttpConnection:
-        """A new connection. Raises `OSError`."""
+        """Return a new connection. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -71,22 +73,22 @@ class HttpPool:
         return connection
 
     def close(self) -> None:
-        """Drop the connections that are free."""
-        while self._free:
-            self._free.pop().close()
+        """Drop the idle connections."""
+        while self._idle:
+            self._idle.pop().close()
 
     def _kept(self) -> HttpConnection | None:
-        while self._free:
-            if (connection := self._free.pop()).is_open:
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
                 return connection
         return None
 
     def _keep(self, connection: HttpConnection) -> None:
         if connection.is_open:
-            self._free.append(connection)
+            self._idle.append(connection)
 
 
 def _checked(text: str) -> str:
     if not text.isprintable() or not text.isascii():
-        raise ValueError(f"a header has {text!r}, which can't be sent; use printable ASCII")
+        raise ValueError(f"a header has {text!r}, which cannot be sent; use printable ASCII")
     return text

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as a target."""
+"""OpenAI-compatible server as a target."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import Any, Self
 
 import msgspec
 
-from quire.frontend.evaluation.replay.clock import Clock
-from quire.frontend.evaluation.replay.exposition import sample_of
 from quire.frontend.evaluation.replay.http_answer import StreamedAnswer, WholeAnswer
 from quire.frontend.evaluation.replay.http_bodies import PATHS, Bodies, EndpointType, PromptAs
 from quire.frontend.evaluation.replay.http_pool import HttpPool
-from quire.frontend.evaluation.replay.record import RequestRecord, Sample
+from quire.frontend.evaluation.replay.prometheus import sample_of
+from quire.frontend.evaluation.replay.record import RequestRecord, RunClock, Sample
 from quire.frontend.evaluation.replay.target import Send, TargetError, TargetInfo, Tokens
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.text.tokenizer import Tokenizer
 
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)  # then a connection fails for want of file descriptors here
-_ANSWER_SECONDS = 30.0  # for what is not generated
+_ANSWER_SECONDS = 30.0  # for requests that generate nothing
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """How to talk to a server. `model`: the first that it serves if None; the rest is as of `Bodies`."""
+    """Options of the connection to a server. `model` None: the first that it serves; the rest is as in `Bodies`."""
 
     base_url: str
     endpoint: EndpointType = "completions"
@@ -39,17 +38,17 @@ class HttpOptions:
 
 
 class _Meta(msgspec.Struct):
-    """What llama.cpp tells of a model; the context that it was trained with is not what the server gives it."""
+    """llama.cpp's metadata of a model. Its training context is not used, since the server may give it another."""
 
     n_vocab: int | None = None
 
 
-class _Settings(msgspec.Struct):
+class _SlotSettings(msgspec.Struct):
     n_ctx: int
 
 
 class _Properties(msgspec.Struct):
-    default_generation_settings: _Settings
+    default_generation_settings: _SlotSettings
 
 
 class _Model(msgspec.Struct):
@@ -63,7 +62,7 @@ class _Models(msgspec.Struct):
 
 
 class HttpTarget:
-    """A server that has answered; `open` makes one. It stays what it was started as: it is never ended here."""
+    """A server that has answered; `open` makes one. The server is never ended here."""
 
     def __init__(self, pool: HttpPool, options: HttpOptions, model: _Model, max_model_len: int | None) -> None:
         self._pool = pool
@@ -83,7 +82,7 @@ class HttpTarget:
 
     @classmethod
     async def open(cls, options: HttpOptions) -> Self:
-        """Ask the server what it serves. Raises `TargetError` when there is none, `ValueError` for bad options."""
+        """Ask the server for its models. Raises `TargetError` when it does not answer, `ValueError` for bad options."""
         key = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
         pool = HttpPool(options.base_url, {**key, **options.headers})
         models = await _models(pool, options.base_url)
@@ -91,20 +90,20 @@ class HttpTarget:
         if wanted is None:
             if options.model is None:
                 raise TargetError(f"the server at {options.base_url} names no model; name one with --model")
-            wanted = _Model(options.model)  # a proxy may serve what it does not list
+            wanted = _Model(options.model)  # a proxy may serve models that it does not list
         return cls(pool, options, wanted, wanted.max_model_len or await _context_of_slots(pool))
 
     def prepare(self, request: WorkloadRequest, tokens: Tokens) -> Send:
-        """Write the whole request."""
+        """Encode the whole request."""
         data = self._pool.encode("POST", self._path, self._bodies.encode(request, tokens))
 
-        async def send(record: RequestRecord, clock: Clock) -> None:
+        async def send(record: RequestRecord, clock: RunClock) -> None:
             answer = StreamedAnswer(record, clock)
             try:
                 await self._pool.exchange(data, answer)
             except OSError as error:
                 answer.fail(str(error))
-                await self._look()
+                await self._check_alive()
             except ValueError as error:
                 answer.fail(str(error))
             else:
@@ -112,28 +111,28 @@ class HttpTarget:
 
         return send
 
-    async def sample(self, clock: Clock) -> Sample | None:
-        """What GET /metrics tells, which may be nothing this time; None if it never tells anything."""
+    async def sample(self, clock: RunClock) -> Sample | None:
+        """Return the state from GET /metrics, empty if that fails this time; None if the server has no such page."""
         page = await self._ask("GET", "/metrics")
         if page is None:
             return Sample(clock.now())
         return sample_of(page.body.decode(errors="replace"), clock.now()) if page.status == 200 else None
 
     async def reset_cache(self) -> bool:
-        """Ask as vLLM has it, where that is allowed."""
+        """Empty the prefix cache by vLLM's endpoint, where the server has it."""
         page = await self._ask("POST", "/reset_prefix_cache")
         return page is not None and page.status == 200
 
     async def wait_dead(self) -> str:
-        """Wait until nobody listens there any more."""
+        """Wait until the server no longer listens; return what happened."""
         return await asyncio.shield(self._dead)
 
     async def close(self) -> None:
         """Drop the connections."""
         self._pool.close()
 
-    async def _look(self) -> None:
-        """A connection has failed: is the server gone?"""
+    async def _check_alive(self) -> None:
+        """Find out, after a failed connection, if the server is gone."""
         try:
             (await self._pool.connect()).close()
         except OSError as error:
@@ -146,7 +145,7 @@ class HttpTarget:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._pool.exchange(self._pool.encode(method, path), answer)
         except OSError:
-            await self._look()
+            await self._check_alive()
             return None
         except ValueError:
             return None
@@ -154,7 +153,7 @@ class HttpTarget:
 
 
 async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
-    """What the server says that it serves; nothing if it has no such list."""
+    """Return the models that the server lists; none if it has no such list."""
     answer = WholeAnswer()
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
@@ -163,7 +162,9 @@ async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
         why = str(error) or f"no answer within {_ANSWER_SECONDS:g} s"
         raise TargetError(f"no server answers at {base_url} ({why}); start one, or check --base-url") from error
     if answer.status in (401, 403):
-        raise TargetError(f"the server at {base_url} wants another key (status {answer.status}); give it by --api-key")
+        raise TargetError(
+            f"the server at {base_url} rejects the API key (status {answer.status}); give the right one with --api-key"
+        )
     try:
         return msgspec.json.decode(answer.body, type=_Models).data if answer.status == 200 else []
     except msgspec.MsgspecError as error:
@@ -171,11 +172,11 @@ async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
 
 
 async def _context_of_slots(pool: HttpPool) -> int | None:
-    """The context length of one of llama.cpp's slots, each of which serves a request."""
+    """Return the context length of llama.cpp's slots, each of which serves a request; None for other servers."""
     answer = WholeAnswer()
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             await pool.exchange(pool.encode("GET", "/props"), answer)
         return msgspec.json.decode(answer.body, type=_Properties).default_generation_settings.n_ctx
-    except (OSError, ValueError):  # another server, or a body that tells nothing of it
+    except (OSError, ValueError):  # another server, or another body
         return None

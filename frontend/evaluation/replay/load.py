@@ -1,4 +1,4 @@
-"""How a workload is sent."""
+"""Load of a run: how a workload is sent, and how long it is."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Load:
-    """Open loop, at the workload's own times, unless `concurrency` is given.
+    """An open loop at the workload's own times, unless `concurrency` is given.
 
-    `concurrency`: a closed loop of so many users instead. Each sends the next request of the workload as soon as it has
-    the answer to the one before, whatever the workload's times are; that moment is the request's arrival. A user whose
+    `concurrency` makes it a closed loop of this many users: each sends the next request of the workload as soon as its
+    previous one is answered, whatever the workload's times are; that moment is the request's arrival. A user whose
     request waits for an earlier turn of its session waits with it.
 
-    `max_concurrency`: the open loop has at most so many requests under way, as with vLLM's flag of that name. A request
-    that waits for room is sent too late: the wait counts as lag, not as its TTFT, and as the workload was not served at
-    its own times, such a run soon is invalid.
+    `max_concurrency` limits the requests in flight of an open loop, as vLLM's flag of that name. A request that waits
+    for a free place is sent too late: the wait counts as lag, not as its TTFT, and such a run soon is invalid, as the
+    workload was not served at its own times.
 
-    `request_timeout`: seconds from the sending of a request after which it is ended, and late. `warm_up`: so many
-    requests of the workload's beginning are sent before the clock starts, with other tokens, and in no figure.
+    A request is ended as late `request_timeout` seconds after it was sent. The first `warm_up` requests of the workload
+    are sent before the clock starts, with other tokens, and count in no figure.
     """
 
     concurrency: int | None = None
@@ -29,3 +29,26 @@ class Load:
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.max_concurrency is not None:
             raise ValueError("concurrency asks for a closed loop, max_concurrency for an open one; give one of them")
+
+
+@dataclass
+class Extent:
+    """Upper limits on a workload's requests and on the arrival of its last one, in seconds; None if unknown.
+
+    Only the display of a run's progress depends on them.
+    """
+
+    requests: int | None = None
+    seconds: float | None = None
+
+    def share(self, ended: int, elapsed: float | None) -> float | None:
+        """Return the share of the workload that is over after `ended` requests; None if unknown.
+
+        `elapsed`: seconds since the run began, None where the workload's times do not matter.
+        """
+        shares = []
+        if self.requests:
+            shares.append(ended / self.requests)
+        if self.seconds and elapsed is not None:
+            shares.append(elapsed / self.seconds)
+        return min([*shares, 1.0]) if shares else None

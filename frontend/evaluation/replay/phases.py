@@ -1,9 +1,8 @@
-"""Turns an engine's events of a request into the phases it went through."""
+"""Phases of a request, from the engine's events."""
 
 from __future__ import annotations
 
-from quire.frontend.evaluation.replay.clock import Clock
-from quire.frontend.evaluation.replay.record import Phase, PhaseKind, RequestRecord
+from quire.frontend.evaluation.replay.record import Phase, PhaseKind, RequestRecord, RunClock
 from quire.protocol.messages import EngineCoreOutput, EventType
 
 _OPENED: dict[EventType, PhaseKind] = {
@@ -15,25 +14,25 @@ _OPENED: dict[EventType, PhaseKind] = {
 
 
 class Phases:
-    """Writes the phases of one request to its record, each from where the one before it ends.
+    """Consecutive phases of one request, written to its record.
 
-    After a preemption, what is computed again is a prefill until the next token. Times are seconds of the run.
+    After a preemption, the recomputation is a prefill until the next token. Times are seconds since the run began.
     """
 
     __slots__ = ("_kind", "_record", "begin")
 
     def __init__(self, record: RequestRecord) -> None:
-        self.begin = 0.0  # of the phase it is in
+        self.begin = 0.0  # of the current phase
         self._record = record
         self._kind: PhaseKind | None = None
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the next token ends a phase, of which no event may tell."""
+        """True if the next token ends a phase, for which there may be no event."""
         return self._kind == "prefill"
 
     def take(self, event: EventType, at: float) -> None:
-        """The engine tells of an event."""
+        """Take an event of the engine."""
         if event is EventType.FINISHED:
             self.end(at)
         elif _OPENED[event] != self._kind:
@@ -41,11 +40,11 @@ class Phases:
         self._record.num_preemptions += event is EventType.PREEMPTED
 
     def take_token(self, at: float) -> None:
-        """A token has come while it was catching up."""
+        """Take a token that ends a prefill."""
         self._enter("decode", at)
 
     def end(self, at: float) -> None:
-        """The request has ended, `at` seconds after the run began; idempotent."""
+        """End the last phase, `at` seconds after the run began. Idempotent."""
         if self._kind is not None:
             self._record.phases.append(Phase(self._kind, self.begin, max(at, self.begin)))
         self._kind = None
@@ -57,21 +56,21 @@ class Phases:
 
 
 class PhaseTrack(Phases):
-    """Takes them from an engine's increments as they come.
+    """Phases from an engine's increments as they arrive.
 
-    The engine's clock is taken for ours, as it is on one machine; where the request would have been queued before it
-    was sent, or after this was heard of, the engine is on another machine: then its times count from the sending.
+    The engine's clock is assumed to be ours, as it is on one machine. If the request would have been queued before it
+    was sent, or after the event arrived, the engine is on another machine: then its times count from the sending.
     """
 
     __slots__ = ("_clock", "_shift")
 
-    def __init__(self, record: RequestRecord, clock: Clock) -> None:
+    def __init__(self, record: RequestRecord, clock: RunClock) -> None:
         super().__init__(record)
         self._clock = clock
         self._shift: float | None = None
 
     def note(self, output: EngineCoreOutput, timestamp: float) -> None:
-        """Take the events of an increment whose last step was at `timestamp` of the engine's clock."""
+        """Take the events of an increment whose last step was at `timestamp` on the engine's clock."""
         for event in output.events:
             self.take(event.type, self._time(event.timestamp))
         if self.is_catching_up and output.new_token_ids:

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on."""
+"""Progress display of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RECENT_SECONDS = 10.0
 
 @asynccontextmanager
 async def shown(replay: Replay) -> AsyncIterator[None]:
-    """Tell on stderr how the run fares: by a bar on a terminal, else by a line every ten seconds."""
+    """Show progress on stderr: a bar on a terminal, else a line every ten seconds."""
     if sys.stderr.isatty():
         from rich.console import Console
 
@@ -37,9 +37,9 @@ async def shown(replay: Replay) -> AsyncIterator[None]:
 
 @contextmanager
 def bar(replay: Replay, console: Console) -> Iterator[Callable[[], None]]:
-    """How much is over as a bar, the time left, and the line. Gives what shows it.
+    """Yield a function that shows a progress bar, the time left, and the line.
 
-    Where it is not known how long the workload is, the bar pulses.
+    The bar pulses if the length of the workload is unknown.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
@@ -63,20 +63,20 @@ def _plain_line(replay: Replay) -> str:
 
 
 def progress_line(replay: Replay) -> str:
-    """How many requests are where, and the medians of what has been felt in the last seconds."""
+    """Return counts of requests, and the median latency of the last seconds."""
     if not replay.has_begun:
         return "warming up"
     now = replay.clock.now()
     ended = replay.outcomes.total()
     bad = [f"{replay.outcomes[kind]} {kind}" for kind in _BAD if replay.outcomes[kind]]
-    parts = [f"{now:.0f} s: {replay.num_sent} sent", f"{len(replay.open)} under way", f"{ended} ended", *bad]
+    parts = [f"{now:.0f} s: {replay.num_sent} sent", f"{len(replay.open)} in flight", f"{ended} ended", *bad]
     records = [*replay.open.values(), *replay.recent]
-    felt = {
+    latencies = {
         "TTFT": [each.ttft for each in records if each.ttft is not None and _is_recent(each, now)],
         "ITL": [each.gaps[-1] for each in records if each.gaps and _is_recent(each, now)],
         "lag": [each.lag for each in records if now - each.sent < _RECENT_SECONDS],
     }
-    parts += [f"{name} {1000 * statistics.median(values):.1f} ms" for name, values in felt.items() if values]
+    parts += [f"{name} {1000 * statistics.median(values):.1f} ms" for name, values in latencies.items() if values]
     return ", ".join(parts)
 
 

@@ -1,25 +1,24 @@
-"""Runs against one target, one after the other."""
+"""Consecutive runs against one target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from quire.frontend.evaluation.replay.extent import Extent
-from quire.frontend.evaluation.replay.load import Load
-from quire.frontend.evaluation.replay.runner import Collector, Replay
+from quire.frontend.evaluation.replay.load import Extent, Load
+from quire.frontend.evaluation.replay.runner import Replay, RunCollector
 from quire.frontend.evaluation.replay.target import Target
-from quire.frontend.evaluation.workload.prompts import Prompts
+from quire.frontend.evaluation.workload.blocks import Prompts
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
-_FEW_TOKENS = 1000  # that every model has, for servers that do not tell how many
+_FEW_TOKENS = 1000  # that every model has, for servers that do not report their vocabulary
 
 Shown = Callable[[Replay], AbstractAsyncContextManager[None]]
-"""Shows a run while it goes on."""
+"""Display of a run's progress."""
 
 
 class Runs:
-    """Makes runs, until one is stopped. `vocab_size`: made-up prompts have ids below it; None: the target's."""
+    """Runs until one is stopped. `vocab_size`: upper limit of synthetic token ids; None: the target's."""
 
     def __init__(
         self, target: Target, *, vocab_size: int | None = None, shown: Shown = lambda replay: nullcontext()
@@ -32,16 +31,16 @@ class Runs:
 
     async def replay(
         self,
-        collector: Collector,
+        collector: RunCollector,
         requests: Iterable[WorkloadRequest],
         load: Load,
         *,
         seed: int = 0,
         extent: Extent | None = None,
     ) -> str | None:
-        """Make a run; returns and raises what `Replay.run` does. `seed` decides the tokens of its prompts.
+        """Make a run; return and raise what `Replay.run` does. `seed` determines the tokens of its prompts.
 
-        `extent`: how long the workload is, as far as is known before it is read.
+        `extent`: length of the workload, as far as it is known in advance.
         """
         prompts = Prompts(self.vocab_size, seed, avoid=self.target.info.special_token_ids)
         self._running = replay = Replay(self.target, collector, prompts.tokens, load, extent)
@@ -54,7 +53,7 @@ class Runs:
             self._running = None
 
     def stop(self, reason: str) -> None:
-        """End the run under way, or else the next one, with what has been measured."""
+        """End the current run, or else the next one, with what has been measured."""
         self._stopped = reason
         if self._running is not None:
             self._running.stop(reason)

@@ -1,4 +1,4 @@
-"""Sessions whose requests wait for their earlier turn."""
+"""Sessions, whose requests wait for the previous turn."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from quire.frontend.evaluation.replay.clock import Clock
+from quire.frontend.evaluation.replay.record import RunClock
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
 class _Turn:
-    """The last request of a session so far. `ended`: in seconds since the run began."""
+    """The last request of a session so far; `ended` is in seconds since the run began."""
 
     __slots__ = ("ended", "over")
 
@@ -21,22 +21,22 @@ class _Turn:
 
 
 class Sessions:
-    """Remembers the last turn of each session."""
+    """Last turn of each session."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: RunClock) -> None:
         self._clock = clock
         self._turns: dict[str, _Turn] = {}
 
     def must_wait(self, request: WorkloadRequest) -> bool:
-        """Whether an earlier turn of the request's session has begun and not ended. Any thread."""
+        """Return True if an earlier turn of the request's session has begun and not ended. Safe on any thread."""
         turn = None if request.session is None else self._turns.get(request.session)
         return turn is not None and not turn.over.is_set()
 
     @asynccontextmanager
     async def turn(self, request: WorkloadRequest, due: float) -> AsyncIterator[float]:
-        """Wait for the request's turn, which lasts as long as the `with`; gives the time from which it may be sent.
+        """Wait for the request's turn, which lasts as long as the `with`; yield the time at which it may be sent.
 
-        That is `due`, or `delay` after the end of the turn before it, if that is later.
+        That is `due`, or `delay` after the end of the previous turn, if that is later.
         """
         if request.session is None:
             yield due

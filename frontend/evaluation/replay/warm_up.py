@@ -1,4 +1,4 @@
-"""Requests before a run, which bring a target to its usual speed."""
+"""Warm-up: requests before a run, which bring a target to its usual speed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.frontend.evaluation.replay.clock import Clock
 from quire.frontend.evaluation.replay.load import Load
-from quire.frontend.evaluation.replay.record import RequestRecord
+from quire.frontend.evaluation.replay.record import RequestRecord, RunClock
 from quire.frontend.evaluation.replay.target import Target, Tokens, prepare, send_within
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
@@ -21,13 +20,13 @@ _OTHER_BLOCKS = 1 << 40  # above the blocks of any trace
 async def warm_up(
     target: Target, tokens: Tokens, requests: Sequence[WorkloadRequest], load: Load
 ) -> list[RequestRecord]:
-    """Send requests as long as these, with other tokens, and wait for them; the prefix cache is emptied afterwards.
+    """Send requests of these lengths with other tokens, wait for them, and empty the prefix cache.
 
-    Their times count from now.
+    Their times count from the call.
     """
     if not requests:
         return []
-    clock = Clock()
+    clock = RunClock()
     room = asyncio.Semaphore(load.concurrency or load.max_concurrency or _AT_ONCE)
     records = [
         RequestRecord(index, 0.0, 0.0, request.prompt_tokens, request.output_tokens, is_warm_up=True)
@@ -49,9 +48,9 @@ async def warm_up(
 
 
 def _apart(request: WorkloadRequest) -> WorkloadRequest:
-    """One like it that shares no tokens with the workload, nor with the warm-up of an earlier run on the same target.
+    """Return a copy that shares no tokens with the workload, nor with an earlier warm-up of the same target.
 
-    So it finds nothing in a cache, and leaves nothing that the workload could find. Text stays what it is.
+    So it hits no cached prefix, and leaves none that the workload could hit. Text stays as it is.
     """
     first = _OTHER_BLOCKS + random.getrandbits(32)
     blocks = tuple(first + place for place in range(len(request.blocks)))

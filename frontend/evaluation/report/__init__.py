@@ -1,1 +1,1 @@
-"""What a run has measured: figures, tables, JSON and pages."""
+"""Reports of runs: figures, tables, JSON files and pages."""

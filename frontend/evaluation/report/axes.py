@@ -1,29 +1,27 @@
-"""Scales of figures, and the ticks on them."""
+"""Scales of figures, and their ticks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from quire.frontend.evaluation.report.markup import Markup, tag
 
 _MOST_LOG_TICKS = 5
 
 
 def logit(share: float) -> float:
-    """Stretches both ends of 0 to 1, so that p90, p99 and p99.9 are about as far apart as p50 and p90."""
+    """Stretch both ends of 0 to 1, so that p90, p99 and p99.9 are about as far apart as p50 and p90."""
     return math.log10(share / (1 - share))
 
 
 def plain(value: float) -> float:
-    """The value itself: a linear scale."""
+    """Return the value itself, for a linear scale."""
     return value
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values from `low` to `high` to pixels from `begin` to `end`; what lies outside goes to the border."""
+    """Map from values of `low` to `high` to pixels of `begin` to `end`; values outside are drawn at the border."""
 
     low: float
     high: float
@@ -32,14 +30,14 @@ class Scale:
     bend: Callable[[float], float] = plain
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         low, high = self.bend(self.low), self.bend(self.high)
         place = (self.bend(min(max(value, self.low), self.high)) - low) / (high - low)
         return round(self.begin + place * (self.end - self.begin), 1)
 
 
 def linear_ticks(high: float, count: int = 4, *, whole: bool = False) -> list[float]:
-    """Some round values from 0 to at least `high`, at most `count` steps; `whole` where halves mean nothing."""
+    """Return round values from 0 to at least `high` in at most `count` steps; `whole` for counts."""
     if high <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(high / count))
@@ -49,7 +47,7 @@ def linear_ticks(high: float, count: int = 4, *, whole: bool = False) -> list[fl
 
 
 def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
-    """Some round seconds from 0 to at most `seconds`, with their words, in seconds, minutes or hours."""
+    """Return round times from 0 to at most `seconds`, with labels in seconds, minutes or hours."""
     steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400]
     step = next((step for step in steps if step * count >= seconds), 86400.0 * math.ceil(seconds / count / 86400))
     size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "min"), (0, "s")) if step >= size)
@@ -58,7 +56,7 @@ def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round values between `low` and `high`: of each power of ten as many as fit, from nine to one."""
+    """Return round values between `low` and `high`: as many for each power of ten as fit, from nine to one."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**power for power in powers for digit in digits]
@@ -66,20 +64,3 @@ def log_ticks(low: float, high: float) -> list[float]:
         if len(within) <= _MOST_LOG_TICKS:
             break
     return within
-
-
-def line_path(points: Iterable[tuple[float, float] | None], class_: str) -> Markup:
-    """A line through pixels; None breaks it."""
-    words, pen = [], "M"
-    for point in points:
-        if point is None:
-            pen = "M"
-            continue
-        words.append(f"{pen}{point[0]:g} {point[1]:g}")
-        pen = "L"
-    return tag("path", d="".join(words), class_=class_) if words else Markup("")
-
-
-def label(x: float, y: float, text: str, anchor: str = "start", class_: str = "tick") -> Markup:
-    """A word in a figure, its baseline at the pixel."""
-    return tag("text", text, x=x, y=y, text_anchor=anchor, class_=class_)

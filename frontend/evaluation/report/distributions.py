@@ -1,4 +1,4 @@
-"""Draws how a latency is distributed: the share of the values that are at most so long."""
+"""Figure of a latency's distribution: the cumulative share of its values."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from math import log10
 from typing import Any
 
 from quire.frontend.evaluation.report import numbers
-from quire.frontend.evaluation.report.axes import Scale, label, line_path, log_ticks, logit
+from quire.frontend.evaluation.report.axes import Scale, log_ticks, logit
 from quire.frontend.evaluation.report.figures import Latency
-from quire.frontend.evaluation.report.markup import Markup, join, tag
+from quire.frontend.evaluation.report.markup import Markup, join, label, line_path, tag
 
 MARKS = {0.5: "median", 0.9: "p90", 0.99: "p99", 0.999: "p99.9"}
 
 _WIDTH, _HEIGHT = 440, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 428, 12, 240
-_WORDS = 56  # pixels for the words beside a dot
+_WORDS = 56  # pixels for the label next to a dot
 _LEAST_SHARE, _MOST_SHARE = 0.03, 0.9997
-_LEAST = 1e-3  # ms; less cannot be told apart from nothing
-_WIDEST = 1e4  # from one end of the axis to the other: what is shorter lies on the border
+_LEAST = 1e-3  # ms; less is as good as nothing
+_WIDEST = 1e4  # ratio of the ends of the axis: shorter values lie on the border
 
 Point = tuple[float, float]
-"""Milliseconds, and the share of the values that are at most that."""
+"""Milliseconds, and the share of the values that are at most this."""
 
 
 def distribution(reports: list[dict[str, Any]], latency: Latency) -> Markup:
-    """Curves of all reports that have one, the shares on a scale that shows the tail, marked at `MARKS`."""
+    """Draw the curves of all reports that have one, with marks at `MARKS`, on a scale that shows the tail."""
     curves = [(run, _points(report, latency.name)) for run, report in enumerate(reports)]
     curves = [(run, points) for run, points in curves if points]
     limits = sorted({limit for report in reports for limit in _limits(report, latency)})
@@ -39,7 +39,7 @@ def distribution(reports: list[dict[str, Any]], latency: Latency) -> Markup:
 
 
 def _points(report: dict[str, Any], name: str) -> list[Point]:
-    """The curve up to where there are values: of ten there is no p99."""
+    """Return the curve as far as there are values: ten values have no p99."""
     curves = report.get("curves") or {}
     if name not in curves or not isinstance(curves[name], dict):
         return []
@@ -88,7 +88,7 @@ def _curve(run: int, points: list[Point], across: Scale, up: Scale) -> Markup:
 def _marks(
     reports: list[dict[str, Any]], curves: list[tuple[int, list[Point]]], latency: Latency, across: Scale, up: Scale
 ) -> Markup:
-    """A dot at each percentile of each curve; the words beside the first and the last, where they have room."""
+    """Draw a dot at each percentile of each curve, and labels of the first and the last where they fit."""
     parts: list[Markup] = []
     for share, name in MARKS.items():
         field = latency.field(name)

@@ -1,4 +1,4 @@
-"""Reports as JSON files: ours, and those of `vllm bench serve --save-result`."""
+"""Reports as JSON files: Quire's, and those of `vllm bench serve --save-result`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from quire.frontend.evaluation.report.quantiles import Exact
+from quire.frontend.evaluation.report.quantiles import ExactDistribution
 from quire.frontend.evaluation.report.summary import curve, curve_shares
 from quire.frontend.whole_file import write_whole
 
@@ -24,7 +24,7 @@ class _Curve(msgspec.Struct):
     ms: list[float]
 
 
-class _Row(msgspec.Struct):
+class _GanttRow(msgspec.Struct):
     index: int
     outcome: str
     prompt_tokens: int
@@ -34,7 +34,7 @@ class _Row(msgspec.Struct):
 
 class _Gantt(msgspec.Struct):
     every: Annotated[int, msgspec.Meta(ge=1)]
-    rows: list[_Row]
+    rows: list[_GanttRow]
 
 
 class _ErrorCount(msgspec.Struct):
@@ -52,7 +52,7 @@ class _Engine(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """The parts of a report that are more than a number; another tool's may lack all but the first."""
+    """The parts of a report that are not mere numbers. Other tools' reports may lack all but the first three."""
 
     duration: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     completed: int
@@ -72,15 +72,15 @@ class _Report(msgspec.Struct):
 
 
 def save_json(report: dict[str, Any], path: Path) -> None:
-    """Write the report, one field a line, as `write_whole` does. Raises OSError."""
+    """Write the report atomically, with one field a line. Raises OSError."""
     lines = [f"  {_encode(name)}: {_encode(value)}" for name, value in report.items()]
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read a report of ours, or a result of vLLM's; a curve that it lacks is made from its details, if it has those.
+    """Read a report of Quire or a result of vLLM, whose curves are made from its details if it has those.
 
-    Raises ValueError when there is no such file, or when it is something else.
+    Raises ValueError when there is no such file, or it is no report.
     """
     report = _read(path)
     missing = [name for name in _NEEDED if name not in report]
@@ -111,12 +111,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error.strerror}; give the JSON file of a run") from error
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; {_WHERE}") from error
-    return report if isinstance(report, dict) else {}  # which lacks all that a report has
+    return report if isinstance(report, dict) else {}  # the empty report lacks every field
 
 
 def _curves(report: dict[str, Any]) -> dict[str, Any]:
-    """The curves of a result that was saved with --save-detailed: of its requests without an error."""
-    values = {name: Exact() for name in ("ttft", "tpot", "itl", "e2el")}
+    """Return the curves of a result that was saved with --save-detailed, of its requests without an error."""
+    values = {name: ExactDistribution() for name in ("ttft", "tpot", "itl", "e2el")}
     columns = [report.get(name) for name in ("ttfts", "itls", "output_lens", "errors")]
     if not all(isinstance(column, list) for column in columns):
         return {}
@@ -131,7 +131,7 @@ def _curves(report: dict[str, Any]) -> dict[str, Any]:
             if tokens > 1:
                 values["tpot"].add(decode / (tokens - 1))
     except (TypeError, ValueError):
-        return {}  # details of another form: the figures stand without them
+        return {}  # details of another form; the other figures do without them
     shares = curve_shares()
     curves = {name: curve(exact, shares) for name, exact in values.items() if exact.count}
     return {"shares": shares.tolist(), **curves} if curves else {}

@@ -1,26 +1,26 @@
-"""Draws how a fleet shared its load."""
+"""Figure of a fleet's load by engine."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from quire.frontend.evaluation.report import numbers
-from quire.frontend.evaluation.report.axes import Scale, label, linear_ticks
-from quire.frontend.evaluation.report.markup import Markup, join, tag
+from quire.frontend.evaluation.report.axes import Scale, linear_ticks
+from quire.frontend.evaluation.report.markup import Markup, join, label, tag
 
 _WIDTH, _HEIGHT = 1000, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 992, 8, 160
 
 
 def balance(report: dict[str, Any]) -> str:
-    """How much more than the mean the busiest engine had to do."""
+    """Say how the load of the busiest engine compares to the mean."""
     loads = [_tokens(engine) for engine in report["engines"]]
     mean = sum(loads) / len(loads)
     return f"{len(loads)} engines; the busiest has {numbers.ratio(max(loads), mean) or '1x'} the mean"
 
 
 def bars(report: dict[str, Any]) -> Markup:
-    """A bar for each engine, in their order: what was cached on top of what was computed."""
+    """Draw a bar for each engine, in their order: cached tokens on top of computed ones."""
     engines = report["engines"]
     ticks = linear_ticks(max(_tokens(engine) for engine in engines), 3)
     up = Scale(0.0, ticks[-1], _BOTTOM, _TOP)

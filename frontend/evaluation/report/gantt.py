@@ -1,16 +1,16 @@
-"""Draws what single requests went through, each a row."""
+"""Gantt chart of the phases of single requests."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from quire.frontend.evaluation.report import numbers
-from quire.frontend.evaluation.report.axes import Scale, label, time_ticks
-from quire.frontend.evaluation.report.markup import Markup, join, tag
+from quire.frontend.evaluation.report.axes import Scale, time_ticks
+from quire.frontend.evaluation.report.markup import Markup, join, label, tag
 
 PHASES = {
     "queued": "queued",
-    "first token": "until the first token (the target tells no more)",
+    "first token": "until the first token (the target reports no phases)",
     "prefill": "prefill",
     "decode": "decode",
     "preempted": "preempted",
@@ -19,14 +19,14 @@ PHASES = {
 _WIDTH = 1000
 _LEFT, _RIGHT, _TOP = 8, 992, 6
 _MOST_ROWS = 125
-_LEAST = 0.7  # pixels of a phase that would be too short to see
-_TALLEST, _DRAWING = 14.0, 500.0  # pixels of a row, and of all of them
+_LEAST = 0.7  # pixels of a phase that would otherwise be too short to see
+_TALLEST, _DRAWING = 14.0, 500.0  # pixels of a row, and of all rows
 
 
 def gantt(report: dict[str, Any], *, seconds: float, since_sent: bool) -> Markup:
-    """The rows over the time of the run; with `since_sent` each from its own begin, so that lengths can be compared.
+    """Draw the rows over the time of the run, or with `since_sent` aligned at their starts, to compare their lengths.
 
-    `seconds` is what the width stands for.
+    The width stands for `seconds`.
     """
     rows = sorted(_rows(report), key=lambda row: float(row["phases"][0][1]))
     height = min(_TALLEST, _DRAWING / max(len(rows), 1))
@@ -36,31 +36,31 @@ def gantt(report: dict[str, Any], *, seconds: float, since_sent: bool) -> Markup
         _row(row, across, _TOP + height * place, height, row["phases"][0][1] if since_sent else 0.0)
         for place, row in enumerate(rows)
     ]
-    named = "Phases of single requests" + (", each since it was sent" if since_sent else " over the run")
+    named = "Phases of single requests" + (", each from its sending" if since_sent else " over the run")
     return tag(
         "svg", _axis(across, bottom), *drawn, viewBox=f"0 0 {_WIDTH} {bottom + 24:g}", role="img", aria_label=named
     )
 
 
 def longest(report: dict[str, Any]) -> float:
-    """Seconds of the longest request that is drawn."""
+    """Return the seconds of the longest request in the chart."""
     return max((row["phases"][-1][2] - row["phases"][0][1] for row in _rows(report)), default=0.0)
 
 
 def share(report: dict[str, Any]) -> str:
-    """Which of the requests are drawn."""
+    """Say which of the requests are in the chart."""
     every = _every(report)
     return "every request" if every == 1 else f"one in {every:,} requests"
 
 
 def kinds(report: dict[str, Any]) -> list[str]:
-    """The phases that occur, in the order of a request's life."""
+    """Return the phases that occur, in the order of a request's life."""
     found = {phase[0] for row in _rows(report) for phase in row["phases"]}
     return [kind for kind in PHASES if kind in found]
 
 
 def _every(report: dict[str, Any]) -> int:
-    """Doubles what the report keeps until rows are thick enough to be told apart."""
+    """Return the interval between drawn requests, doubled until rows are thick enough to tell apart."""
     kept = report.get("gantt") or {"every": 1, "rows": []}
     every: int = kept["every"]
     while sum(row["index"] % every == 0 for row in kept["rows"]) > _MOST_ROWS:

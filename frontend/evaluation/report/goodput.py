@@ -1,4 +1,4 @@
-"""The limits that a request has to meet to count as goodput."""
+"""Goodput: the limits that a request has to meet to count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORM = "write METRIC:MILLISECONDS with ttft, tpot or e2el as the metric, such a
 
 @dataclass(frozen=True)
 class GoodputLimits:
-    """The most milliseconds that a request of the goodput takes; None is no limit."""
+    """Upper limits in milliseconds on a request that counts as goodput; None is no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -22,9 +22,9 @@ class GoodputLimits:
 
     @classmethod
     def parse(cls, limits: Iterable[str]) -> GoodputLimits:
-        """Read `["ttft:200", "tpot:50", "e2el:2000"]`, or the same in one string with spaces.
+        """Parse `["ttft:200", "tpot:50", "e2el:2000"]`, or the same in one string with spaces.
 
-        Raises ValueError for another metric, a metric given twice, what is no positive number, or no limit at all.
+        Raises ValueError for an unknown or repeated metric, a limit that is no positive number, or no limit at all.
         """
         found: dict[str, float] = {}
         for limit in (word for words in limits for word in words.split()):
@@ -38,12 +38,12 @@ class GoodputLimits:
 
     @property
     def stated(self) -> dict[str, float]:
-        """The limits that there are, in milliseconds."""
+        """The given limits, in milliseconds."""
         limits = {"ttft": self.ttft, "tpot": self.tpot, "e2el": self.e2el}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def met(self, record: RequestRecord) -> list[str]:
-        """Those of the limits that the request meets: none unless it is complete.
+        """Return the limits that the request meets: none unless it is complete.
 
         An answer of one token has no TPOT and meets any limit on it, as in vLLM.
         """

@@ -1,4 +1,4 @@
-"""Reports as one page that needs nothing else: no script, no other file."""
+"""Self-contained HTML page of reports: no scripts, no other files."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from quire.frontend.evaluation.report import sections
-from quire.frontend.evaluation.report.figures import verdict
+from quire.frontend.evaluation.report.figures import verdict, with_distinct_titles
 from quire.frontend.evaluation.report.markup import Markup, join, tag
-from quire.frontend.evaluation.report.names import distinct
 from quire.frontend.whole_file import write_whole
 
 _STYLES = (Path(__file__).parents[2] / "page" / "theme.css", Path(__file__).with_name("page.css"))
 MOST_RUNS = 6
-"""Runs that a page tells apart by colour."""
+"""Number of runs for which a page has colours."""
 
 
 def write_html(reports: list[dict[str, Any]], path: Path) -> None:
-    """Write the page of one run, or of several over each other. Raises ValueError for none or too many, and OSError."""
+    """Write the page of one run, or of several overlaid. Raises OSError, and ValueError for none or too many."""
     write_whole(path, page(reports))
 
 
 def page(reports: list[dict[str, Any]]) -> str:
-    """The page itself."""
+    """Return the page."""
     if not 1 <= len(reports) <= MOST_RUNS:
         raise ValueError(f"a page shows 1 to {MOST_RUNS} runs, {len(reports)} were given")
-    reports = distinct(reports)
+    reports = with_distinct_titles(reports)
     title = " · ".join(str(report["title"]) for report in reports)
     body = [
         _header(reports),
@@ -43,7 +42,7 @@ def page(reports: list[dict[str, Any]]) -> str:
 
 
 def document(title: str, *body: str) -> str:
-    """A whole page of that body, in the style of reports."""
+    """Return a page with this body, in the style of reports."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

@@ -1,4 +1,4 @@
-"""Builds HTML and SVG; text becomes markup only through `tag`, which escapes it."""
+"""Builder of HTML and SVG; text becomes markup only through `tag`, which escapes it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _VOID = {"meta", "path", "rect", "line", "circle"}
 
 
 class Markup(str):
-    """Text that is markup already."""
+    """Text that is markup already, and is not escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: str, **attributes: str | float | None) -> Markup:
-    """An element. Children that are no Markup are escaped. An attribute `class_` is `class`, `a_b` is `a-b`."""
+    """Return an element. Children other than Markup are escaped. An attribute `class_` is `class`, `a_b` is `a-b`."""
     words = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
         for key, value in attributes.items()
@@ -27,8 +27,25 @@ def tag(name: str, /, *children: str, **attributes: str | float | None) -> Marku
 
 
 def join(parts: Iterable[str]) -> Markup:
-    """The parts one after the other, those that are no Markup escaped."""
+    """Concatenate the parts; those other than Markup are escaped."""
     return Markup("".join(part if isinstance(part, Markup) else html.escape(part) for part in parts))
+
+
+def line_path(points: Iterable[tuple[float, float] | None], class_: str) -> Markup:
+    """Return a line through pixels; None interrupts it."""
+    words, pen = [], "M"
+    for point in points:
+        if point is None:
+            pen = "M"
+            continue
+        words.append(f"{pen}{point[0]:g} {point[1]:g}")
+        pen = "L"
+    return tag("path", d="".join(words), class_=class_) if words else Markup("")
+
+
+def label(x: float, y: float, text: str, anchor: str = "start", class_: str = "tick") -> Markup:
+    """Return a label in a figure, its baseline at the pixel."""
+    return tag("text", text, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
 def _attribute(value: str | float) -> str:

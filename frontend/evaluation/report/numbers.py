@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits, thousands apart, a unit that suits the size."""
+"""Formatting of numbers: three digits, separated thousands, a unit that suits the size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NONE = "–"  # noqa: RUF001 - where there is no figure
 
 
 def number(value: float | None) -> str:
-    """Three digits; whole from a hundred on: 1.23, 12.3, 123, 12,345."""
+    """Format with three digits, whole from a hundred on: 1.23, 12.3, 123, 12,345."""
     if value is None or not math.isfinite(value):
         return NONE
     if value == int(value) or abs(value) >= 99.95:
@@ -17,7 +17,7 @@ def number(value: float | None) -> str:
 
 
 def time(ms: float | None) -> str:
-    """Milliseconds, in the unit that suits them: 0.43 ms, 212 ms, 1.43 s, 2.5 min."""
+    """Format milliseconds in the unit that suits them: 0.43 ms, 212 ms, 1.43 s, 2.5 min."""
     if ms is None or not math.isfinite(ms):
         return NONE
     for size, unit in ((3_600_000, "h"), (60_000, "min"), (1000, "s")):
@@ -27,14 +27,14 @@ def time(ms: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of 1 in percent: 33 %, 99.2 %."""
+    """Format a share of 1 in percent: 33 %, 99.2 %."""
     if share is None or not math.isfinite(share):
         return NONE
     return f"{100 * share:.3g} %"
 
 
 def ratio(value: float | None, base: float | None) -> str:
-    """How many times the base a value is: 1.25x; empty where that says nothing."""
+    """Format the ratio of a value to a base: 1.25x; empty where it means nothing."""
     if value is None or base is None or not math.isfinite(value) or not math.isfinite(base) or base <= 0:
         return ""
     return f"{value / base:.2f}x" if value / base < 10 else f"{value / base:,.0f}x"

@@ -1,4 +1,4 @@
-"""The tables of the page."""
+"""Tables of the page."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Reports = list[dict[str, Any]]
 
 
 def table(headings: list[str], rows: list[list[str]], class_: str | None = None) -> Markup:
-    """A table whose first column names its rows; without headings where there are none."""
+    """Return a table whose first column names its rows; without a head if there are no headings."""
     head = tag("thead", tag("tr", *(tag("th", heading) for heading in headings))) if headings else Markup("")
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     return tag("div", tag("table", join([head, tag("tbody", *body)]), class_=class_), class_="scroll")
 
 
 def glance(reports: Reports) -> Markup:
-    """What most are after, of several runs."""
+    """Return the main figures of several runs."""
     figures = [
         Figure("output", "output_throughput", "tok/s"),
         *(
             Figure(f"{one.label} {statistic}", one.field(statistic), "time")
             for one in latencies(reports)
-            if one.is_felt
+            if one.is_user_visible
             for statistic in ("median", "p99")
         ),
         Figure("goodput", "request_goodput", "/s"),
@@ -39,7 +39,7 @@ def glance(reports: Reports) -> Markup:
 
 
 def every_latency(report: dict[str, Any]) -> Markup:
-    """A row for each latency of one run."""
+    """Return a row for each latency of one run."""
     rows = [
         [one.label, *(numbers.time(report.get(one.field(key))) for key in STATISTICS), one.meaning]
         for one in latencies([report])
@@ -48,7 +48,7 @@ def every_latency(report: dict[str, Any]) -> Markup:
 
 
 def every_figure(reports: Reports) -> Markup:
-    """A table for each group; with several runs those of the latencies too, and ratios to the first run."""
+    """Return a table for each group of figures; of several runs also the latencies, and ratios to the first run."""
     groups = comparable(reports)
     if len(reports) == 1:
         labels = {one.label for one in latencies(reports)}
@@ -61,7 +61,7 @@ def every_figure(reports: Reports) -> Markup:
 
 
 def errors(reports: Reports) -> Markup:
-    """What went wrong, how often."""
+    """Return the errors with their counts."""
     named = len(reports) > 1
     rows = [
         [numbers.number(row["count"]), row["outcome"], row["error"], *([str(report["title"])] if named else [])]
@@ -72,7 +72,7 @@ def errors(reports: Reports) -> Markup:
 
 
 def configuration(reports: Reports) -> Markup:
-    """How the runs were made."""
+    """Return the configurations of the runs."""
     configs = [report.get("config") or {} for report in reports]
     rows = [
         [key, *(_value(config.get(key)) for config in configs)]

@@ -1,4 +1,4 @@
-"""Distributions of seconds: exact for what each request has once, pooled in buckets for what it has hundreds of."""
+"""Distributions of seconds: exact for one value a request, pooled in buckets for hundreds of values a request."""
 
 from __future__ import annotations
 
@@ -12,70 +12,72 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 RELATIVE_ERROR = 0.0025
-"""How far a pooled quantile may be from the true one, as a share of it: half the width of a bucket."""
+"""Largest relative error of a pooled quantile: half the width of a bucket."""
 
 _GROWTH = math.log1p(2 * RELATIVE_ERROR)  # of a bucket's bounds, as a logarithm
 _LEAST = 1e-9  # s; less is as good as nothing
 _MOST = 1e7  # s
-_BUCKETS = math.ceil(math.log(_MOST / _LEAST) / _GROWTH) + 2  # the first is for less, the last for more
-_BATCH = 1 << 16  # values that are put into their buckets at once
+_BUCKETS = (
+    math.ceil(math.log(_MOST / _LEAST) / _GROWTH) + 2
+)  # the first is for smaller values, the last for larger ones
+_BATCH = 1 << 16  # values that are sorted into buckets at once
 
 
-class Distribution(Protocol):
-    """What a figure or a table asks of a distribution. All but `count` need at least one value."""
+class ValueDistribution(Protocol):
+    """A distribution as figures and tables use it. All members except `count` need at least one value."""
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """Number of values."""
 
     @property
     def mean(self) -> float:
-        """The arithmetic mean."""
+        """Arithmetic mean."""
 
     @property
     def std(self) -> float:
-        """The standard deviation of the values as they are (not of a population they are drawn from)."""
+        """Standard deviation of these values (not an estimate for a larger population)."""
 
     def quantiles(self, shares: Floats) -> Floats:
-        """The values below which such shares (0 to 1) of all values are, between ranks interpolated linearly."""
+        """Return the quantiles at these shares (0 to 1), linearly interpolated between ranks."""
 
 
-class Exact:
-    """Keeps every value: 8 bytes each."""
+class ExactDistribution:
+    """All values, 8 bytes each."""
 
     def __init__(self) -> None:
         self.values = array("d")
 
     def add(self, value: float) -> None:
-        """Take one value."""
+        """Add a value."""
         self.values.append(value)
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return len(self.values)
 
     @property
     def mean(self) -> float:
-        """The arithmetic mean."""
+        """Arithmetic mean."""
         return float(np.mean(self.values))
 
     @property
     def std(self) -> float:
-        """The standard deviation of the values as they are."""
+        """Standard deviation of these values."""
         return float(np.std(self.values))
 
     def quantiles(self, shares: Floats) -> Floats:
-        """As numpy has them."""
+        """Return numpy's quantiles."""
         found: Floats = np.quantile(self.values, shares)
         return found
 
 
-class Pooled:
-    """Keeps counts in buckets that grow by half a percent: 57 kB for any number of values.
+class PooledDistribution:
+    """Counts of values in buckets that grow by half a percent: 57 kB for any number of values.
 
     Quantiles are within `RELATIVE_ERROR` of the true ones; `count`, `total`, `mean`, `std` and the extremes are exact.
-    Values are seconds, of 0 to 10^7.
+    Values are seconds, from 0 to 10^7.
     """
 
     def __init__(self) -> None:
@@ -88,36 +90,36 @@ class Pooled:
         self._most = -math.inf
 
     def extend(self, values: array[float]) -> None:
-        """Take many values."""
+        """Add many values."""
         self._batch.extend(values)
         if len(self._batch) >= _BATCH:
             self._pool()
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         self._pool()
         return self._count
 
     @property
     def total(self) -> float:
-        """The sum."""
+        """Sum of the values."""
         self._pool()
         return self._total
 
     @property
     def mean(self) -> float:
-        """The arithmetic mean."""
+        """Arithmetic mean."""
         return self.total / self.count
 
     @property
     def std(self) -> float:
-        """The standard deviation of the values as they are."""
+        """Standard deviation of these values."""
         count = self.count  # which pools the squares too
         return math.sqrt(self._squares / count)
 
     def quantiles(self, shares: Floats) -> Floats:
-        """Between ranks interpolated as numpy does, each rank's value read from its bucket."""
+        """Return quantiles interpolated between ranks as numpy does, each rank's value taken from its bucket."""
         ranks = shares * (self.count - 1)
         below = self._at(np.floor(ranks))
         return below + (self._at(np.ceil(ranks)) - below) * (ranks - np.floor(ranks))
@@ -141,7 +143,7 @@ class Pooled:
         self._most = max(self._most, float(values.max()))
 
     def _merge_moments(self, values: Floats) -> None:
-        """Chan, Golub and LeVeque's pairwise update: sums of plain squares would cancel."""
+        """Merge moments by Chan, Golub and LeVeque's pairwise update: sums of plain squares would cancel."""
         count, total = len(values), float(values.sum())
         squares = float(np.square(values - total / count).sum())
         if self._count:

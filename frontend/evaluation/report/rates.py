@@ -1,4 +1,4 @@
-"""When tokens came, as the clients saw it."""
+"""Token rates and requests in flight over time, as the clients saw them."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from quire.frontend.evaluation.report.quantiles import Floats
 
 _PER_SECOND = 10  # slots, while a run is short
 _NUM_SLOTS = 1 << 15
-_MOST_SECONDS = 1 << 16  # that may still get tokens: most of a day
+_MOST_SECONDS = 1 << 16  # seconds that may still get tokens: most of a day
 
 Tenths = NDArray[np.int64]
 
 
 class TokenRate:
-    """Counts tokens in slots of a tenth of a second since the run began, and finds the second with the most.
+    """Token counts in slots of a tenth of a second since the run began, and the second with the most tokens.
 
-    Memory is bounded, however long the run: when there would be too many slots, each becomes twice as wide.
+    Memory is bounded for runs of any length: when there would be too many slots, each becomes twice as wide.
     """
 
     def __init__(self) -> None:
         self._slots = np.zeros(_NUM_SLOTS)
-        self._tenths = 1  # that make a slot
+        self._tenths = 1  # of a slot
         self._best = _BestSecond()
 
     @property
     def width(self) -> float:
-        """Seconds of a slot."""
+        """Width of a slot in seconds."""
         return self._tenths / _PER_SECOND
 
     @property
     def most_per_second(self) -> float:
-        """Tokens of the best whole second since the run began."""
+        """Most tokens in a whole second since the run began."""
         return self._best.most
 
     def add(self, time: float, tokens: int) -> None:
-        """Tokens that came at one moment."""
+        """Add tokens that arrived at one moment."""
         self._add(np.array([time]), tokens)
 
     def add_chunks(self, first: float, gaps: array[float], tokens: int) -> None:
-        """The tokens of an answer, spread evenly over its chunks: the first, and one after each gap."""
+        """Add an answer's tokens, spread evenly over its chunks: the first, and one after each gap."""
         times = np.cumsum(np.concatenate([[first], np.frombuffer(gaps)]))
         self._add(times, tokens / len(times))
 
     def reach(self, seconds: float) -> None:
-        """Make slots as wide as it takes to reach that time."""
+        """Widen the slots until they reach that time."""
         while seconds * _PER_SECOND >= self._tenths * _NUM_SLOTS:
             halves = self._slots.reshape(-1, 2).sum(axis=1)
             self._slots = np.concatenate([halves, np.zeros(_NUM_SLOTS // 2)])
             self._tenths *= 2
 
     def in_slots(self, seconds: float, width: float) -> Floats:
-        """Tokens of each slot of a run of so many seconds; `width` is a slot's, and at least the own.
+        """Return the tokens in slots of `width` seconds, at least the own width, of a run of `seconds`.
 
-        What came after the run's end is in the last. Call `reach` with the same seconds before.
+        The last slot includes tokens after the end of the run. Call `reach` with the same seconds before.
         """
         together = round(width / self.width)
         slots = self._slots.reshape(-1, together).sum(axis=1)
@@ -67,7 +67,7 @@ class TokenRate:
         return np.concatenate([slots[: size - 1], [slots[size - 1 :].sum()]])
 
     def _add(self, times: Floats, tokens: float) -> None:
-        """So many at each of the times, which are in order."""
+        """Add `tokens` at each of the times, which are in order."""
         self.reach(float(times[-1]))
         tenths: Tenths = np.maximum(times * _PER_SECOND, 0).astype(np.int64)
         np.add.at(self._slots, tenths // self._tenths, tokens)
@@ -75,10 +75,10 @@ class TokenRate:
 
 
 class _BestSecond:
-    """The most tokens that came in a whole second.
+    """The most tokens that arrived in a whole second.
 
-    Answers come about in the order of their ends: of too many seconds the earliest are forgotten, with no more than
-    the most of them kept. A second that gets tokens after that begins anew.
+    Answers are added roughly in the order of their ends, so when there are too many seconds the counts of the earliest
+    are dropped; only their maximum is kept. A dropped second that gets more tokens starts from 0.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _BestSecond:
         self._tokens: defaultdict[int, float] = defaultdict(float)
 
     def add(self, seconds: Tenths, tokens: float) -> None:
-        """So many tokens in each of the seconds, which are in order and may repeat."""
+        """Add `tokens` to each of the seconds, which are in order and may repeat."""
         numbers, counts = np.unique(seconds, return_counts=True)
         for second, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             self._tokens[second] += count * tokens
@@ -97,7 +97,7 @@ class _BestSecond:
 
 
 def in_slots(rates: Sequence[TokenRate], seconds: float) -> tuple[float, list[Floats]]:
-    """Seconds of a slot, and for each of the rates the tokens of each slot of a run of so many seconds."""
+    """Return the width of a slot, and the tokens of each slot of a run of `seconds` for each of the rates."""
     for rate in rates:
         rate.reach(seconds)
     width = max(rate.width for rate in rates)
@@ -105,12 +105,12 @@ def in_slots(rates: Sequence[TokenRate], seconds: float) -> tuple[float, list[Fl
 
 
 def in_flight(sent: Floats, ended: Floats, times: Floats) -> Floats:
-    """How many requests were under way at each of the times."""
+    """Return the number of requests in flight at each of the times."""
     begun = np.searchsorted(np.sort(sent), times, side="right")
     over = np.searchsorted(np.sort(ended), times, side="right")
     return (begun - over).astype(np.float64)
 
 
 def most_in_flight(sent: Floats, ended: Floats) -> int:
-    """The most requests that were under way at once; one that ends as another begins is not with it."""
+    """Return the most requests in flight at once; one that ends as another begins does not overlap it."""
     return int(in_flight(sent, ended, sent).max(initial=0))

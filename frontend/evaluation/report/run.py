@@ -1,4 +1,4 @@
-"""Collects what the requests of a run have felt."""
+"""Collector of a run's measurements."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ from typing import Any
 import numpy as np
 
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
-from quire.frontend.evaluation.report.details import Details
-from quire.frontend.evaluation.report.engine_share import EngineShare
+from quire.frontend.evaluation.report.aggregates import Downsampled, EngineLoad, RequestColumns
 from quire.frontend.evaluation.report.goodput import GoodputLimits
-from quire.frontend.evaluation.report.quantiles import Distribution, Exact, Floats, Pooled
+from quire.frontend.evaluation.report.quantiles import ExactDistribution, Floats, PooledDistribution, ValueDistribution
 from quire.frontend.evaluation.report.rates import TokenRate
-from quire.frontend.evaluation.report.spans import prefill_seconds, queue_seconds
-from quire.frontend.evaluation.report.thinning import Thinned
 
-_SHOWN_REQUESTS = 300
-_SHOWN_SAMPLES = 2000
-_SHOWN_ERRORS = 100
+_MOST_SHOWN_REQUESTS = 300
+_MOST_SHOWN_SAMPLES = 2000
+_MOST_SHOWN_ERRORS = 100
 _ERROR_LENGTH = 500
 
-Shown = tuple[Outcome, int, int, list[tuple[str, float, float]]]
-"""Of a request that the page draws: its outcome, tokens of its prompt and its answer, and its phases."""
+ShownRequest = tuple[Outcome, int, int, list[tuple[str, float, float]]]
+"""A request in the page's Gantt chart: its outcome, prompt tokens, output tokens, and phases."""
 
 
 class Run:
-    """Takes the records and samples of a run, a million of either in bounded memory, unless `detailed`.
+    """The records and samples of a run, a million of either in bounded memory, unless `detailed`.
 
-    `config` says how the run was made; all of it is in the report. These of its keys are named as vLLM names them:
-    `backend`, `model_id`, `request_rate` (requests a second), `burstiness`, `max_concurrency`; `simulated` is true of
-    a simulation, `engines` is how many served it, and `date` (YYYYmmdd-HHMMSS) replaces the time at which the Run was
-    made. `detailed` keeps the lengths, times and errors of every request.
+    `config` says how the run was made; all of it is in the report. These keys have vLLM's names: `backend`, `model_id`,
+    `request_rate` (requests a second), `burstiness`, `max_concurrency`. `simulated` is true for a simulation, `engines`
+    is the number of engines, and `date` (YYYYmmdd-HHMMSS) replaces the time of construction. `detailed` keeps the
+    lengths, times and errors of every request.
     """
 
     def __init__(
@@ -43,40 +40,40 @@ class Run:
         self.config = config
         self.date = str(config.get("date") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))
         self.goodput = goodput
-        self.details = Details() if detailed else None
+        self.details = RequestColumns() if detailed else None
         self.seconds: float | None = None
         self.interrupted: str | None = None
-        self.stolen: float | None = None
+        self.steal: float | None = None
 
         self.warm_up = 0
-        self.warm_up_failed = 0  # of these, however they did not complete
+        self.warm_up_failed = 0  # of these
         self.outcomes: Counter[Outcome] = Counter()
         self.errors: Counter[tuple[str, str]] = Counter()
         self.preemptions = 0
-        self.short_answers = 0  # that completed with fewer tokens than they were to have
-        self.met: Counter[str] = Counter()  # requests that meet each limit, and "all" of them
-        self.prompt_tokens = 0  # these three of what completed
+        self.short_answers = 0  # that completed with fewer tokens than requested
+        self.met: Counter[str] = Counter()  # requests that meet each limit, and all of them ("all")
+        self.prompt_tokens = 0  # these three are of completed requests
         self.output_tokens = 0
-        self.cached_tokens: int | None = None  # if any of them was told of
-        self.partial_tokens = 0  # of answers that did not
-        self.engines: defaultdict[int, EngineShare] = defaultdict(EngineShare)
+        self.cached_tokens: int | None = None  # None if the target reports none
+        self.partial_tokens = 0  # of answers that did not complete
+        self.engines: defaultdict[int, EngineLoad] = defaultdict(EngineLoad)
 
-        self.lags = Exact()
-        self.latencies: dict[str, Exact] = {
-            name: Exact() for name in ("ttft", "tpot", "e2el", "queue", "prefill", "decode")
+        self.lags = ExactDistribution()
+        self.latencies: dict[str, ExactDistribution] = {
+            name: ExactDistribution() for name in ("ttft", "tpot", "e2el", "queue", "prefill", "decode")
         }
-        self.gaps = Pooled()
+        self.gaps = PooledDistribution()
         self.output_rate = TokenRate()
         self.prompt_rate = TokenRate()
         self._sent = array("d")
         self._ended = array("d")
-        self.shown: Thinned[Shown] = Thinned(_SHOWN_REQUESTS)
-        self._samples: Thinned[Sample] = Thinned(_SHOWN_SAMPLES)
+        self.shown: Downsampled[ShownRequest] = Downsampled(_MOST_SHOWN_REQUESTS)
+        self._samples: Downsampled[Sample] = Downsampled(_MOST_SHOWN_SAMPLES)
         self._last_sample: Sample | None = None
         self._sample_count = 0
 
     def add(self, record: RequestRecord) -> None:
-        """Take a request that has ended, however it did. A warm-up is counted and in no figure."""
+        """Take a request that has ended in any way. A warm-up request is counted, but is in no other figure."""
         if record.is_warm_up:
             self.warm_up += 1
             self.warm_up_failed += record.outcome is not Outcome.COMPLETED
@@ -100,34 +97,34 @@ class Run:
             self.details.add(record)
 
     def sample(self, sample: Sample) -> None:
-        """Take what the target told of itself at one moment."""
+        """Take a sample of the target's state."""
         self._samples.add(self._sample_count, sample)
         self._sample_count += 1
         self._last_sample = sample
 
-    def end(self, seconds: float, interrupted: str | None = None, *, stolen: float | None = None) -> None:
-        """End the run `seconds` after it began; `interrupted` says what ended it before its time.
+    def end(self, seconds: float, interrupted: str | None = None, *, steal: float | None = None) -> None:
+        """End the run `seconds` after it began; `interrupted` says what ended it early.
 
-        `stolen` is the part of the CPU time of the host of the run that others on its hypervisor had.
+        `steal` is the share of the host's CPU time that other guests of its hypervisor had.
         """
         self.seconds = seconds
         self.interrupted = interrupted
-        self.stolen = stolen
+        self.steal = steal
 
     @property
     def requests(self) -> int:
-        """How many there were, but for warm-up."""
+        """Number of requests without the warm-up."""
         return self.outcomes.total()
 
     @property
-    def distributions(self) -> dict[str, Distribution]:
-        """By the metric's name, in seconds, of the requests that completed."""
+    def distributions(self) -> dict[str, ValueDistribution]:
+        """Distributions of completed requests, by the metric's name, in seconds."""
         one = self.latencies
         return {"ttft": one["ttft"], "tpot": one["tpot"], "itl": self.gaps, **one}
 
     @property
     def samples(self) -> list[Sample]:
-        """Those kept, evenly thinned, and the last."""
+        """Samples, evenly downsampled, and the last one."""
         kept = [sample for _, sample in self._samples.items()]
         if self._last_sample is not None and kept[-1] is not self._last_sample:
             kept.append(self._last_sample)
@@ -176,8 +173,8 @@ class Run:
             "ttft": record.ttft,
             "tpot": record.tpot,
             "e2el": record.e2e,
-            "queue": queue_seconds(record.phases),
-            "prefill": prefill_seconds(record.phases),
+            "queue": record.queue_time,
+            "prefill": record.prefill_time,
         }
         if record.first_token is not None and record.last_token is not None:
             seconds["decode"] = record.last_token - record.first_token
@@ -188,13 +185,13 @@ class Run:
 
     def _note_error(self, outcome: Outcome, error: str) -> None:
         key = (outcome.value, error[:_ERROR_LENGTH])
-        if key not in self.errors and len(self.errors) >= _SHOWN_ERRORS:
+        if key not in self.errors and len(self.errors) >= _MOST_SHOWN_ERRORS:
             key = (outcome.value, "other errors")
         self.errors[key] += 1
 
 
 def shown_phases(record: RequestRecord) -> list[tuple[str, float, float]]:
-    """The phases that the target told, or else what the client saw: a wait for the first token, then decode."""
+    """Return the phases of the target, or else those that the client saw: time to the first token, then decode."""
     if record.phases or record.first_token is None or record.last_token is None:
         return [*record.phases]
     first = record.first_token

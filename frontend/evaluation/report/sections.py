@@ -1,4 +1,4 @@
-"""The parts of the page, from top to bottom; each is empty where the reports have nothing for it."""
+"""Sections of the page, from top to bottom; each is empty where the reports have nothing for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Reports = list[dict[str, Any]]
 
 
 def facts(report: dict[str, Any]) -> str:
-    """One line: the model, what served it, how long, when."""
+    """Return one line: the model, the backend, the duration, the date."""
     model = str(report.get("model_id") or "")
-    model = model.rsplit("/", 1)[-1] if model.startswith("/") else model  # of a folder the name will do
+    model = model.rsplit("/", 1)[-1] if model.startswith("/") else model  # the name of a folder is enough
     kind = "simulated" if report.get("simulated") else ""
     words = (model, report.get("backend"), kind, numbers.time(1000 * report["duration"]), date(report))
     return " · ".join(str(word) for word in words if word)
 
 
 def date(report: dict[str, Any]) -> str:
-    """When it was made, as people read it; as it is where it has another form than vLLM's."""
+    """Return the date in ISO form; unchanged if it is not in vLLM's form."""
     text = str(report.get("date") or "")
     if len(text) == 15 and text[8] == "-":
         return f"{text[:4]}-{text[4:6]}-{text[6:8]} {text[9:11]}:{text[11:13]}"
@@ -32,7 +32,7 @@ def date(report: dict[str, Any]) -> str:
 
 
 def overview(reports: Reports) -> Markup:
-    """The figures that most are after: as tiles, or of several runs as a table."""
+    """Return the main figures: tiles for one run, a table for several."""
     if len(reports) > 1:
         return tag("section", page_tables.glance(reports), class_="glance")
     report = reports[0]
@@ -56,30 +56,32 @@ def overview(reports: Reports) -> Markup:
 
 
 def distributions(reports: Reports) -> Markup:
-    """What users felt."""
+    """Return the distributions of the latency that users see."""
     shown = [
-        one for one in latencies(reports) if one.is_felt and any(one.name in (r.get("curves") or {}) for r in reports)
+        one
+        for one in latencies(reports)
+        if one.is_user_visible and any(one.name in (r.get("curves") or {}) for r in reports)
     ]
     figures = [figure(one.label, one.meaning, distribution(reports, one)) for one in shown]
-    note = "Share of the values that are at most so long; both axes are stretched so that the tail is seen."
-    return section("What users felt", note, tag("div", *figures, class_="pair")) if figures else NOTHING
+    note = "Cumulative shares; both axes are stretched so that the tail is visible."
+    return section("Latency that users see", note, tag("div", *figures, class_="pair")) if figures else NOTHING
 
 
 def goodput(reports: Reports) -> Markup:
-    """Which share of the requests met each limit, and all of them."""
+    """Return the shares of requests that met each limit, and all of them."""
     rows = [_goodput(run, report) for run, report in enumerate(reports) if report.get("request_goodput") is not None]
-    note = "Share of all requests, also of those that failed, that kept within each limit."
+    note = "Share of all requests, failed ones included, that met each limit."
     return section("Goodput", note, tag("div", *rows, class_="pair")) if rows else NOTHING
 
 
 def timelines(reports: Reports) -> Markup:
-    """What went on."""
+    """Return the quantities over time."""
     figures = [figure(panel.title, panel.unit, drawn) for panel, drawn in timeline.panels(reports)]
     return section("Over time", "", tag("div", *figures, class_="three")) if figures else NOTHING
 
 
 def engines(reports: Reports) -> Markup:
-    """How the load was shared out."""
+    """Return the load of each engine of a fleet."""
     figures = [
         figure(str(report["title"]), fleet.balance(report), fleet.bars(report), f"wide run{run}")
         for run, report in enumerate(reports)
@@ -90,7 +92,7 @@ def engines(reports: Reports) -> Markup:
 
 
 def requests(reports: Reports) -> Markup:
-    """What single requests went through."""
+    """Return the Gantt charts of single requests."""
     drawn = [(run, report) for run, report in enumerate(reports) if gantt.kinds(report)]
     if not drawn:
         return NOTHING
@@ -107,44 +109,44 @@ def requests(reports: Reports) -> Markup:
         named = f"{report['title']}: " if len(reports) > 1 else ""
         aligned = gantt.gantt(report, seconds=longest, since_sent=True)
         whole = gantt.gantt(report, seconds=seconds, since_sent=False)
-        figures.append(figure(f"{named}each since it was sent", gantt.share(report), aligned, f"wide run{run}"))
+        figures.append(figure(f"{named}each from its sending", gantt.share(report), aligned, f"wide run{run}"))
         figures.append(figure(f"{named}over the run", "", whole, f"wide run{run}"))
-    note = "A row each, in the order they were sent; a dot ends one that broke off."
+    note = "A row for each request, in the order of sending; a dot marks one that did not complete."
     return section("Single requests", note, *figures)
 
 
 def tables(reports: Reports) -> Markup:
-    """All figures."""
+    """Return all figures."""
     latency = page_tables.every_latency(reports[0]) if len(reports) == 1 else NOTHING
     return section("Figures", "", latency, page_tables.every_figure(reports))
 
 
 def errors(reports: Reports) -> Markup:
-    """What went wrong, how often."""
+    """Return the errors with their counts."""
     found = page_tables.errors(reports)
     return section("Errors", "", found) if found else NOTHING
 
 
 def configuration(reports: Reports) -> Markup:
-    """How the runs were made."""
+    """Return the configurations of the runs."""
     found = page_tables.configuration(reports)
     return section("Configuration", "", found) if found else NOTHING
 
 
 def section(title: str, note: str, *parts: str) -> Markup:
-    """Parts under a heading, which a note may explain."""
+    """Return parts under a heading, with a note."""
     notes = [tag("p", note, class_="note")] if note else []
     return tag("section", tag("h2", title), *notes, *parts)
 
 
 def figure(title: str, note: str, drawing: Markup, class_: str | None = None) -> Markup:
-    """A drawing under its title."""
+    """Return a drawing under its title."""
     caption = tag("figcaption", tag("b", title), " ", tag("small", note))
     return tag("figure", caption, tag("div", drawing, class_="drawing"), class_=class_)
 
 
 def tile(name: str, value: str, note: str) -> Markup:
-    """One figure, in large."""
+    """Return one figure in large type."""
     return tag("div", tag("dt", name), tag("dd", tag("b", value), tag("small", note)))
 
 

@@ -1,32 +1,33 @@
-"""The figures of a run, under the names of `vllm bench serve --save-result`.
+"""Figures of a run, under the names of `vllm bench serve --save-result`.
 
-TTFT, TPOT, ITL and the rest are of requests that completed; each is defined where `RequestRecord` and `spans` compute
-it. `failed` counts all others, as vLLM does, and what follows it says how they ended. Names that end in `_ms` are
-milliseconds, all other times are seconds. A figure of nothing is None, never 0.
+TTFT, TPOT, ITL and the other latencies are of completed requests, and are defined by `RequestRecord`. `failed` counts
+all other requests, as vLLM does; the fields after it count them by outcome. Names that end in `_ms` are milliseconds,
+all other times are seconds. A figure of nothing is None, never 0.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from quire.frontend.evaluation.replay.record import Outcome, Sample
-from quire.frontend.evaluation.report.quantiles import Distribution, Floats
+from quire.frontend.evaluation.report.quantiles import Floats, ValueDistribution
 from quire.frontend.evaluation.report.rates import in_flight, in_slots, most_in_flight
 from quire.frontend.evaluation.report.run import Run
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 MOST_LAG = 0.5
-"""Seconds of p99 lag behind the schedule above which a run does not measure what it says."""
+"""Limit on the p99 of the lag behind the schedule, in seconds: above it, the run is not valid."""
 
 _CURVE_POINTS = 200
 _TIMELINE_POINTS = 100
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """Everything that a report tells, ready for JSON. Raises ValueError unless the run has ended."""
+    """Return the report, ready for JSON. Raises ValueError unless the run has ended."""
     if run.seconds is None:
         raise ValueError(f"the run {run.title!r} has not ended; call end(seconds) before it is summarized")
     report = {**_heading(run), **_counts(run), **_throughput(run, run.seconds), **_goodput(run, run.seconds)}
@@ -34,7 +35,7 @@ def summarize(run: Run) -> dict[str, Any]:
         report |= _spread(name, values)
     report |= {
         "error_counts": [{"outcome": kind, "error": text, "count": n} for (kind, text), n in run.errors.most_common()],
-        "engines": [{"engine": engine, **run.engines[engine].told()} for engine in range(_fleet(run))],
+        "engines": [{"engine": engine, **asdict(run.engines[engine])} for engine in range(_fleet(run))],
         "config": run.config,
         "curves": _curves(run),
         "timeline": _timeline(run.samples),
@@ -87,7 +88,9 @@ def _lag(run: Run) -> dict[str, float | None]:
 
 
 def _counts(run: Run) -> dict[str, Any]:
-    cached, prompts = (run.cached_tokens, run.prompt_tokens) if run.cached_tokens is not None else _counted(run.samples)
+    cached, prompts = (
+        (run.cached_tokens, run.prompt_tokens) if run.cached_tokens is not None else _target_counts(run.samples)
+    )
     return {
         "completed": run.outcomes[Outcome.COMPLETED],
         "failed": run.requests - run.outcomes[Outcome.COMPLETED],
@@ -105,25 +108,25 @@ def _counts(run: Run) -> dict[str, Any]:
         "cached_tokens": cached,
         "prefix_hit_rate": cached / prompts if cached is not None and prompts else None,
         **_lag(run),
-        "replay_stolen_share": run.stolen,
+        "replay_steal_share": run.steal,
     }
 
 
-def _counted(samples: list[Sample]) -> tuple[int | None, int]:
-    """Cached tokens and those of all prompts by the target's own counters, where its answers don't tell."""
-    told = [
+def _target_counts(samples: list[Sample]) -> tuple[int | None, int]:
+    """Return cached and prompt tokens by the target's own counters, for answers that do not report them."""
+    counted = [
         (s.cached_tokens, s.prompt_tokens)
         for s in samples
         if s.cached_tokens is not None and s.prompt_tokens is not None
     ]
-    if not told:
+    if not counted:
         return None, 0
-    (cached_before, before), (cached_after, after) = told[0], told[-1]
+    (cached_before, before), (cached_after, after) = counted[0], counted[-1]
     return cached_after - cached_before, after - before
 
 
 def _fleet(run: Run) -> int:
-    """How many engines there are: one may not have been sent anything."""
+    """Return the number of engines, including those that got no request."""
     size = run.config.get("engines")
     return max(size if isinstance(size, int) else 0, *(engine + 1 for engine in run.engines), 1)
 
@@ -152,7 +155,7 @@ def _goodput(run: Run, seconds: float) -> dict[str, Any]:
     }
 
 
-def _spread(name: str, values: Distribution) -> dict[str, float | None]:
+def _spread(name: str, values: ValueDistribution) -> dict[str, float | None]:
     keys = [f"{kind}_{name}_ms" for kind in ("mean", "std", "median", "min", "max", *(f"p{p:g}" for p in PERCENTILES))]
     if not values.count:
         return dict.fromkeys(keys)
@@ -161,13 +164,13 @@ def _spread(name: str, values: Distribution) -> dict[str, float | None]:
 
 
 def curve_shares() -> Floats:
-    """The shares at which curves have points: close together at both ends, where latencies differ most."""
+    """Return the shares at which curves have points: dense at both ends, where latencies differ most."""
     logits = np.linspace(math.log(0.005 / 0.995), math.log(0.9999 / 0.0001), _CURVE_POINTS - 2)
     return np.concatenate([[0.0], 1 / (1 + np.exp(-logits)), [1.0]])
 
 
-def curve(values: Distribution, shares: Floats) -> dict[str, Any]:
-    """How many values there are, and milliseconds at each of the shares."""
+def curve(values: ValueDistribution, shares: Floats) -> dict[str, Any]:
+    """Return the number of values, and the milliseconds at each of the shares."""
     return {"count": values.count, "ms": _short(1000 * values.quantiles(shares))}
 
 
@@ -178,17 +181,17 @@ def _curves(run: Run) -> dict[str, Any]:
 
 
 def _timeline(samples: list[Sample]) -> dict[str, list[Any]]:
-    """A column for each field that the target told at all."""
+    """Return a column for each field that the target reports."""
     columns = {name: [getattr(sample, name) for sample in samples] for name in Sample._fields}
     return {name: column for name, column in columns.items() if any(value is not None for value in column)}
 
 
 def _client_timeline(run: Run, seconds: float) -> dict[str, list[float]]:
-    """What the clients saw: requests under way, tokens of prompts answered and of answers, each a second."""
+    """Return what the clients saw: requests in flight, and prompt and output tokens a second."""
     if not run.requests:
         return {}
     width, (output, prompts) = in_slots((run.output_rate, run.prompt_rate), seconds)
-    together = max(1, -(-len(output) // _TIMELINE_POINTS))  # slots that make a point
+    together = max(1, -(-len(output) // _TIMELINE_POINTS))  # slots of a point
     begins = np.arange(0, len(output), together)
     widths = width * (np.minimum(begins + together, len(output)) - begins)
     times = width * begins + widths / 2
@@ -205,7 +208,7 @@ def _client_timeline(run: Run, seconds: float) -> dict[str, list[float]]:
 
 
 def _gantt(run: Run) -> dict[str, Any]:
-    """One row for each request that is drawn: every `every`-th of the workload."""
+    """Return a row for every `every`-th request of the workload."""
     rows = [
         {
             "index": index,
@@ -220,5 +223,5 @@ def _gantt(run: Run) -> dict[str, Any]:
 
 
 def _short(values: Floats) -> list[float]:
-    """Six digits are more than a figure shows."""
+    """Round to six digits, more than a figure shows."""
     return [float(f"{value:.6g}") for value in values.tolist()]

@@ -1,10 +1,10 @@
-"""Reports on a terminal, or where its output is piped to."""
+"""Tables of reports on the terminal."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire.frontend.evaluation.replay.stolen import explain
+from quire.frontend.evaluation.replay.interference import explain_steal
 from quire.frontend.evaluation.report import numbers
 from quire.frontend.evaluation.report.figures import (
     STATISTICS,
@@ -13,8 +13,8 @@ from quire.frontend.evaluation.report.figures import (
     latencies,
     shortfalls,
     verdict,
+    with_distinct_titles,
 )
-from quire.frontend.evaluation.report.names import distinct
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ _NAME_WIDTH = 28  # of a run's name above its column
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """Print what a run has measured, 80 columns wide; the first line says if it is not valid, and why."""
+    """Print the figures of a run, 80 columns wide; the first line says if and why it is not valid."""
     from rich.text import Text
 
     reason = verdict(report)
@@ -41,10 +41,10 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 
 def print_comparison(reports: list[dict[str, Any]], console: Console) -> None:
-    """Print runs side by side; each but the first with its ratio to the first."""
+    """Print runs side by side, with ratios to the first one."""
     from rich.text import Text
 
-    reports = distinct(reports)
+    reports = with_distinct_titles(reports)
     for report in reports:
         reason = verdict(report)
         if reason is not None:
@@ -86,7 +86,7 @@ def _latency_table(report: dict[str, Any]) -> Table:
 
 
 def _facts(report: dict[str, Any]) -> Table:
-    """A line for each kind of figure, of those that the report has."""
+    """Return a line for each kind of figure that the report has."""
     from rich.text import Text
 
     table = _plain_table()
@@ -97,7 +97,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "goodput": _goodput(report),
         "tokens": _tokens(report),
         "lag": _lag(report),
-        "stolen": explain(report.get("replay_stolen_share")),
+        "steal": explain_steal(report.get("replay_steal_share")),
     }.items():
         if text:
             table.add_row(Text(name, style="dim"), Text(text))
@@ -117,7 +117,7 @@ def _throughput(report: dict[str, Any]) -> str:
         f"{number(report.get('request_throughput'))} requests/s, {number(report.get('output_throughput'))} output "
         f"tok/s (best second {number(report.get('max_output_tokens_per_s'))}), "
         f"{number(report.get('total_token_throughput'))} tok/s with prompts; "
-        f"{number(report.get('max_concurrent_requests'))} requests at once"
+        f"{number(report.get('max_concurrent_requests'))} requests in flight at most"
     )
 
 

@@ -1,4 +1,4 @@
-"""Draws what went on over the time of a run: a small panel for each quantity, a line for each run."""
+"""Timelines of runs: a small panel for each quantity, with a line for each run."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from quire.frontend.evaluation.report.axes import Scale, label, line_path, linear_ticks, time_ticks
-from quire.frontend.evaluation.report.markup import Markup, join, tag
+from quire.frontend.evaluation.report.axes import Scale, linear_ticks, time_ticks
+from quire.frontend.evaluation.report.markup import Markup, join, label, line_path, tag
 
 _WIDTH, _HEIGHT = 340, 176
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 332, 10, 150
 _MOST_POINTS = 280
 
 Series = list[tuple[float, float | None]]
-"""Seconds since the run began, and the quantity; None where nothing is known."""
+"""Seconds since the run began, and the quantity; None where it is unknown."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A quantity over time. `faint`, where there is one, is a second line that the first is part of."""
+    """A quantity over time. `faint` is an optional second line, of which the first is a part."""
 
     title: str
     unit: str
     series: Callable[[dict[str, Any]], Series]
     faint: Callable[[dict[str, Any]], Series] | None = None
-    top: float = 0.0  # that the axis reaches at least
+    top: float = 0.0  # least end of the axis
     is_count: bool = False
 
 
 def panels(reports: list[dict[str, Any]]) -> list[tuple[Panel, Markup]]:
-    """The panels that any of the reports has values for."""
+    """Return the panels for which any of the reports has values."""
     seconds = max((float(report["duration"]) for report in reports), default=0.0)
     drawn = []
-    tells = all(_told("running")(report) or not _seen("in_flight")(report) for report in reports)
-    for panel in PANELS[1:] if tells else PANELS:
-        series = [_condensed(panel.series(report)) for report in reports]
-        faint = [_condensed(panel.faint(report)) if panel.faint else [] for report in reports]
+    reports_running = all(_reported("running")(report) or not _seen("in_flight")(report) for report in reports)
+    for panel in PANELS[1:] if reports_running else PANELS:
+        series = [_downsampled(panel.series(report)) for report in reports]
+        faint = [_downsampled(panel.faint(report)) if panel.faint else [] for report in reports]
         if any(series):
             drawn.append((panel, _draw(panel, series, faint, seconds)))
     return drawn
@@ -80,32 +80,35 @@ def _area(series: Series, across: Scale, up: Scale) -> Markup:
     return line_path([(points[0][0], _BOTTOM), *points, (points[-1][0], _BOTTOM)], "area run0")
 
 
-def _condensed(series: Series) -> Series:
-    """The highest value of each of some spans: a peak must not get lost."""
+def _downsampled(series: Series) -> Series:
+    """Downsample to the highest value of each interval, so that no peak is lost."""
     width = -(-len(series) // _MOST_POINTS)
     if width <= 1:
         return series
-    spans = [series[begin : begin + width] for begin in range(0, len(series), width)]
-    return [(span[0][0], max((value for _, value in span if value is not None), default=None)) for span in spans]
+    intervals = [series[begin : begin + width] for begin in range(0, len(series), width)]
+    return [
+        (interval[0][0], max((value for _, value in interval if value is not None), default=None))
+        for interval in intervals
+    ]
 
 
 def _compact(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:,g}"
 
 
-def _told(name: str) -> Callable[[dict[str, Any]], Series]:
-    """A column that the target told."""
+def _reported(name: str) -> Callable[[dict[str, Any]], Series]:
+    """Return a column that the target reports."""
 
     def series(report: dict[str, Any]) -> Series:
-        told = report.get("timeline") or {}
-        rows = zip(told["time"], told[name], strict=False) if name in told and "time" in told else ()
+        columns = report.get("timeline") or {}
+        rows = zip(columns["time"], columns[name], strict=False) if name in columns and "time" in columns else ()
         return [(time, value) for time, value in rows if time is not None]
 
     return series
 
 
 def _seen(name: str) -> Callable[[dict[str, Any]], Series]:
-    """A column that the clients saw."""
+    """Return a column that the clients saw."""
 
     def series(report: dict[str, Any]) -> Series:
         seen = report.get("client_timeline") or {}
@@ -115,13 +118,13 @@ def _seen(name: str) -> Callable[[dict[str, Any]], Series]:
 
 
 def _pages(*names: str) -> Callable[[dict[str, Any]], Series]:
-    """Percent of all pages that are of these kinds together."""
+    """Return the percentage of pages that are of these kinds together."""
 
     def series(report: dict[str, Any]) -> Series:
-        told = report.get("timeline") or {}
-        if not all(name in told for name in ("time", "pages_total", *names)):
+        columns = report.get("timeline") or {}
+        if not all(name in columns for name in ("time", "pages_total", *names)):
             return []
-        rows = zip(told["time"], told["pages_total"], *(told[name] for name in names), strict=False)
+        rows = zip(columns["time"], columns["pages_total"], *(columns[name] for name in names), strict=False)
         return [
             (time, 100 * sum(kinds) / total if total and None not in kinds else None)
             for time, total, *kinds in rows
@@ -132,12 +135,14 @@ def _pages(*names: str) -> Callable[[dict[str, Any]], Series]:
 
 
 def _hit_rate(report: dict[str, Any]) -> Series:
-    """Percent of the prompts' tokens that were cached, in each of some spans of the run."""
-    told = report.get("timeline") or {}
-    if not all(name in told for name in ("time", "prompt_tokens", "cached_tokens")):
+    """Return the percentage of prompt tokens that were cached, in each of some intervals of the run."""
+    columns = report.get("timeline") or {}
+    if not all(name in columns for name in ("time", "prompt_tokens", "cached_tokens")):
         return []
     rows = [
-        row for row in zip(told["time"], told["prompt_tokens"], told["cached_tokens"], strict=False) if None not in row
+        row
+        for row in zip(columns["time"], columns["prompt_tokens"], columns["cached_tokens"], strict=False)
+        if None not in row
     ]
     rows = rows[:: max(1, len(rows) // 60)]
     series: Series = []
@@ -148,11 +153,10 @@ def _hit_rate(report: dict[str, Any]) -> Series:
 
 
 PANELS = (
-    Panel(
-        "Under way", "requests, as the client sees it", _seen("in_flight"), top=4
-    ),  # where a target does not tell the next
-    Panel("Running", "requests", _told("running"), top=4, is_count=True),
-    Panel("Waiting", "requests", _told("waiting"), top=4, is_count=True),
+    # The first is for targets that do not report the second.
+    Panel("In flight", "requests, as the client sees it", _seen("in_flight"), top=4),
+    Panel("Running", "requests", _reported("running"), top=4, is_count=True),
+    Panel("Waiting", "requests", _reported("waiting"), top=4, is_count=True),
     Panel("Output", "tokens/s", _seen("output_tokens_per_s")),
     Panel("Prompts answered", "tokens/s", _seen("prompt_tokens_per_s")),
     Panel("KV pages", "% held; dotted: or cached", _pages("pages_held"), _pages("pages_held", "pages_cached"), 100),

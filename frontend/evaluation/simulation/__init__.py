@@ -1,1 +1,1 @@
-"""What users simulate: fleets of engines that need no machines."""
+"""Simulation of engines and fleets from a calibration: drives the process that simulates."""

@@ -1,4 +1,4 @@
-"""Routers side by side: a table, and a figure."""
+"""Comparison of routers: a table and a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PANELS = (
 
 
 def router_table(reports: dict[str, dict[str, Any]], imbalances: dict[str, float]) -> Table:
-    """A row for each router. The last column: how many times as long the busiest engine was busy as the mean."""
+    """Return a row for each router. The last column is the busy time of the busiest engine, relative to the mean."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -47,7 +47,7 @@ def _text(value: float | None, factor: float, form: str) -> str:
 
 
 def draw_routers(reports: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draws bars for each router. ValueError without matplotlib, or for a file whose ending it does not know."""
+    """Draw bars for each router. Raises ValueError without matplotlib, or for an unknown file extension."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The process in which engines are simulated, and what goes to it and comes back."""
+"""Process that simulates engines, and the streams to and from it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REQUESTS_AT_ONCE = 64
 
 
 class SimulationError(RuntimeError):
-    """A simulation that failed; the text is what it said."""
+    """A simulation that failed; the text is the last line of its stderr."""
 
 
 def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Generator[SimulationOutput, None, None]:
-    """What comes of requests, which are in order of arrival: lists of results and samples, and at last the end.
+    """Simulate requests in order of arrival; yield lists of results and samples, and finally the end.
 
-    Both ways go through pipes that hold little, so that neither requests nor results ever pile up. The process is gone
-    when the iterator is closed. Raises SimulationError with what the process said, and whatever `requests` raises once
-    all that came before has been simulated.
+    Both directions go through pipes of limited size, so neither requests nor results pile up. The process is gone when
+    the iterator is closed. Raises SimulationError with the last line of the process's stderr, and what `requests`
+    raises once all requests before that have been simulated.
     """
     # -P: folders in the current directory must not shadow packages
     command = [sys.executable, "-P", "-m", "quire.engine_core.simulation"]
@@ -42,7 +42,7 @@ def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Gen
         finally:
             process.kill()
             process.wait()
-            with suppress(BrokenPipeError):  # what the feeder has written may not have gone out
+            with suppress(BrokenPipeError):  # the feeder may have written what was not flushed
                 process.stdin.close()
     feeder.join()
     if feeder.error is not None:
@@ -57,14 +57,14 @@ def _outputs(stream: IO[bytes]) -> Iterator[SimulationOutput]:
 
 def _check_end(process: subprocess.Popen[bytes]) -> None:
     assert process.stderr is not None
-    said = process.stderr.read().decode(errors="replace").strip()
+    stderr = process.stderr.read().decode(errors="replace").strip()
     if process.wait() != 0:
-        lines = said.splitlines() or [f"the simulation ended with status {process.returncode}"]
+        lines = stderr.splitlines() or [f"the simulation ended with status {process.returncode}"]
         raise SimulationError(lines[-1].removeprefix("error: "))
 
 
 class _Feeder(threading.Thread):
-    """Writes the setup and the requests, as fast as they are read."""
+    """Thread that writes the setup and the requests, as fast as the process reads them."""
 
     def __init__(self, stream: IO[bytes], setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> None:
         super().__init__(name="quire-simulation-feeder", daemon=True)
@@ -75,7 +75,7 @@ class _Feeder(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Ends with the requests, or when nobody reads them."""
+        """Write until the requests end, or the process reads no more."""
         try:
             with self._stream:
                 self._write()
@@ -94,7 +94,7 @@ class _Feeder(threading.Thread):
                 if len(waiting) == _REQUESTS_AT_ONCE:
                     write_frame(self._stream, encode(waiting))
                     waiting.clear()
-        finally:  # also what came before a row that is bad
+        finally:  # a bad row must not drop the requests before it
             write_frame(self._stream, encode(waiting))
 
 

@@ -1,4 +1,4 @@
-"""What a simulation shows while it goes on."""
+"""Progress display of a simulation."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LIVE_SECONDS = 0.25
 _PLAIN_SECONDS = 10.0
 
 
-class Progress:
-    """A line on stderr that changes if that is a terminal, else a line every ten seconds."""
+class SimulationProgress:
+    """A line on stderr that is updated in place on a terminal, else a line every ten seconds."""
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._is_live = sys.stderr.isatty()
         self._begun = self._shown = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> SimulationProgress:
         return self
 
     def __exit__(
@@ -29,7 +29,7 @@ class Progress:
             sys.stderr.flush()
 
     def show(self, virtual: float, requests: int) -> None:
-        """Tells, if it is time to, how many virtual seconds have passed and how many requests have ended."""
+        """Show, if it is time to, the virtual seconds that have passed and the requests that have ended."""
         now = time.monotonic()
         if now - self._shown < (_LIVE_SECONDS if self._is_live else _PLAIN_SECONDS):
             return
@@ -40,5 +40,5 @@ class Progress:
 
 
 def progress_line(title: str, virtual: float, requests: int, seconds: float) -> str:
-    """The same, and how many end in a real second, of which so many have passed."""
+    """Return a line with the virtual seconds, the ended requests, and their rate over `seconds` of real time."""
     return f"{title}: {virtual:.0f} s simulated, {requests} requests ended, {requests / seconds:.0f} a second"

@@ -1,4 +1,4 @@
-"""Results of a simulation as records of a run."""
+"""Records of a run from the results of a simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.protocol.simulation import SimulatedResult, SimulationSample
 
 
 def record_of(result: SimulatedResult) -> RequestRecord:
-    """What a request has felt; it was sent when the workload, or its session, wanted it."""
+    """Return the record of a request, which was sent when the workload, or its session, wanted it."""
     times = np.frombuffer(result.token_times)
     record = RequestRecord(
         index=result.index,
@@ -38,7 +38,7 @@ def record_of(result: SimulatedResult) -> RequestRecord:
 
 
 def _fill_phases(record: RequestRecord, events: list[EngineCoreEvent], token_times: list[float]) -> None:
-    """Of a token that ends a prefill after a preemption no event tells: it is the next one."""
+    """Add the phases. The token that ends a prefill after a preemption has no event: it is the next token."""
     phases = Phases(record)
     for event in events:
         if phases.is_catching_up:
@@ -49,5 +49,5 @@ def _fill_phases(record: RequestRecord, events: list[EngineCoreEvent], token_tim
 
 
 def sample_of(sample: SimulationSample) -> Sample:
-    """All engines together."""
+    """Return the sample of all engines together."""
     return Sample(**msgspec.structs.asdict(sample))

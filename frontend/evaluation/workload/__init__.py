@@ -1,1 +1,1 @@
-"""Workloads: requests with the times at which they come, read from traces of real services or made up."""
+"""Workloads: requests with arrival times, read from traces of real services or synthetic."""

@@ -1,4 +1,4 @@
-"""When requests come, in place of a trace's own times. Iterators of seconds without an end, which a seed decides."""
+"""Arrival times in place of a trace's own: endless iterators of seconds, determined by a seed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 Strategy = Literal["linear", "exponential"]
 
-_DRAWN_AT_ONCE = 1024
+_SAMPLES_AT_ONCE = 1024
 
 
 def arrive(requests: Iterable[WorkloadRequest], times: Iterable[float]) -> Iterator[WorkloadRequest]:
-    """Each request at its time."""
+    """Yield each request with its arrival time replaced."""
     for request, time in zip(requests, times, strict=False):
         yield replace(request, arrival=time)
 
 
 def at_rate(rate: float, burstiness: float = 1.0, seed: int = 0) -> Iterator[float]:
-    """`rate` requests a second, all at once if it is infinite. `burstiness` means what it does in vLLM.
+    """Return the times of `rate` requests a second; all are 0 if it is infinite.
 
-    It is the shape of the gamma distribution of the gaps: 1 is a Poisson process, less is burstier, more is more even,
-    and infinite is constant. Raises ValueError unless both are above 0.
+    `burstiness` is vLLM's: the shape of the gamma distribution of the gaps. 1 is a Poisson process, less is burstier,
+    more is more even, and infinite is constant. Raises ValueError unless both are above 0.
     """
     _check_rate("rate", rate)
     if math.isinf(rate):
@@ -43,9 +43,9 @@ def ramp(
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> Iterator[float]:
-    """From `start_rate` to `end_rate` over `num_requests`, and then at that; as vLLM's --ramp-up-strategy.
+    """Return times whose rate grows from `start_rate` to `end_rate` over `num_requests`, as vLLM's --ramp-up-strategy.
 
-    The rate grows with the number of the request: by the same amount each time, or by the same factor. Raises
+    The rate grows with each request, by the same amount or by the same factor, and then stays at `end_rate`. Raises
     ValueError for rates that are not above 0 and finite, and for less than 1 request.
     """
     for name, rate in (("start_rate", start_rate), ("end_rate", end_rate)):
@@ -55,7 +55,7 @@ def ramp(
     if num_requests < 1:
         raise ValueError(f"num_requests={num_requests} is out of range; it must be at least 1")
     if strategy not in ("linear", "exponential"):
-        raise ValueError(f"strategy={strategy!r} is not known; it can be linear or exponential")
+        raise ValueError(f"strategy={strategy!r} is unknown; it can be linear or exponential")
 
     def rate_of(number: int) -> float:
         progress = min(number / max(num_requests - 1, 1), 1.0)
@@ -67,16 +67,16 @@ def ramp(
 
 
 def _gaps(burstiness: float, seed: int) -> Iterator[float]:
-    """Of mean 1."""
+    """Return gaps of mean 1."""
     if not burstiness > 0:
         raise ValueError(f"burstiness={burstiness} is out of range; it must be above 0, and 1 is a Poisson process")
-    return itertools.repeat(1.0) if math.isinf(burstiness) else _drawn(burstiness, seed)
+    return itertools.repeat(1.0) if math.isinf(burstiness) else _gamma_gaps(burstiness, seed)
 
 
-def _drawn(burstiness: float, seed: int) -> Iterator[float]:
+def _gamma_gaps(burstiness: float, seed: int) -> Iterator[float]:
     generator = np.random.default_rng(seed)
     while True:
-        yield from generator.gamma(burstiness, 1 / burstiness, _DRAWN_AT_ONCE).tolist()
+        yield from generator.gamma(burstiness, 1 / burstiness, _SAMPLES_AT_ONCE).tolist()
 
 
 def _check_rate(name: str, rate: float) -> None:

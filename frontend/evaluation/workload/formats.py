@@ -1,24 +1,17 @@
-"""The formats of traces, and how one is told from its first line."""
+"""Formats of traces, and their detection from the first line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
-from quire.frontend.evaluation.workload import azure, burstgpt
-from quire.frontend.evaluation.workload.azure import AzureRows
-from quire.frontend.evaluation.workload.burstgpt import BurstGptRows
-from quire.frontend.evaluation.workload.mooncake import FIELDS, MooncakeRows
-from quire.frontend.evaluation.workload.rows import Rows, header_names
-from quire.frontend.evaluation.workload.values import shown
+from quire.frontend.evaluation.workload.mooncake import FIELDS, MooncakeParser
+from quire.frontend.evaluation.workload.rows import RowParser, header_names, shown
+from quire.frontend.evaluation.workload.tables import AzureParser, BurstGptParser
 
 Format = Literal["mooncake", "azure", "burstgpt"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_TABLES: dict[Format, tuple[tuple[str, ...], Callable[[bytes], Rows]]] = {
-    "azure": (azure.COLUMNS, AzureRows),
-    "burstgpt": (burstgpt.COLUMNS, BurstGptRows),
-}
+_TABLES: dict[Format, type[AzureParser | BurstGptParser]] = {"azure": AzureParser, "burstgpt": BurstGptParser}
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -27,28 +20,29 @@ _COMPRESSED = {
     b"PK\x03\x04": "zip",
 }
 _KNOWN = (
-    f"JSON lines with {FIELDS}; or a CSV header with {' or '.join(', '.join(each) for each, _ in _TABLES.values())}"
+    f"JSON lines with {FIELDS}; or a CSV header with "
+    f"{' or '.join(', '.join(table.COLUMNS) for table in _TABLES.values())}"
 )
 
 
 def has_header(name: Format) -> bool:
-    """Whether the first line is not a row."""
+    """Return True if the first line of this format is a header."""
     return name in _TABLES
 
 
-def rows_of(name: Format, first: bytes) -> Rows:
-    """The reader of the file whose first line this is. Raises ValueError if columns are missing."""
-    return _TABLES[name][1](first) if name in _TABLES else MooncakeRows()
+def parser_for(name: Format, first: bytes) -> RowParser:
+    """Return a parser for the file with this first line. Raises ValueError if columns are missing."""
+    return _TABLES[name](first) if name in _TABLES else MooncakeParser()
 
 
 def detect(first: bytes) -> Format:
-    """The format of the file whose first line this is, also if some columns are missing. Raises ValueError."""
+    """Return the format of the file with this first line, even if some columns are missing. Raises ValueError."""
     for magic, compression in _COMPRESSED.items():
         if first.startswith(magic):
             raise ValueError(f"the file is compressed with {compression}; decompress it first")
     if first.lstrip().startswith(b"{"):
         return "mooncake"
-    found = {name: _num_found(columns, first) for name, (columns, _) in _TABLES.items()}
+    found = {name: _num_found(table.COLUMNS, first) for name, table in _TABLES.items()}
     best = max(found, key=lambda name: found[name])
     if not found[best]:
         raise ValueError(f"the first line is {shown(first)}, of no known format; it must be {_KNOWN}")

@@ -1,4 +1,4 @@
-"""Writes lines to a file without letting who writes them wait for the disk."""
+"""Writer of lines to a file that never makes its caller wait for the disk."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 _MOST_WAITING = 1 << 26  # bytes that wait for the disk
-_MOST_SECONDS = 10.0  # that the end waits for it
+_CLOSE_SECONDS = 10.0  # for which `close` waits for the disk
 
 _LOGGER = logging.getLogger(__name__)
 
 
 class LineWriter:
-    """A new file and a thread that writes to it. When that fails, this is told once in the log, and lines are lost.
+    """A new file and a thread that writes to it. A failure is logged once, and later lines are lost.
 
-    `num_written` and `num_lost` count lines. Raises OSError if the file can't be made, or is there already.
+    `num_written` and `num_lost` count lines. Raises OSError if the file cannot be created, or exists already.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,9 @@ class LineWriter:
         try:
             self._file: BinaryIO = path.open("xb", buffering=0)
         except FileExistsError as error:
-            raise FileExistsError(f"{path} is there already, and would be lost; name another, or remove it") from error
+            raise FileExistsError(
+                f"{path} exists already, and would be overwritten; name another, or remove it"
+            ) from error
         except OSError as error:
             raise OSError(f"{path}: the file cannot be written ({error.strerror}); name another") from error
         self.num_written = 0
@@ -39,7 +41,7 @@ class LineWriter:
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Returns at once. The line has its end."""
+        """Queue a line, its end included; return at once."""
         with self._changed:
             if self._has_failed or self._is_closed:
                 self.num_lost += 1
@@ -52,15 +54,15 @@ class LineWriter:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Writes what waits; gives a disk that does not answer some seconds. A file without lines is removed."""
+        """Write the queued lines, within some seconds if the disk does not answer. A file without lines is removed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        self._thread.join(_MOST_SECONDS)
+        self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
             self._fail("the disk does not answer")
         elif self.num_lost:
-            _LOGGER.warning("%s lacks %d lines, for the reason that was told", self._path, self.num_lost)
+            _LOGGER.warning("%s lacks %d lines, for the reason logged before", self._path, self.num_lost)
         if not self.num_written:
             self._path.unlink(missing_ok=True)
 
@@ -85,7 +87,7 @@ class LineWriter:
         except OSError as error:
             self._fail(error.strerror or str(error))
             with suppress(OSError):
-                self._file.truncate(begin)  # half a line is none
+                self._file.truncate(begin)  # never leave half a line
         with self._changed:
             self.num_lost += num_lines
 

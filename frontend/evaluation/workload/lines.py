@@ -1,4 +1,4 @@
-"""The lines of a file that may be large, and may have none."""
+"""Lines of a trace, which may be larger than memory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from quire.frontend.evaluation.workload.errors import TraceError
-
 MOST_LINE_BYTES = 1 << 26
-"""Of a line: twice what a recorded request of the server may have by default."""
+"""Length limit of a line: twice what a recorded request of the server may have by default."""
 
 _BUFFER_BYTES = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Lines:
-    """Iterates over (number from 1, line without its end); the line is None where it is longer than is allowed.
+class TraceError(ValueError):
+    """A trace that is not readable; the text names the file and, where there is one, the line."""
 
-    Holds no more than one line. Empty lines are passed over. Raises TraceError if the file can't be read.
+
+class Lines:
+    """Iterator over (number from 1, line without its end); the line is None if it is longer than allowed.
+
+    Holds no more than one line. Empty lines are skipped. Raises TraceError if the file is not readable.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._number = 0
-        self._is_cut = False  # the rest of the last line is still to be passed over
+        self._is_cut = False  # the rest of the last line is still to be skipped
         try:
             self._file = path.open("rb", buffering=_BUFFER_BYTES)
         except OSError as error:
@@ -44,7 +46,7 @@ class Lines:
     def __next__(self) -> tuple[int, bytes | None]:
         try:
             if self._is_cut:
-                self._pass_over()
+                self._skip_rest()
             while line := self._file.readline(MOST_LINE_BYTES + 1):
                 self._number += 1
                 if len(line) > MOST_LINE_BYTES:
@@ -59,11 +61,11 @@ class Lines:
             raise self._unreadable(error) from error
         raise StopIteration
 
-    def _pass_over(self) -> None:
-        """The rest of a line, in pieces."""
+    def _skip_rest(self) -> None:
+        """Skip the rest of a line, piece by piece."""
         self._is_cut = False
         while (piece := self._file.readline(_BUFFER_BYTES)) and not piece.endswith(b"\n"):
             pass
 
     def _unreadable(self, error: OSError) -> TraceError:
-        return TraceError(f"{self._path}: {error.strerror or error}; give a trace as a file that can be read")
+        return TraceError(f"{self._path}: {error.strerror or error}; give a trace as a readable file")

@@ -1,4 +1,4 @@
-"""Mooncake's JSON lines: https://github.com/kvcache-ai/Mooncake, with what others and our recordings add."""
+"""Mooncake's JSON lines (https://github.com/kvcache-ai/Mooncake), with the fields that other tools and Quire add."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from quire.frontend.evaluation.workload.blocks import FreshBlocks, blocks_for
 from quire.frontend.evaluation.workload.request import BLOCK_TOKENS, WorkloadRequest
-from quire.frontend.evaluation.workload.values import check_length, check_seconds, shown
+from quire.frontend.evaluation.workload.rows import check_length, check_seconds, shown
 from quire.frontend.sampling import validate
 from quire.protocol.messages import SamplingParams
 
@@ -19,8 +19,8 @@ _BlockName = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _PARAMS = frozenset(SamplingParams.__struct_fields__)
 
 
-class _Row(msgspec.Struct):
-    """Times in milliseconds, lengths in tokens. `block_tokens` and `params` are what our recordings add."""
+class _MooncakeRow(msgspec.Struct):
+    """A row: times in milliseconds, lengths in tokens. `quire serve --record` adds `block_tokens` and `params`."""
 
     input_length: int
     output_length: int
@@ -34,21 +34,21 @@ class _Row(msgspec.Struct):
     params: msgspec.Raw = msgspec.Raw()
 
 
-_DECODER = msgspec.json.Decoder(_Row)
+_DECODER = msgspec.json.Decoder(_MooncakeRow)
 
 
-class MooncakeRows:
-    """Prompts share the blocks that `hash_ids` name; one without them shares nothing.
+class MooncakeParser:
+    """Parser of Mooncake's rows. Prompts share the blocks that `hash_ids` name; one without them shares nothing.
 
-    A row of a session that has a delay may lack the time: it comes at that of the row above, and then waits for the
-    session's earlier one.
+    A row of a session that has a delay may lack the time: it takes that of the row above, and then waits for the
+    session's previous request.
     """
 
     def __init__(self) -> None:
         self._blocks = FreshBlocks(-1, -1)  # a trace's own names are not negative
 
     def parse(self, line: bytes, previous: float | None) -> WorkloadRequest:
-        """See `Rows`."""
+        """See `RowParser`."""
         row = _decoded(line)
         prompt_tokens, output_tokens = row.input_length, row.output_length
         check_length("input_length", prompt_tokens)
@@ -76,7 +76,7 @@ class MooncakeRows:
         )
 
 
-def _decoded(line: bytes) -> _Row:
+def _decoded(line: bytes) -> _MooncakeRow:
     try:
         return _DECODER.decode(line)
     except UnicodeDecodeError as error:
@@ -87,7 +87,7 @@ def _decoded(line: bytes) -> _Row:
         raise ValueError(f"JSON is nested too deep; a row is a JSON object with {FIELDS}") from None
 
 
-def _arrival(row: _Row, previous: float | None) -> float:
+def _arrival(row: _MooncakeRow, previous: float | None) -> float:
     if row.timestamp is not None:
         check_seconds("timestamp", row.timestamp)
         return row.timestamp / 1000
@@ -96,22 +96,22 @@ def _arrival(row: _Row, previous: float | None) -> float:
     return previous or 0.0
 
 
-def _delay(row: _Row) -> float:
+def _delay(row: _MooncakeRow) -> float:
     if row.delay is None:
         return 0.0
     check_seconds("delay", row.delay)
     return row.delay / 1000
 
 
-@lru_cache(maxsize=256)  # to check them takes ten times as long as to read the rest of a row
+@lru_cache(maxsize=256)  # validation takes ten times as long as the rest of a row
 def _params(text: bytes) -> dict[str, Any] | None:
-    """As `SamplingParams` takes them, and has checked; None where there are none. Raises ValueError."""
+    """Return the validated fields of `SamplingParams`, None where the row has none. Raises ValueError."""
     given = msgspec.json.decode(text, type=dict[str, Any] | None) if text else None
     if given is None:
         return None
     if unknown := sorted(set(given) - _PARAMS):
         raise ValueError(f"params has {shown(unknown)}; it may have the fields of SamplingParams")
     if isinstance(bias := given.get("logit_bias"), dict):
-        given = {**given, "logit_bias": {int(token): value for token, value in bias.items()}}  # JSON's keys are texts
+        given = {**given, "logit_bias": {int(token): value for token, value in bias.items()}}  # JSON's keys are strings
     validate(SamplingParams(**given))
     return given

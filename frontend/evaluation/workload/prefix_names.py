@@ -1,4 +1,4 @@
-"""Names the blocks of prompts as Mooncake does: a number stands for a block's tokens and all that is before them."""
+"""Mooncake's names of prompt blocks: a number stands for a block's tokens and all tokens before them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hashlib import blake2b
 from itertools import count
 
 MOST_KNOWN = 1 << 18
-"""Blocks that are remembered, in some 50 MB; 8 million tokens in blocks of 32."""
+"""Number of remembered blocks, in some 50 MB; 8 million tokens in blocks of 32."""
 
 
 class PrefixNames:
-    """Counts up from 0, so that a name tells nothing of its block. Equal prefixes have equal names, others others.
+    """Names that count up from 0, so that they reveal nothing of their blocks; a name is unique to its prefix.
 
-    The blocks that nobody has begun a prompt with for the longest time are forgotten, the last of a prompt first; a
-    forgotten one gets a new name. What is remembered are hashes under a random key, not tokens.
+    The least recently used prefixes are forgotten, the last block of a prompt first; a forgotten block gets a new name.
+    Only hashes under a random key are kept, no tokens.
     """
 
     def __init__(self, block_tokens: int, most_known: int = MOST_KNOWN) -> None:
@@ -27,7 +27,7 @@ class PrefixNames:
         self._fresh = count()
 
     def names(self, token_ids: list[int], salt: str = "") -> list[int]:
-        """Those of a prompt's blocks, of which the last may be partial. Under another salt nothing is equal."""
+        """Return the names of a prompt's blocks, of which the last may be partial. Another salt has other names."""
         digests = self._digests(array("I", token_ids).tobytes(), salt)
         names, known = [], self._names
         for digest in digests:
@@ -42,7 +42,7 @@ class PrefixNames:
         return names
 
     def _digests(self, tokens: bytes, salt: str) -> list[bytes]:
-        """One a block, which depends on all before it."""
+        """Return a digest for each block, which depends on all blocks before it."""
         digest = blake2b(salt.encode(errors="surrogatepass"), key=self._key, digest_size=16).digest()
         digests = []
         for start in range(0, len(tokens), self._width):

@@ -1,4 +1,4 @@
-"""Reads traces of real workloads, row by row."""
+"""Reader of traces, row by row."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from quire.frontend.evaluation.workload.errors import TraceError
-from quire.frontend.evaluation.workload.formats import FORMATS, Format, detect, has_header, rows_of
-from quire.frontend.evaluation.workload.lines import MOST_LINE_BYTES, Lines
+from quire.frontend.evaluation.workload.formats import FORMATS, Format, detect, has_header, parser_for
+from quire.frontend.evaluation.workload.lines import MOST_LINE_BYTES, Lines, TraceError
 from quire.frontend.evaluation.workload.request import WorkloadRequest
-from quire.frontend.evaluation.workload.rows import Rows
+from quire.frontend.evaluation.workload.rows import RowParser
 
 MOST_REASONS = 5
-"""Reasons for skipped rows that are kept."""
+"""Number of reasons for skipped rows that are kept."""
 
 _MOST_SECONDS = 366 * 86400.0  # of a trace: one wrong date must not put all rows below it out of order
 _SKIP = "correct the line, or skip bad ones with --skip-bad"
@@ -27,19 +26,20 @@ _SKIP = "correct the line, or skip bad ones with --skip-bad"
 def read_trace(
     path: Path,
     *,
-    format: str | None = None,  # noqa: A002 - the user's word for it
+    format: str | None = None,  # noqa: A002 - the name users know
     skip_bad: bool = False,
     start: float = 0.0,
     duration: float | None = None,
     max_requests: int | None = None,
 ) -> Trace:
-    """The requests that came from `start` on for `duration` seconds (of the trace's time), `max_requests` at most.
+    """Return the requests from `start` on for `duration` seconds (of the trace's time), at most `max_requests`.
 
-    `format` is one of `FORMATS`, None: as the first line shows. Raises TraceError if the file can't be read, is of no
-    known format or lacks a column; bad rows are met while iterating. Raises ValueError for arguments out of range.
+    `format` is one of `FORMATS`, or None to detect it from the first line. Raises TraceError if the file is not
+    readable, is of no known format or lacks a column; bad rows are found while iterating. Raises ValueError for
+    arguments out of range.
     """
     if format is not None and format not in FORMATS:
-        raise ValueError(f"format={format!r} is not known; it can be {', '.join(FORMATS)}, or None to look at the file")
+        raise ValueError(f"format={format!r} is unknown; it can be {', '.join(FORMATS)}, or None to detect it")
     if not 0 <= start < math.inf:
         raise ValueError(f"start={start} is out of range; it must be a finite number of seconds of at least 0")
     if duration is not None and not duration > 0:
@@ -50,11 +50,11 @@ def read_trace(
 
 
 class Trace:
-    """Iterates over the requests of a file in order of arrival, and holds one line of it at a time.
+    """Iterable over the requests of a file in order of arrival, which holds one line of it at a time.
 
-    The first row came at 0, and the requests arrive so long after `start`. It may be iterated over again if the file is
-    no pipe. Bad rows raise TraceError, or are skipped: `num_skipped` counts them and `reasons` tells of the first few.
-    It is an error as well if there is no request in the end.
+    The first row is at time 0; arrivals count from `start`. Iterating again is possible unless the file is a pipe. Bad
+    rows raise TraceError, or are skipped: `num_skipped` counts them and `reasons` has the first few. A trace without
+    any request raises TraceError too.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Trace:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it can be iterated over only once, as it comes from a pipe."""
+        """True if the trace comes from a pipe and can be read only once."""
         return _is_stream(self.path)
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
         self._forget()
         with closing(self._good_rows()) as rows:
-            yield from self._chosen(rows)
+            yield from self._selected(rows)
 
-    def _chosen(self, rows: Iterator[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    def _selected(self, rows: Iterator[WorkloadRequest]) -> Iterator[WorkloadRequest]:
         num_requests, time, origin = 0, 0.0, None
         for row in rows:
             origin = row.arrival if origin is None else origin
@@ -98,14 +98,14 @@ class Trace:
             raise TraceError(self._nothing(origin is not None, time))
 
     def _good_rows(self) -> Generator[WorkloadRequest, None, None]:
-        """Rows with the file's own times, none of which is before the one above it."""
+        """Yield rows with the file's own times, which never decrease."""
         with Lines(self.path) as lines:
-            rows, rest = self._begin(lines)
+            parser, rest = self._begin(lines)
             first: float | None = None
             previous: float | None = None
             for number, line in rest:
                 try:
-                    request = _parsed(rows, line, first, previous)
+                    request = _parsed(parser, line, first, previous)
                 except ValueError as error:
                     self._skip(number, error)
                     continue
@@ -113,8 +113,8 @@ class Trace:
                 first = previous if first is None else first
                 yield request
 
-    def _begin(self, lines: Lines) -> tuple[Rows, Iterator[tuple[int, bytes | None]]]:
-        """The reader of the file, and the lines that it is to read."""
+    def _begin(self, lines: Lines) -> tuple[RowParser, Iterator[tuple[int, bytes | None]]]:
+        """Return a parser for the file, and the lines for it."""
         number, first = next(lines, (0, None))
         if not number:
             raise TraceError(f"{self.path} is empty; give a trace with at least one request")
@@ -122,10 +122,10 @@ class Trace:
             raise TraceError(f"{self.path}:{number}: {_too_long()}")
         try:
             self.format = self.format or detect(first or b"")
-            rows = rows_of(self.format, first or b"")
+            parser = parser_for(self.format, first or b"")
         except ValueError as error:
             raise TraceError(f"{self.path}:{number}: {error}") from error
-        return rows, lines if has_header(self.format) else chain([(number, first)], lines)
+        return parser, lines if has_header(self.format) else chain([(number, first)], lines)
 
     def _skip(self, number: int, error: ValueError) -> None:
         reason = f"{self.path}:{number}: {error}"
@@ -139,7 +139,7 @@ class Trace:
         if has_rows:
             return (
                 f"{self.path} has no requests from {self._start:g} s to {self._end:g} s; "
-                f"the last that was looked at came at {last:g} s"
+                f"the last row that was read is at {last:g} s"
             )
         if self.num_skipped:
             return f"{self.path}: all of its {self.num_skipped} rows are bad; the first: {self.reasons[0]}"
@@ -151,7 +151,7 @@ class Trace:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether what it holds can be read only once."""
+    """Return True for a pipe or a terminal, which can be read only once."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -159,10 +159,10 @@ def _is_stream(path: Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
-def _parsed(rows: Rows, line: bytes | None, first: float | None, previous: float | None) -> WorkloadRequest:
+def _parsed(parser: RowParser, line: bytes | None, first: float | None, previous: float | None) -> WorkloadRequest:
     if line is None:
         raise ValueError(_too_long())
-    request = rows.parse(line, previous)
+    request = parser.parse(line, previous)
     if previous is not None and first is not None:
         if request.arrival < previous:
             raise ValueError(

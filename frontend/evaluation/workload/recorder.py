@@ -1,4 +1,4 @@
-"""Records the requests of a server as a trace that `read_trace` reads: Mooncake's JSON lines, and some fields more."""
+"""Recorder of a server's requests as a trace for `read_trace`: Mooncake's JSON lines with additional fields."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from quire.frontend.evaluation.workload.prefix_names import PrefixNames
 from quire.protocol.messages import SamplingParams
 
 RECORDED_BLOCK_TOKENS = 32
-"""Tokens of a block: those of a KV page, the least that prompts share."""
+"""Tokens of a block: those of a KV page, the smallest unit that prompts share."""
 
 MOST_HELD_BYTES = 1 << 26
-"""Of the lines that wait for a request that came before theirs."""
+"""Upper limit on the lines that wait for an earlier request to end."""
 
 _DEFAULTS = SamplingParams()
-# What says words, or names tokens that do.
-_WORDS = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs"}
+# Parameters that hold text, or tokens of a text.
+_TEXT_PARAMS = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs"}
 
 
 class RecordedRow(msgspec.Struct, omit_defaults=True):
-    """A line: milliseconds since the recording began, lengths in tokens, why it ended, and how it was asked for."""
+    """A line: milliseconds since the recording began, lengths in tokens, the finish reason, and the parameters."""
 
     timestamp: float
     input_length: int
@@ -41,8 +41,8 @@ class RecordedRow(msgspec.Struct, omit_defaults=True):
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A request in the order of arrival; `line` is there once it has ended."""
+class _RecordedRequest:
+    """A request in the order of arrival; `line` is set once it has ended."""
 
     request: OpenRequest
     timestamp: float
@@ -50,16 +50,16 @@ class _Entry:
     line: bytes | None = None
 
 
-class Recorder:
-    """An `Observer` that writes a line for each generation: when it came, its lengths, prefix and parameters.
+class TraceRecorder:
+    """An `Observer` that writes a line for each generation: its time of arrival, lengths, prefix and parameters.
 
-    Lines are in the order of arrival, so one waits until all requests before it have ended. If too much waits, the
-    first that is still open is recorded with the tokens that it has; so it is at the end, with the reason "unfinished".
-    A request that ended before its first token counts as one of 1 token, since it was asked for; of several completions
-    the longest counts.
+    Lines are in the order of arrival, so each waits until all earlier requests have ended. If too much waits, the
+    oldest open request is recorded with the tokens that it has and the reason "unfinished", as all open ones are at the
+    end. A request that ended before its first token counts as one of 1 token; of several completions the longest
+    counts.
 
     There is no text unless `with_text`: then the prompt as the model gets it, where it came as text, and the parameters
-    that hold words. Raises OSError if the file can't be made, or is there already; later failures are logged.
+    that hold text. Raises OSError if the file cannot be created, or exists already; later failures are logged.
     """
 
     def __init__(self, path: Path, *, with_text: bool = False) -> None:
@@ -67,8 +67,8 @@ class Recorder:
         self._with_text = with_text
         self._began = time.monotonic()
         self._names = PrefixNames(RECORDED_BLOCK_TOKENS)
-        self._entries: deque[_Entry] = deque()
-        self._open: dict[OpenRequest, _Entry] = {}
+        self._entries: deque[_RecordedRequest] = deque()
+        self._open: dict[OpenRequest, _RecordedRequest] = {}
         self._held_bytes = 0
 
     def __enter__(self) -> Self:
@@ -81,22 +81,22 @@ class Recorder:
 
     @property
     def num_recorded(self) -> int:
-        """Lines that are in the file."""
+        """Number of lines in the file."""
         return self._writer.num_written
 
     def close(self) -> None:
-        """Records what is open still, and closes the file. Nothing is observed after that."""
+        """Record the open requests, and close the file. Nothing is observed after that."""
         for entry in list(self._open.values()):
             self._end(entry, "unfinished")
         self._write_ended()
         self._writer.close()
 
     def on_submitted(self, request: OpenRequest) -> None:
-        """See `Observer`. An embedding has no answer, and no line."""
+        """See `Observer`. An embedding has no answer, and is not recorded."""
         if request.params is None:
             return
         names = self._names.names(request.prompt.token_ids, request.service.cache_salt)
-        entry = _Entry(request, (time.monotonic() - self._began) * 1000, names)
+        entry = _RecordedRequest(request, (time.monotonic() - self._began) * 1000, names)
         self._entries.append(entry)
         self._open[request] = entry
 
@@ -116,12 +116,12 @@ class Recorder:
             self._end(self._entries[0], "unfinished")
             self._write_ended()
 
-    def _end(self, entry: _Entry, reason: str) -> None:
+    def _end(self, entry: _RecordedRequest, reason: str) -> None:
         del self._open[entry.request]
         row = self._row(entry, reason)
         try:
             line = msgspec.json.encode(row)
-        except UnicodeEncodeError:  # half of a surrogate pair, which no file in UTF-8 has
+        except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 cannot encode
             line = msgspec.json.encode(msgspec.structs.replace(row, params=None, text_input=None))
         entry.line = line + b"\n"
         self._held_bytes += len(entry.line)
@@ -132,7 +132,7 @@ class Recorder:
             self._held_bytes -= len(line)
             self._writer.put(line)
 
-    def _row(self, entry: _Entry, reason: str) -> RecordedRow:
+    def _row(self, entry: _RecordedRequest, reason: str) -> RecordedRow:
         request = entry.request
         return RecordedRow(
             round(entry.timestamp, 3),
@@ -141,18 +141,18 @@ class Recorder:
             entry.names,
             RECORDED_BLOCK_TOKENS,
             reason,
-            _asked(request.params or _DEFAULTS, self._with_text) or None,
+            _requested(request.params or _DEFAULTS, self._with_text) or None,
             request.prompt.text if self._with_text else None,
         )
 
 
-def _asked(params: SamplingParams, with_words: bool) -> dict[str, Any]:
-    """The parameters that are not what they are if nothing is said."""
-    asked: dict[str, Any] = {}
+def _requested(params: SamplingParams, with_text: bool) -> dict[str, Any]:
+    """Return the parameters that differ from the defaults."""
+    requested: dict[str, Any] = {}
     for name in SamplingParams.__struct_fields__:
         value = getattr(params, name)
-        if value != getattr(_DEFAULTS, name) and (with_words or name not in _WORDS):
-            asked[name] = value
-    if params.structured_outputs is not None and with_words:
-        asked["structured_outputs"] = msgspec.structs.asdict(params.structured_outputs)
-    return asked
+        if value != getattr(_DEFAULTS, name) and (with_text or name not in _TEXT_PARAMS):
+            requested[name] = value
+    if params.structured_outputs is not None and with_text:
+        requested["structured_outputs"] = msgspec.structs.asdict(params.structured_outputs)
+    return requested

@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 
 BLOCK_TOKENS = 512
-"""Tokens of a block of a prompt where a trace does not say otherwise (Mooncake's)."""
+"""Tokens of a prompt's block unless the trace says otherwise (Mooncake's)."""
 
 
 class WorkloadRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request that comes `arrival` seconds after the workload begins; lengths in tokens.
+    """A request that arrives `arrival` seconds after the workload begins; lengths in tokens.
 
-    `blocks` name the blocks of its prompt, each of `block_tokens` tokens but for the last, which is cut to the prompt's
+    `blocks` name the blocks of its prompt, each of `block_tokens` tokens except the last, which is cut to the prompt's
     length: prompts that begin with equal blocks begin with equal tokens. `text` or `messages`, where a trace has them,
-    are sent in place of made-up tokens.
+    are sent in place of synthetic tokens.
 
-    A request of a `session` is sent no sooner than `delay` seconds after the request of that session before it has
-    ended. `params` are fields of `SamplingParams`, where the recording has them.
+    A request of a `session` is sent `delay` seconds after the end of the session's previous request at the earliest.
+    `params` are fields of `SamplingParams`, where the recording has them.
     """
 
     arrival: float

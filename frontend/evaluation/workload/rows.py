@@ -1,4 +1,4 @@
-"""What the reader of a format is."""
+"""Rows of a trace: the interface of their parsers, the columns of CSV tables, and checks of values."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.frontend.evaluation.workload.request import WorkloadRequest
-from quire.frontend.evaluation.workload.values import shown
+
+MOST_TOKENS = 1 << 24
+"""Upper limit on a prompt's or an answer's tokens: above any model's, and small enough to name a prompt's blocks."""
+
+_MOST_SHOWN = 60  # characters of a value that a message repeats
 
 
-class Rows(Protocol):
-    """Reads the rows of one format."""
+class RowParser(Protocol):
+    """Parser of the rows of one format."""
 
     def parse(self, line: bytes, previous: float | None, /) -> WorkloadRequest:
-        """The request of a row, whose arrival is in seconds of the file's own clock.
+        """Return the request of a row, its arrival in seconds on the file's own clock.
 
-        `previous` is the time of the row above, None in the first. Raises ValueError for a row that is bad.
+        `previous` is the time of the row above, None for the first row. Raises ValueError for a bad row.
         """
 
 
-class Columns:
-    """Picks the columns of a table by their names in its header.
+class CsvColumns:
+    """Columns of a table, picked by their names in the header.
 
-    Raises ValueError, naming them, if one of `needed` is not there; one of `optional` that is not there is empty.
+    Raises ValueError that names the columns of `needed` that are missing; a missing column of `optional` is None.
     """
 
     def __init__(self, header: bytes, needed: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -39,7 +43,7 @@ class Columns:
         self._count = len(names)
 
     def split(self, line: bytes) -> list[str]:
-        """The cells of a row, as many as the header has. Raises ValueError."""
+        """Return the cells of a row. Raises ValueError unless there are as many as in the header."""
         text = line.decode()
         cells = _unquoted(text) if '"' in text else text.split(",")
         if len(cells) != self._count:
@@ -48,7 +52,7 @@ class Columns:
 
 
 def header_names(header: bytes) -> list[str]:
-    """The names of a table's columns. Raises ValueError."""
+    """Return the names of a table's columns. Raises ValueError."""
     return [name.strip() for name in _unquoted(header.decode())]
 
 
@@ -57,3 +61,35 @@ def _unquoted(text: str) -> list[str]:
         return next(csv.reader([text]), [])
     except csv.Error as error:
         raise ValueError(f"{shown(text)} is no row of a table: {error}") from None
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message repeats it: cut if long."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
+def whole_number(name: str, text: str) -> int:
+    """Return the whole number of a cell; some tools write 374.0. Raises ValueError."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        if (number := float(text)).is_integer():
+            return int(number)
+    except ValueError:
+        pass
+    raise ValueError(f"{name} is {shown(text)}; it must be a whole number")
+
+
+def check_length(name: str, tokens: int) -> None:
+    """Raise ValueError for a length in tokens that no request has."""
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"{name} is {shown(tokens)}; it must be a whole number from 1 to {MOST_TOKENS}")
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Raise ValueError unless this is a finite time of at least 0."""
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"{name} is {shown(seconds)}; it must be a finite number of at least 0")

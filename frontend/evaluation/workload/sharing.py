@@ -1,4 +1,4 @@
-"""What the prompts of a workload share."""
+"""Statistics of the prefixes that the prompts of a workload share."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
 def infinite_cache_hits(requests: Iterable[WorkloadRequest], page_size: int) -> int:
-    """Prompt tokens that a prefix cache without bounds would find, in full pages, serving one request after the other.
+    """Return the prompt tokens that an unbounded prefix cache would hit, in full pages, serving requests one by one.
 
-    As in the engine, at least one token of each prompt is left to compute. What was answered is not looked for, since
-    a trace does not tell it.
+    As in the engine, at least one token of each prompt is left to compute. Answers are not matched, since a trace does
+    not have them.
     """
     nodes: dict[tuple[int, int], int] = {}  # (node of the prefix, block): node
     computed: list[int] = []  # by node: tokens of its block that have been computed, in full pages
     hits = 0
     for request in requests:
         node, found, left = _root(request), 0, request.prompt_tokens // page_size * page_size
-        in_cache = True
+        is_cached = True
         for block in request.blocks:
             node = nodes.setdefault((node, block), len(computed))
             if node == len(computed):
                 computed.append(0)
             tokens = min(left, request.block_tokens)
-            if in_cache:
+            if is_cached:
                 found += min(tokens, computed[node])
-                in_cache = computed[node] == request.block_tokens
+                is_cached = computed[node] == request.block_tokens
             computed[node] = max(computed[node], tokens)
             left -= tokens
         hits += min(found, request.prompt_tokens - 1) // page_size * page_size
@@ -34,7 +34,7 @@ def infinite_cache_hits(requests: Iterable[WorkloadRequest], page_size: int) -> 
 
 
 def shared_blocks(requests: Iterable[WorkloadRequest]) -> float:
-    """The share of blocks that came before with the same blocks in front: the figure that papers tell of a trace."""
+    """Return the share of blocks seen before with the same blocks in front: the figure that papers give of a trace."""
     nodes: dict[tuple[int, int], int] = {}  # (node of the prefix, block): node
     count = 0
     for request in requests:
@@ -46,5 +46,5 @@ def shared_blocks(requests: Iterable[WorkloadRequest]) -> float:
 
 
 def _root(request: WorkloadRequest) -> int:
-    """Blocks of another size have other tokens; no node has a negative number."""
+    """Return a root for each block size, whose tokens differ; no other node has a negative number."""
     return -request.block_tokens

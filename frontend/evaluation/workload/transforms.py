@@ -1,7 +1,7 @@
-"""Makes a workload fit: each takes an iterator of requests and gives another, and holds one request at a time.
+"""Transforms of workloads: each takes an iterator of requests, returns another, and holds one request at a time.
 
-In this order: `start`, `duration` and `max_requests` of `read_trace`, which are in the trace's own time, `speed_up`,
-`scale_lengths`, `clip`, and last `arrivals`, which may replace the times.
+They apply in this order: `start`, `duration` and `max_requests` of `read_trace`, which are in the trace's own time,
+`speed_up`, `scale_lengths`, `clip`, and last `arrivals`, which may replace the times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_JOINED = 1 << 16  # blocks; more than any prompt has
 
 
 def speed_up(requests: Iterable[WorkloadRequest], speed: float) -> Iterator[WorkloadRequest]:
-    """So many times as fast: arrivals, and delays within sessions. Raises ValueError unless 0 < speed < inf."""
+    """Divide arrivals, and delays within sessions, by `speed`. Raises ValueError unless 0 < speed < inf."""
     _check_factor("speed", speed)
     for request in requests:
         yield replace(request, arrival=request.arrival / speed, delay=request.delay / speed)
@@ -29,11 +29,12 @@ def speed_up(requests: Iterable[WorkloadRequest], speed: float) -> Iterator[Work
 def scale_lengths(
     requests: Iterable[WorkloadRequest], factor: float, output_factor: float | None = None
 ) -> Iterator[WorkloadRequest]:
-    """Lengths times `factor`, those of outputs times `output_factor` (None: `factor`), each at least 1 token.
+    """Multiply prompt lengths by `factor`, output lengths by `output_factor` (None: `factor`); at least 1 token each.
 
-    Blocks are scaled as well, so that prompts share what they did. A block's length is a whole number; where that is
-    more than 5 % off, the least number of blocks in a row that can do better become one, and prompts then share only
-    such whole ones. A prompt that is a text stays as it is. Raises ValueError for a factor that is not above 0.
+    Blocks are scaled as well, so that prompts share what they did before. A block's length is a whole number; where
+    rounding would be more than 5 % off, the fewest consecutive blocks that do better are joined into one, and prompts
+    then share only whole joined blocks. A text prompt stays as it is. Raises ValueError for a factor that is not above
+    0.
     """
     output_factor = factor if output_factor is None else output_factor
     _check_factor("factor", factor)
@@ -44,11 +45,11 @@ def scale_lengths(
 
 
 def clip(requests: Iterable[WorkloadRequest], max_model_len: int) -> Iterator[WorkloadRequest]:
-    """Cuts what does not fit the context: prompts at their end, so that they still share what they begin with.
+    """Cut requests to the context length: prompts at their end, so that they keep their shared prefixes.
 
-    The prompt gives way first, and the output only where it takes more than half of the context. Of a prompt that is a
-    text only the output is cut, to 1 token at least. Without this the target refuses such requests, and they are
-    counted. Raises ValueError for a context of less than 2 tokens.
+    The prompt is cut first, and the output only where it takes more than half of the context. With a text prompt only
+    the output is cut, to 1 token at least. Without this the target refuses such requests, and they are counted. Raises
+    ValueError for a context of less than 2 tokens.
     """
     if max_model_len < 2:
         raise ValueError(f"max_model_len={max_model_len} holds no prompt and answer; it must be at least 2")
@@ -72,7 +73,7 @@ def _clipped(request: WorkloadRequest, max_model_len: int) -> WorkloadRequest:
 
 
 def _scaled_prompt(request: WorkloadRequest, factor: float) -> WorkloadRequest:
-    """Full blocks keep being full, and the last one is not empty: so the number of blocks is right."""
+    """Scale a prompt. Full blocks stay full and the last one is not empty, so the number of blocks is right."""
     count = _num_to_join(request.block_tokens, factor)
     block_tokens = max(1, round(request.block_tokens * count * factor))
     blocks = request.blocks
@@ -90,9 +91,9 @@ def _scaled_prompt(request: WorkloadRequest, factor: float) -> WorkloadRequest:
 
 @lru_cache(maxsize=64)
 def _num_to_join(block_tokens: int, factor: float) -> int:
-    """Blocks that become one, so that its length is near enough to what it should be."""
+    """Return the number of blocks to join, so that the scaled length is within the tolerance."""
     exact = block_tokens * factor
-    enough = 1 / (2 * _TOLERANCE)  # tokens, of which half a one is as little as is allowed
+    enough = 1 / (2 * _TOLERANCE)  # tokens, of which half a one is within the tolerance
     for count in range(1, math.ceil(min(enough / exact, _MOST_JOINED)) + 1):
         if abs(round(exact * count) - exact * count) <= _TOLERANCE * exact * count:
             return count

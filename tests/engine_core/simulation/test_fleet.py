@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulations import BLOCK, STEP_TIME, Outcome, chats, request, setup, times_of
+from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, times_of
 
 from quire.engine_core.simulation.engine import Answer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.fleet import Fleet
@@ -19,7 +19,7 @@ from quire.protocol.messages import ErrorKind, EventType
 from quire.protocol.simulation import ClientTime, Rest, SimulatedRequest, StepTime, StepWork
 
 
-def assert_served(outcome: Outcome, requests: list[SimulatedRequest]) -> None:
+def assert_served(outcome: FleetRun, requests: list[SimulatedRequest]) -> None:
     """Each has its answer, nothing is held, and no page is lost."""
     assert [result.index for result in outcome.results] == [each.index for each in requests]
     for result, each in zip(outcome.results, requests, strict=True):
@@ -63,7 +63,7 @@ def test_what_is_foreseen_is_what_comes_step_by_step(
 ) -> None:
     requests = chats(40, seed, rate, sessions)
     chosen = setup(engines, router, **more)
-    foreseen, stepwise = Outcome(chosen, requests), Outcome(chosen, requests, is_stepwise=True)
+    foreseen, stepwise = FleetRun(chosen, requests), FleetRun(chosen, requests, is_stepwise=True)
     assert foreseen.results == stepwise.results
     assert foreseen.samples == stepwise.samples
     assert foreseen.end == stepwise.end
@@ -78,7 +78,7 @@ def test_preemptions_are_foreseen_as_well(tells_lengths: bool) -> None:
     """Short answers teach the engine to expect short ones; then long ones come."""
     requests = [request(index, 0.01 * index, 40, 5 if index < 60 else 600, [index]) for index in range(75)]
     chosen = setup(num_pages=40, max_model_len=700, tells_lengths=tells_lengths)
-    foreseen, stepwise = Outcome(chosen, requests), Outcome(chosen, requests, is_stepwise=True)
+    foreseen, stepwise = FleetRun(chosen, requests), FleetRun(chosen, requests, is_stepwise=True)
     assert foreseen.end.engines[0].preemptions > 0
     assert foreseen.end.engines[0].evictions > 0
     assert (foreseen.results, foreseen.samples, foreseen.end) == (stepwise.results, stepwise.samples, stepwise.end)
@@ -86,7 +86,7 @@ def test_preemptions_are_foreseen_as_well(tells_lengths: bool) -> None:
 
 @pytest.mark.parametrize("router", sorted(ROUTERS))
 def test_the_same_seed_gives_the_same_results(router: str) -> None:
-    one, two = (Outcome(setup(3, router, seed=7), chats(60, sessions=4)) for _ in range(2))
+    one, two = (FleetRun(setup(3, router, seed=7), chats(60, sessions=4)) for _ in range(2))
     assert (one.results, one.samples, one.end) == (two.results, two.samples, two.end)
 
 
@@ -100,14 +100,14 @@ def test_a_fleet_of_one_is_a_single_engine() -> None:
         engine.step()
     answers.sort(key=lambda answer: answer.request.index)
     for router in sorted(ROUTERS):
-        outcome = Outcome(setup(1, router), requests)
+        outcome = FleetRun(setup(1, router), requests)
         assert [result.token_times for result in outcome.results] == [a.token_times.tobytes() for a in answers]
         assert outcome.end.engines == [engine.summary]
 
 
 def test_a_lone_request_takes_what_the_model_says() -> None:
     step = StepTime(0.01, 1e-4, 5e-4, 1e-6, 1e-8, 1e-9)
-    times = times_of(Outcome(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0])
+    times = times_of(FleetRun(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0])
     prefill = STEP_TIME.seconds(StepWork(200, 0, 0, 200**2))
     assert times[0] == pytest.approx(1.0 + prefill)
     assert times[1] - times[0] == pytest.approx(STEP_TIME.seconds(StepWork(0, 1, 200, 0)))
@@ -118,8 +118,8 @@ def test_a_lone_request_takes_what_the_model_says() -> None:
 
 
 def test_the_way_between_client_and_engine_delays_what_takes_it() -> None:
-    near = Outcome(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0]
-    far = Outcome(setup(client=ClientTime(0.25, 0.125)), [request(0, 1.0, 200, 3, range(4))]).results[0]
+    near = FleetRun(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0]
+    far = FleetRun(setup(client=ClientTime(0.25, 0.125)), [request(0, 1.0, 200, 3, range(4))]).results[0]
     assert far.sent == near.sent == 1.0
     assert far.events[0].timestamp == 1.25
     assert times_of(far) == pytest.approx([time + 0.375 for time in times_of(near)])
@@ -128,7 +128,7 @@ def test_the_way_between_client_and_engine_delays_what_takes_it() -> None:
 def test_who_is_sent_at_once_comes_one_by_one_to_an_engine_that_wakes() -> None:
     """A step has those who come before it begins."""
     client = ClientTime(0.25, to_next=0.5, to_wake=1.0)
-    outcome = Outcome(setup(client=client, num_engines=1), [request(index, 1.0, 20, 2, [index]) for index in range(5)])
+    outcome = FleetRun(setup(client=client, num_engines=1), [request(index, 1.0, 20, 2, [index]) for index in range(5)])
     begins = [result.events[1].timestamp for result in outcome.results]
     assert [result.sent for result in outcome.results] == [1.0] * 5
     assert begins == [2.25] * 3 + [3.75] * 2  # it has nothing to do again when the fourth comes
@@ -137,7 +137,7 @@ def test_who_is_sent_at_once_comes_one_by_one_to_an_engine_that_wakes() -> None:
 def test_who_comes_during_the_last_step_need_not_wake_the_engine() -> None:
     client = ClientTime(to_wake=1.0)
     requests = [request(0, 0.0, 200, 1, range(4)), request(1, 1.005, 200, 1, range(4, 8))]
-    first, second = Outcome(setup(client=client), requests).results
+    first, second = FleetRun(setup(client=client), requests).results
     assert first.events[1].timestamp == 1.0
     assert second.events[1].timestamp == first.ended > 1.005
 
@@ -147,7 +147,7 @@ def test_an_engine_takes_longer_to_wake_the_longer_it_has_had_nothing_to_do() ->
     longer = [(0.0, 0.0), (1.0, 0.0), (2.0, 0.5), (5.0, 2.0), (6.0, 2.5), (100.0, 2.5)]
     assert [(idle, client.wake_seconds(idle) - 1.0) for idle, _ in longer] == longer
     requests = [request(0, 4.0, 200, 1, range(4)), request(1, 20.0, 200, 1, range(4, 8))]
-    first, second = Outcome(setup(client=client), requests).results
+    first, second = FleetRun(setup(client=client), requests).results
     assert first.events[1].timestamp == 4.0 + 1.0 + 1.5
     assert second.events[1].timestamp == 20.0 + 1.0 + 2.5
 
@@ -161,7 +161,7 @@ def test_a_turn_waits_for_the_one_before_it_and_then_for_its_delay() -> None:
         request(4, 50.0, 100, 5, range(2), session="a", delay=2.0),
         request(5, 50.5, 100, 5, range(2), session="b", delay=60.0),
     ]
-    results = Outcome(setup(2), turns).results
+    results = FleetRun(setup(2), turns).results
     assert results[1].sent == results[0].ended + 2.0
     assert results[2].sent == results[1].ended
     assert results[3].sent == 0.02
@@ -170,7 +170,7 @@ def test_a_turn_waits_for_the_one_before_it_and_then_for_its_delay() -> None:
 
 
 def test_in_a_closed_loop_each_user_sends_when_it_has_its_answer() -> None:
-    results = Outcome(setup(2, concurrency=3), chats(40)).results
+    results = FleetRun(setup(2, concurrency=3), chats(40)).results
     assert [result.sent for result in results[:3]] == [0.0] * 3
     ended = sorted(result.ended for result in results)
     assert [result.sent for result in results[3:]] == ended[: len(results) - 3]
@@ -179,7 +179,7 @@ def test_in_a_closed_loop_each_user_sends_when_it_has_its_answer() -> None:
 def test_who_finds_the_queue_full_is_refused_and_who_is_too_long_fails() -> None:
     requests = [request(index, 0.0, 640, 50, range(20 * index, 20 * index + 10)) for index in range(12)]
     requests.append(request(12, 30.0, 6400, 5, range(1000, 1100)))
-    results = Outcome(setup(max_waiting_requests=3, max_num_seqs=2), requests).results
+    results = FleetRun(setup(max_waiting_requests=3, max_num_seqs=2), requests).results
     kinds = [result.error_kind for result in results]
     assert kinds.count(ErrorKind.OVERLOADED) == 9
     assert kinds[-1] is ErrorKind.INVALID
@@ -191,7 +191,7 @@ def test_who_finds_the_queue_full_is_refused_and_who_is_too_long_fails() -> None
 
 def test_equal_prefixes_are_found_in_the_cache() -> None:
     requests = [request(index, 10.0 * index, 10 * BLOCK, 3, range(10)) for index in range(3)]
-    results = Outcome(setup(), requests).results
+    results = FleetRun(setup(), requests).results
     assert [result.cached_tokens for result in results] == [0, 10 * BLOCK - 32, 10 * BLOCK - 32]
     assert [event.type for event in results[0].events] == [
         EventType.QUEUED,
@@ -202,7 +202,7 @@ def test_equal_prefixes_are_found_in_the_cache() -> None:
 
 
 def test_samples_come_in_time_and_add_up() -> None:
-    outcome = Outcome(setup(2, sample_seconds=0.5), chats(40))
+    outcome = FleetRun(setup(2, sample_seconds=0.5), chats(40))
     *between, last = outcome.samples
     assert [sample.time for sample in between] == [0.5 * number for number in range(1, len(between) + 1)]
     assert (last.running, last.waiting, last.pages_held) == (0, 0, 0)
@@ -216,7 +216,7 @@ def test_samples_are_left_out_while_no_engine_has_work(client: ClientTime) -> No
     day = 86400.0
     requests = [request(index, index * day + 0.25, 100, 30, range(2)) for index in range(3)]
     chosen = setup(2, sample_seconds=0.1, client=client)
-    outcome, stepwise = Outcome(chosen, requests), Outcome(chosen, requests, is_stepwise=True)
+    outcome, stepwise = FleetRun(chosen, requests), FleetRun(chosen, requests, is_stepwise=True)
     assert outcome.samples == stepwise.samples
     assert outcome.end.seconds > 2 * day
     assert len(outcome.samples) < 100
@@ -231,7 +231,7 @@ def test_samples_are_left_out_while_no_engine_has_work(client: ClientTime) -> No
 
 def test_requests_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match=r"request 1 comes at 1.0 s, after one that comes at 2.0 s"):
-        Outcome(setup(), [request(0, 2.0, 10, 1, [0]), request(1, 1.0, 10, 1, [0])])
+        FleetRun(setup(), [request(0, 2.0, 10, 1, [0]), request(1, 1.0, 10, 1, [0])])
 
 
 def test_steps_that_take_no_time_are_an_error() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulations import BLOCK, STEP_TIME, Outcome, chats, request, setup, shape
+from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, shape
 
 from quire.engine_core.simulation.prefix_index import PrefixIndex, prefix_keys
 from quire.engine_core.simulation.routers import ROUTERS, FleetShape, Router
@@ -111,7 +111,7 @@ def test_affinity_finds_what_chance_scatters() -> None:
     ]
     hits = {}
     for name in ROUTERS:
-        engines = Outcome(setup(4, name, num_pages=300), requests).end.engines
+        engines = FleetRun(setup(4, name, num_pages=300), requests).end.engines
         hits[name] = sum(engine.cached_tokens for engine in engines) / sum(engine.prompt_tokens for engine in engines)
     assert hits["prefix-affinity"] > 0.75
     assert hits["sticky"] > 0.75
@@ -120,7 +120,7 @@ def test_affinity_finds_what_chance_scatters() -> None:
 
 def test_routers_know_of_every_end() -> None:
     for name in ROUTERS:
-        outcome = Outcome(setup(3, name, max_waiting_requests=2, max_num_seqs=2), chats(60, rate=200.0))
+        outcome = FleetRun(setup(3, name, max_waiting_requests=2, max_num_seqs=2), chats(60, rate=200.0))
         assert any(result.error for result in outcome.results)
         assert all(load.in_flight == 0 == load.prefill_tokens for load in outcome.fleet.router.loads)
         assert not any(load.prefills for load in outcome.fleet.router.loads)

@@ -23,19 +23,19 @@ SHORT = ("--input-len", 40, "--output-len", 3)
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of an engine that runs."""
+    """Address of a running engine."""
     with LLM(num_pages=64) as llm:
         yield llm.engine_address
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, to its end."""
+    """Run the command to its end."""
     whole = [*QUIRE, *map(str, arguments)]
     return subprocess.run(whole, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A report."""
+    """Load a report."""
     return dict(json.loads(path.read_text()))
 
 
@@ -132,7 +132,7 @@ def test_a_sweep_of_impossible_limits_fails_and_is_saved(address: str, tmp_path:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_sweep_and_keeps_what_there_is(
+def test_a_signal_ends_a_sweep_and_keeps_the_results_so_far(
     address: str, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     output = tmp_path / "sweep.json"
@@ -169,13 +169,13 @@ def test_a_signal_ends_a_sweep_and_keeps_what_there_is(
         (("sweep", "--goodput", "ttft:9", "--html", "no-such-folder/sweep.html"), "--html"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_an_engine_starts(arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_flags_are_rejected_before_an_engine_starts(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises((ValueError, OSError, typer.BadParameter), match=words):
         app(["bench", *arguments], standalone_mode=False)
 
 
 @pytest.mark.parametrize("command", ["latency", "throughput", "serve", "sweep"])
-def test_lengths_beyond_the_context_are_refused(command: str, address: str) -> None:
+def test_lengths_beyond_the_context_are_rejected(command: str, address: str) -> None:
     limits = ["--goodput", "ttft:9"] if command == "sweep" else []
     with pytest.raises(ValueError, match="lower --input-len from 2000 to 1920 or less"):
         app(["bench", command, "--input-len", "2000", *limits, "--address", address], standalone_mode=False)

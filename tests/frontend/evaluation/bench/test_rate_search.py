@@ -1,4 +1,4 @@
-"""Which rates are tried, against made-up targets."""
+"""Rates that a search tries, against synthetic targets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Shares = Callable[[float], float | None]
 
 
 def rates_of(search: RateSearch, share: Shares) -> list[float]:
-    """The rates that are tried until the search ends, if that is soon."""
+    """Return the rates that the search tries until its end, fewer than 100."""
     tried: list[float] = []
     while (rate := search.next_rate) is not None:
         tried.append(rate)
         assert len(tried) < 100
-        search.tell(share(rate))
+        search.record(share(rate))
     return tried
 
 
@@ -108,6 +108,6 @@ def test_a_search_ends_with_the_highest_rate_that_meets(high: float | None, last
         ({"low": 2.0, "precision": 0.0}, "--precision 0"),
     ],
 )
-def test_what_makes_no_search_is_refused(values: dict[str, float], words: str) -> None:
+def test_invalid_parameters_of_a_search_are_rejected(values: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RateSearch(**values)

@@ -36,19 +36,19 @@ def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
     assert str(file) in result.stdout
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_rejected_before_anything_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "none" / "host.json")])
     assert "the file cannot be written" in str(result.exception)
 
 
-def test_an_engine_that_serves_others_is_not_calibrated() -> None:
+def test_a_busy_engine_is_not_calibrated() -> None:
     async def main() -> None:
         async with AsyncLLM() as llm, asyncio.timeout(60):
             params = SamplingParams(max_tokens=1000, ignore_eos=True)
             stream = llm.generate("Once", params)
             await anext(stream)
             target = await asyncio.to_thread(EngineTarget.from_options, None, engine_address=llm.engine_address)
-            with pytest.raises(ValueError, match="is serving others"):
+            with pytest.raises(ValueError, match="is serving other requests"):
                 await calibrate(target, 5)
             await stream.aclose()
             await target.close()

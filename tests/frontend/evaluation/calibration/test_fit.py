@@ -1,13 +1,12 @@
-"""What steps cost is found again from steps whose cost is known."""
+"""The fit recovers the known costs of steps, and scenes fit the engine."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from quire.frontend.evaluation.calibration.fit import fit
+from quire.frontend.evaluation.calibration.fit import StepTimes, fit
 from quire.frontend.evaluation.calibration.scenes import families
-from quire.frontend.evaluation.calibration.steps import StepTimes
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import SchedulerStats, SequenceTrace, StepTrace
 from quire.protocol.simulation import StepTime, StepWork
@@ -16,17 +15,19 @@ TRUE = StepTime(1e-3, 2e-5, 3e-4, 1e-7, 1e-8, 2e-9)
 
 
 def traces(seed: int, count: int, *, idle_after: int | None = None, pauses: bool = False) -> list[StepTrace]:
-    """Steps that decode and prefill at random, each as long as `TRUE` has it."""
-    dice = np.random.default_rng(seed)
+    """Return steps with random decodes and prefills, which take the time of `TRUE`."""
+    random = np.random.default_rng(seed)
     found, now = [], 100.0
     for number in range(count):
-        spans = [(int(start), 1) for start in dice.integers(1, 2000, dice.integers(1, 64))]
-        spans += [(int(start), int(dice.integers(2, 500))) for start in dice.integers(0, 1000, dice.integers(0, 3))]
+        spans = [(int(start), 1) for start in random.integers(1, 2000, random.integers(1, 64))]
+        spans += [
+            (int(start), int(random.integers(2, 500))) for start in random.integers(0, 1000, random.integers(0, 3))
+        ]
         seconds = TRUE.seconds(StepWork.of([start for start, _ in spans], [count for _, count in spans]))
         sequences = [SequenceTrace(index, str(index), *span) for index, span in enumerate(spans)]
         stats = SchedulerStats(execute_seconds=seconds)
         found.append(StepTrace(now, stats, sequences))
-        now += seconds * (20 if pauses and dice.random() < 0.02 else 1)
+        now += seconds * (20 if pauses and random.random() < 0.02 else 1)
         if number == idle_after:
             now += 60
             found.append(StepTrace(now, stats, [SequenceTrace(999, "another", 0, 7)]))
@@ -42,23 +43,23 @@ def test_exact_steps_give_their_times() -> None:
     assert error < 1e-6
 
 
-def test_time_without_work_does_not_count() -> None:
+def test_idle_time_does_not_count() -> None:
     plays = [traces(2, 200, idle_after=100)]
     steps = StepTimes(plays)
     assert steps.seconds.max() < 1
     assert len(steps.seconds) == 200
 
 
-def test_steps_that_were_held_up_only_raise_the_sum() -> None:
+def test_delayed_steps_only_raise_the_sum() -> None:
     steps = StepTimes([traces(3, 500, pauses=True)])
     found, _ = fit(steps)
     fitted = steps.work @ np.array([getattr(found, name) for name in StepTime.__struct_fields__])
     assert fitted.sum() == pytest.approx(steps.seconds.sum())
     ratios = np.array([getattr(found, name) / getattr(TRUE, name) for name in StepTime.__struct_fields__])
-    assert ratios == pytest.approx(ratios[0], rel=1e-2)  # all alike, and as much as the pauses add
+    assert ratios == pytest.approx(ratios[0], rel=1e-2)  # all equal: the share that the pauses add
 
 
-def test_what_helps_nothing_is_zero_and_not_below() -> None:
+def test_useless_terms_are_zero_and_not_negative() -> None:
     steps = StepTimes([traces(4, 300)])
     steps.seconds[:] = 1e-3 + 1e-4 * steps.work[:, 2]  # decodes alone
     steps.seconds *= np.random.default_rng(0).uniform(0.99, 1.01, len(steps.seconds))

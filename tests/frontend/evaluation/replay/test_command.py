@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parents[4] / "scripts" / "replay_trace.py"
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Twelve requests in 60 milliseconds, which share their first block, and one much later."""
+    """A trace of twelve requests in 60 milliseconds, which share their first block."""
     rows = [
         {"timestamp": 5 * place, "input_length": 40 + place, "output_length": 8, "hash_ids": [0]} for place in range(12)
     ]
@@ -38,7 +38,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def long_trace(tmp_path: Path) -> Path:
-    """A request at once, one that takes long, and one in an hour."""
+    """A trace of a request at once, one that takes long, and one in an hour."""
     rows = [(0, 8, 2), (1, 8, 2000), (3_600_000, 8, 2)]
     path = tmp_path / "long.jsonl"
     lines = [
@@ -50,21 +50,21 @@ def long_trace(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object, command: list[str] = QUIRE) -> subprocess.CompletedProcess[str]:
-    """The command, to its end."""
+    """Run the command to its end."""
     subcommand = ["replay"] if command is QUIRE else []
     whole = [*command, *subcommand, *map(str, arguments)]
     return subprocess.run(whole, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """The command; it runs."""
+    """Start the command."""
     return subprocess.Popen(
         [*QUIRE, "replay", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A report."""
+    """Load a report."""
     return dict(json.loads(path.read_text()))
 
 
@@ -78,14 +78,14 @@ def test_a_trace_is_replayed_to_an_engine_of_its_own(trace: Path, tmp_path: Path
     assert report["total_output_tokens"] == 80
     assert report["goodput_limits"] == {"ttft": 60000, "tpot": 60000}
     assert report["replay_sched_lag_p99"] >= 0
-    assert 0 <= report["replay_stolen_share"] < 1
+    assert 0 <= report["replay_steal_share"] < 1
     assert report["cached_tokens"] > 0
     assert report["config"]["speed"] == 2
     assert "TTFT" in done.stdout
     assert page.read_text().startswith("<!")
 
 
-def test_a_warm_up_that_fails_is_told(trace: Path, tmp_path: Path) -> None:
+def test_a_failed_warm_up_is_reported(trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     row = {"timestamp": 0, "input_length": 100_000, "output_length": 8, "hash_ids": [0] * 196}
     trace.write_text(f"{json.dumps(row)}\n{trace.read_text()}")
@@ -119,7 +119,7 @@ def test_a_server_is_a_target_and_runs_are_compared(trace: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_and_keeps_what_was_measured(
+def test_a_signal_ends_the_run_and_keeps_the_measurements(
     long_trace: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     output = tmp_path / "report.json"
@@ -140,7 +140,7 @@ def test_a_signal_ends_the_run_and_keeps_what_was_measured(
     assert number.name in report["invalid_reason"]
 
 
-def test_an_engine_that_dies_ends_the_run_and_keeps_what_was_measured(long_trace: Path, tmp_path: Path) -> None:
+def test_a_dying_engine_ends_the_run_and_keeps_the_measurements(long_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     with LLM(num_pages=64) as llm:
         process = start(long_trace, "--address", llm.engine_address, "--output", output)
@@ -154,7 +154,7 @@ def test_an_engine_that_dies_ends_the_run_and_keeps_what_was_measured(long_trace
 
 
 def wait_until_running(llm: LLM) -> None:
-    """Wait until the second of the requests is alone, and has been so for a while."""
+    """Wait until the second request has been running alone for a while."""
     while (stats := llm.stats())["totals"]["decode_tokens"] < 200 or stats["running"] != 1:
         pass  # each look is a round trip to the engine
 
@@ -213,7 +213,7 @@ def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> N
         (("--html", "a.html", "--compare", *["SAVED"] * 7), 2, "compare with fewer, or leave out --html"),
     ],
 )
-def test_what_cannot_be_done_is_told_at_once(
+def test_invalid_flags_are_rejected_at_once(
     trace: Path,
     arguments: tuple[object, ...],
     status: int,

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from replays import Kept, replay, request, until
+from replays import KeptRun, replay, request, until
 
 from quire.frontend import LLM, SamplingParams
 from quire.frontend.errors import EngineConnectionError
@@ -17,19 +17,19 @@ from quire.frontend.evaluation.replay.engine_target import EngineTarget
 from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
 from quire.frontend.evaluation.replay.runner import Replay
-from quire.frontend.evaluation.workload.prompts import Prompts
+from quire.frontend.evaluation.workload.blocks import Prompts
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[EngineTarget]:
-    """An engine with little memory."""
+    """A target with an engine of little memory."""
     target = EngineTarget.from_options(num_pages=64, max_num_seqs=8, seed=1)
     yield target
     asyncio.run(target.close())
 
 
 def check_times(record: RequestRecord) -> None:
-    """The phases follow one another from the queue to the end, within the time that the client waited."""
+    """Check that the phases are consecutive from the queue to the end, within the time that the client waited."""
     assert record.first_token is not None
     assert record.last_token is not None
     assert record.arrival <= record.sent <= record.phases[0].begin
@@ -41,7 +41,7 @@ def check_times(record: RequestRecord) -> None:
     assert record.phases[-1].end - record.phases[0].begin == pytest.approx(sum(p.end - p.begin for p in record.phases))
 
 
-def test_records_equal_what_the_engine_says(target: EngineTarget) -> None:
+def test_records_agree_with_the_engine(target: EngineTarget) -> None:
     requests = [request(0.002 * place, prompt=40 + place, output=5 + place, block=place) for place in range(12)]
     kept = asyncio.run(replay(target, requests, Load(warm_up=2)))
     assert kept.outcomes == [Outcome.COMPLETED] * 12
@@ -75,7 +75,7 @@ def test_preempted_requests_have_phases_that_add_up(target: EngineTarget) -> Non
     assert kinds.count("preempted") == preempted[0].num_preemptions
 
 
-def test_what_the_engine_cannot_serve_has_failed(target: EngineTarget) -> None:
+def test_requests_that_the_engine_cannot_serve_fail(target: EngineTarget) -> None:
     kept = asyncio.run(replay(target, [request(prompt=5000, block=1), request(params={"top_q": 1}), request()]))
     assert kept.outcomes == [Outcome.ERRORED, Outcome.ERRORED, Outcome.COMPLETED]
     assert "2048" in (kept.in_order[0].error or "")
@@ -121,11 +121,11 @@ def test_refused_requests_are_counted() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_is_killed_ends_the_run_with_what_there_is() -> None:
+def test_a_killed_engine_ends_the_run_with_the_results_so_far() -> None:
     async def main() -> None:
         with LLM(num_pages=64) as llm:
             target = EngineTarget.from_options(engine_address=llm.engine_address)
-            kept = Kept()
+            kept = KeptRun()
             run = Replay(target, kept, Prompts(1000).tokens, Load())
             requests = [request(), *(request(0.2, output=1500, block=place) for place in range(1, 9)), request(1e6)]
             running = asyncio.create_task(run.run(requests))
@@ -139,13 +139,13 @@ def test_an_engine_that_is_killed_ends_the_run_with_what_there_is() -> None:
     asyncio.run(main())
 
 
-def test_no_engine_is_told_before_anything_is_sent() -> None:
+def test_a_missing_engine_is_an_error_before_anything_is_sent() -> None:
     with pytest.raises(EngineConnectionError, match="nobody listens"):
         EngineTarget.from_options(engine_address="ipc:///tmp/no-engine-here")
 
 
 def test_the_client_generates_the_tokens_of_the_library(target: EngineTarget) -> None:
-    """The prompt that was sent is the one whose pages are in the cache afterwards."""
+    """The pages of the sent prompt are in the cache afterwards."""
 
     async def main() -> None:
         await replay(target, [request(prompt=64, output=8, block=7)])

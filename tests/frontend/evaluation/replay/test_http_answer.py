@@ -1,19 +1,18 @@
-"""What is made of a stream, however it is cut into pieces."""
+"""Records of streams that arrive in pieces of any size."""
 
 from __future__ import annotations
 
 import pytest
 from rude_server import DONE, event
 
-from quire.frontend.evaluation.replay.clock import Clock
 from quire.frontend.evaluation.replay.http_answer import StreamedAnswer
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 
 
 def answered(stream: bytes, size: int) -> RequestRecord:
-    """The record of a request whose answer comes in pieces of that size."""
+    """Return the record of a request whose answer arrives in pieces of that size."""
     record = RequestRecord(0, 0.0, 0.0, prompt_tokens=3, wanted_output_tokens=7)
-    answer = StreamedAnswer(record, Clock())
+    answer = StreamedAnswer(record, RunClock())
     answer.on_status(200)
     for begin in range(0, len(stream), size):
         answer.on_body(stream[begin : begin + size])

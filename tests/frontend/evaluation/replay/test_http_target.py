@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from http_server import Server, folder_of_demo_model
-from replays import Kept, replay, request, until
+from replays import KeptRun, replay, request, until
 from rude_server import DONE, Exchange, RudeServer, event
 
 from quire.frontend.evaluation.replay.http_target import HttpOptions, HttpTarget
@@ -18,22 +18,22 @@ from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
 from quire.frontend.evaluation.replay.runner import Replay
 from quire.frontend.evaluation.replay.target import TargetError, TargetInfo
-from quire.frontend.evaluation.workload.prompts import Prompts
+from quire.frontend.evaluation.workload.blocks import Prompts
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """The demo model, served."""
+    """A server of the demo model."""
     with Server.start("--max-num-seqs", "4", "--max-waiting-requests", "8") as server:
         yield server
 
 
-def send(options: HttpOptions, requests: list[WorkloadRequest], load: Load | None = None) -> Kept:
-    """A whole run against a server."""
+def send(options: HttpOptions, requests: list[WorkloadRequest], load: Load | None = None) -> KeptRun:
+    """Replay requests against a server."""
 
-    async def main() -> Kept:
+    async def main() -> KeptRun:
         target = await HttpTarget.open(options)
         try:
             return await replay(target, requests, load)
@@ -44,7 +44,7 @@ def send(options: HttpOptions, requests: list[WorkloadRequest], load: Load | Non
 
 
 def one(answer: Callable[[Exchange], None]) -> RequestRecord:
-    """One request to a server that answers so; a second one then succeeds over a good connection."""
+    """Send a request to a server with this answer, and a second one, which succeeds; return the first record."""
 
     def first_rude(exchange: Exchange) -> None:
         if len(exchange.server.bodies) == 1:
@@ -62,7 +62,7 @@ def one(answer: Callable[[Exchange], None]) -> RequestRecord:
 # Our own server
 
 
-def test_our_server_answers_with_the_tokens_that_were_asked_for(server: Server) -> None:
+def test_our_server_answers_with_the_requested_tokens(server: Server) -> None:
     requests = [request(prompt=20 + place, output=6, block=place) for place in range(8)]
     kept = send(HttpOptions(server.url), requests, Load(concurrency=4, warm_up=1))
     assert kept.outcomes == [Outcome.COMPLETED] * 8
@@ -78,7 +78,7 @@ def test_our_server_answers_with_the_tokens_that_were_asked_for(server: Server) 
     assert sample.output_tokens is not None
 
 
-def test_cached_tokens_are_told(server: Server) -> None:
+def test_cached_tokens_are_reported(server: Server) -> None:
     requests = [request(prompt=96, session="one", block=99) for _ in range(2)]
     kept = send(HttpOptions(server.url), requests)
     assert (kept.in_order[1].cached_tokens or 0) >= 64
@@ -109,16 +109,16 @@ def test_an_overloaded_server_refuses_and_one_too_long_fails(server: Server) -> 
     assert {*kept.outcomes[1:]} == {Outcome.COMPLETED, Outcome.REFUSED}
 
 
-def test_late_requests_leave_the_server(server: Server) -> None:
+def test_late_requests_are_aborted_in_the_server(server: Server) -> None:
     kept = send(HttpOptions(server.url), [request(prompt=500, output=1500)], Load(request_timeout=0.05))
     assert kept.outcomes == [Outcome.LATE]
     server.check_pages()
 
 
-def test_a_server_that_is_killed_ends_the_run_with_what_there_is() -> None:
-    async def main(server: Server) -> Kept:
+def test_a_killed_server_ends_the_run_with_the_results_so_far() -> None:
+    async def main(server: Server) -> KeptRun:
         target = await HttpTarget.open(HttpOptions(server.url))
-        kept = Kept()
+        kept = KeptRun()
         run = Replay(target, kept, Prompts(1000).tokens, Load())
         requests = [request(), *(request(0.2, output=1900, block=place) for place in range(1, 5)), request(1e6)]
         running = asyncio.create_task(run.run(requests))
@@ -135,10 +135,10 @@ def test_a_server_that_is_killed_ends_the_run_with_what_there_is() -> None:
     assert kept.interrupted
 
 
-# One that misbehaves
+# A server that misbehaves
 
 
-def test_a_stream_that_breaks_off_has_failed_and_keeps_what_came() -> None:
+def test_a_broken_stream_fails_and_keeps_its_tokens() -> None:
     def answer(exchange: Exchange) -> None:
         exchange.begin(Transfer_Encoding="chunked")
         exchange.chunk(event("a"))
@@ -154,15 +154,15 @@ def test_a_stream_that_breaks_off_has_failed_and_keeps_what_came() -> None:
 @pytest.mark.parametrize(
     ("pieces", "error"),
     [
-        ([b"data: {rubbish\n\n"], "no chunk of an answer"),
-        ([b'data: {"choices": 3}\n\n'], "no chunk of an answer"),
+        ([b"data: {rubbish\n\n"], "not a chunk of an answer"),
+        ([b'data: {"choices": 3}\n\n'], "not a chunk of an answer"),
         ([event("a")], "ended before the answer did"),
         ([DONE], "no tokens"),
         ([event("a"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),
         ([b'data: {"error": "plain words"}\n\n', DONE], "plain words"),
     ],
 )
-def test_a_stream_of_rubbish_has_failed(pieces: list[bytes], error: str) -> None:
+def test_a_stream_of_rubbish_fails(pieces: list[bytes], error: str) -> None:
     record = one(lambda exchange: exchange.stream(*pieces))
     assert record.outcome is Outcome.ERRORED
     assert error in (record.error or "")
@@ -177,14 +177,14 @@ def test_refusals_are_counted_as_such(status: int) -> None:
 
 
 @pytest.mark.parametrize(("status", "body"), [(400, b'{"message": "no"}'), (500, b"<h1>no</h1>"), (302, b"no")])
-def test_other_statuses_have_failed(status: int, body: bytes) -> None:
+def test_other_statuses_fail(status: int, body: bytes) -> None:
     record = one(lambda exchange: exchange.whole(status, body))
     assert record.outcome is Outcome.ERRORED
     assert f"status {status}" in (record.error or "")
     assert "no" in (record.error or "")
 
 
-def test_what_is_not_http_has_failed() -> None:
+def test_an_answer_that_is_not_http_fails() -> None:
     def answer(exchange: Exchange) -> None:
         exchange.wfile.write(b"SSH-2.0-OpenSSH\r\n")
         exchange.drop()
@@ -203,7 +203,7 @@ def test_events_in_any_pieces_are_the_same_answer() -> None:
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (11, 7, 5)
 
 
-def test_without_usage_chunks_are_counted_and_the_end_alone_is_none() -> None:
+def test_without_usage_chunks_with_tokens_are_counted() -> None:
     record = one(lambda exchange: exchange.stream(event("a"), event("b"), event("", finish_reason="stop"), DONE))
     assert record.output_tokens == 2
 
@@ -212,7 +212,7 @@ def test_connections_are_kept_and_renewed_when_the_server_has_closed_them() -> N
     def answer(exchange: Exchange) -> None:
         exchange.stream(event("a", finish_reason="length"), DONE)
         if len(exchange.server.bodies) == 3:
-            exchange.drop()  # without having said so
+            exchange.drop()  # without announcing it
 
     with RudeServer(answer) as server:
         kept = send(HttpOptions(server.url), [request() for _ in range(6)], Load(concurrency=1))
@@ -229,7 +229,7 @@ def test_an_answer_may_end_with_its_connection() -> None:
     assert (record.outcome, record.output_tokens) == (Outcome.COMPLETED, 2)
 
 
-def test_an_answer_that_ends_too_soon_with_its_connection_has_failed() -> None:
+def test_an_answer_that_ends_too_soon_with_its_connection_fails() -> None:
     def answer(exchange: Exchange) -> None:
         exchange.begin(Content_Type="text/event-stream", Connection="close")
         exchange.wfile.write(event("a"))
@@ -238,7 +238,7 @@ def test_an_answer_that_ends_too_soon_with_its_connection_has_failed() -> None:
     assert (record.outcome, record.error) == (Outcome.ERRORED, "the stream ended before the answer did")
 
 
-def test_an_answer_that_lacks_some_of_its_length_has_failed() -> None:
+def test_an_answer_shorter_than_its_length_fails() -> None:
     def answer(exchange: Exchange) -> None:
         exchange.begin(Content_Length="1000", Connection="close")
         exchange.wfile.write(event("a", finish_reason="length") + DONE)
@@ -266,7 +266,7 @@ def test_a_server_without_metrics_gives_no_samples() -> None:
         assert not send(HttpOptions(server.url), [request()]).samples
 
 
-def test_what_the_server_tells_of_itself() -> None:
+def test_the_targets_properties_come_from_the_server() -> None:
     pages: dict[str, Any] = {
         "/v1/models": {"data": [{"id": "m", "meta": {"n_vocab": 77, "n_ctx_train": 4096}}, {"id": "other"}]}
     }
@@ -287,7 +287,7 @@ def test_what_the_server_tells_of_itself() -> None:
 
 
 def described(options: HttpOptions) -> TargetInfo:
-    """What is known of a server."""
+    """Return the properties of a server."""
 
     async def main() -> TargetInfo:
         target = await HttpTarget.open(options)
@@ -297,7 +297,7 @@ def described(options: HttpOptions) -> TargetInfo:
     return asyncio.run(main())
 
 
-def test_a_server_that_is_not_there_is_told_before_anything_is_sent() -> None:
+def test_a_missing_server_is_an_error_before_anything_is_sent() -> None:
     with RudeServer(lambda exchange: None) as server:
         url = server.url
     with pytest.raises(TargetError, match="no server answers"):
@@ -305,6 +305,6 @@ def test_a_server_that_is_not_there_is_told_before_anything_is_sent() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host:port", "http://host/?a=1"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="base_url"):
         send(HttpOptions(url), [request()])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.frontend.evaluation.replay.clock import Clock
 from quire.frontend.evaluation.replay.phases import PhaseTrack
-from quire.frontend.evaluation.replay.record import Phase, RequestRecord
+from quire.frontend.evaluation.replay.record import Phase, RequestRecord, RunClock
 from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, EventType
 
 EVENTS = [
@@ -19,8 +18,8 @@ EVENTS = [
 
 
 def tracked(offset: float, now: float) -> RequestRecord:
-    """A request sent at 0.5 to an engine whose clock is `offset` ahead, and heard of at `now`."""
-    clock, record = Clock(), RequestRecord(0, 0.5, 0.5, 8, 8)
+    """Return the record of a request sent at 0.5 to an engine whose clock is `offset` ahead; events arrive at `now`."""
+    clock, record = RunClock(), RequestRecord(0, 0.5, 0.5, 8, 8)
     clock.begin -= now
     track = PhaseTrack(record, clock)
     start = clock.begin + offset
@@ -48,7 +47,7 @@ def test_phases_follow_one_another_and_count_from_the_sending_if_the_clock_is_no
 
 
 def test_a_request_that_is_left_ends_its_phase() -> None:
-    clock, record = Clock(), RequestRecord(0, 0.0, 0.0, 8, 8)
+    clock, record = RunClock(), RequestRecord(0, 0.0, 0.0, 8, 8)
     track = PhaseTrack(record, clock)
     track.note(EngineCoreOutput("0", events=[EngineCoreEvent(EventType.QUEUED, clock.begin)]), clock.begin)
     track.end(3.0)

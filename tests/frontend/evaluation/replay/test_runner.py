@@ -1,4 +1,4 @@
-"""When requests are sent, and that each is counted; the target is played by the test."""
+"""Sending and counting of requests, with a fake target."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from replays import Kept, replay, request, until
+from replays import KeptRun, replay, request, until
 from rich.console import Console
 
-from quire.frontend.evaluation.replay.clock import Clock
 from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.progress import bar, progress_line
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, Sample
 from quire.frontend.evaluation.replay.runner import Replay
 from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
-class Stage:
-    """A target that ends a request when the test says so, or after so many turns of the event loop."""
+class FakeTarget:
+    """A target that ends a request after `turns` of the event loop, or never if None."""
 
     def __init__(self, turns: int | None = 3) -> None:
-        self.info = TargetInfo("stage", "none", "nowhere", 100, 50)
-        self.under_way: list[int] = []
+        self.info = TargetInfo("fake", "none", "nowhere", 100, 50)
+        self.in_flight: list[int] = []
         self.most = 0
         self.prompts: list[list[int]] = []
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -39,26 +38,26 @@ class Stage:
             raise ValueError("no parameters here")
         prompt = tokens(request)
 
-        async def send(record: RequestRecord, clock: Clock) -> None:
+        async def send(record: RequestRecord, clock: RunClock) -> None:
             self.prompts.append(prompt)
-            self.under_way.append(record.index)
-            self.most = max(self.most, len(self.under_way))
+            self.in_flight.append(record.index)
+            self.most = max(self.most, len(self.in_flight))
             try:
                 await self._serve(record, clock)
             finally:
-                self.under_way.remove(record.index)
+                self.in_flight.remove(record.index)
 
         return send
 
-    async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+    async def _serve(self, record: RequestRecord, clock: RunClock) -> None:
         if self._turns is None:
             await asyncio.Event().wait()
         for _ in range(self._turns or 0):
             await asyncio.sleep(0)
         record.outcome, record.first_token = Outcome.COMPLETED, clock.now()
 
-    async def sample(self, clock: Clock) -> Sample | None:
-        return Sample(clock.now(), running=len(self.under_way))
+    async def sample(self, clock: RunClock) -> Sample | None:
+        return Sample(clock.now(), running=len(self.in_flight))
 
     async def reset_cache(self) -> bool:
         self.caches_emptied += 1
@@ -71,21 +70,21 @@ class Stage:
         pass
 
 
-class BlockingStage(Stage):
-    """One whose client has the event loop for itself for a while."""
+class BlockingTarget(FakeTarget):
+    """A target whose client blocks the event loop for a while."""
 
-    async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+    async def _serve(self, record: RequestRecord, clock: RunClock) -> None:
         await super()._serve(record, clock)
-        time.sleep(0.05)  # noqa: ASYNC251 - as a client that has too much to do
+        time.sleep(0.05)  # noqa: ASYNC251 - a client with too much to do
 
 
-def test_an_open_loop_sends_at_the_workloads_times_whatever_runs() -> None:
+def test_an_open_loop_sends_at_the_workloads_times_regardless_of_running_requests() -> None:
     async def main() -> None:
-        stage = Stage(turns=None)
-        kept = Kept()
-        run = Replay(stage, kept, lambda request: [1], Load())
+        target = FakeTarget(turns=None)
+        kept = KeptRun()
+        run = Replay(target, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run([request(0.0), request(0.01), request(0.03)]))
-        await until(lambda: len(stage.under_way) == 3)
+        await until(lambda: len(target.in_flight) == 3)
         run.stop("enough")
         assert await running == kept.interrupted == "enough"
         assert [record.arrival for record in kept.in_order] == [0.0, 0.01, 0.03]
@@ -98,7 +97,7 @@ def test_an_open_loop_sends_at_the_workloads_times_whatever_runs() -> None:
 
 def test_requests_that_are_due_at_once_are_sent_in_order() -> None:
     async def main() -> None:
-        kept = await replay(Stage(), [request() for _ in range(1000)])
+        kept = await replay(FakeTarget(), [request() for _ in range(1000)])
         sent = [record.sent for record in kept.in_order]
         assert len(sent) == 1000
         assert sent == sorted(sent)
@@ -110,9 +109,9 @@ def test_requests_that_are_due_at_once_are_sent_in_order() -> None:
 
 def test_a_closed_loop_keeps_its_users_busy_and_is_never_late_by_the_workloads_times() -> None:
     async def main() -> None:
-        stage = Stage()
-        kept = await replay(stage, [request(arrival=1e6) for _ in range(20)], Load(concurrency=3))
-        assert stage.most == 3
+        target = FakeTarget()
+        kept = await replay(target, [request(arrival=1e6) for _ in range(20)], Load(concurrency=3))
+        assert target.most == 3
         assert kept.outcomes == [Outcome.COMPLETED] * 20
         assert all(record.arrival <= record.sent for record in kept.records)
         assert kept.in_order[0].arrival < 1.0
@@ -122,26 +121,26 @@ def test_a_closed_loop_keeps_its_users_busy_and_is_never_late_by_the_workloads_t
 
 def test_a_cap_holds_back_an_open_loop_and_the_wait_counts_as_lag() -> None:
     async def main() -> None:
-        stage = BlockingStage()
-        kept = await replay(stage, [request() for _ in range(3)], Load(max_concurrency=1))
-        assert stage.most == 1
+        target = BlockingTarget()
+        kept = await replay(target, [request() for _ in range(3)], Load(max_concurrency=1))
+        assert target.most == 1
         assert [round(record.lag / 0.05) >= place for place, record in enumerate(kept.in_order)] == [True] * 3
 
     asyncio.run(main())
 
 
-def test_a_client_that_is_too_slow_shows_in_the_lag() -> None:
+def test_a_slow_client_shows_in_the_lag() -> None:
     async def main() -> None:
-        kept = await replay(BlockingStage(turns=0), [request(0.001 * place) for place in range(16)])
+        kept = await replay(BlockingTarget(turns=0), [request(0.001 * place) for place in range(16)])
         assert max(record.lag for record in kept.records) > 0.5
 
     asyncio.run(main())
 
 
-def test_a_turn_waits_for_the_one_before_it_and_that_is_no_lag() -> None:
+def test_a_turn_waits_for_the_previous_one_without_lag() -> None:
     async def main() -> None:
         turns = [request(0.0, session="a"), request(0.0, session="a", delay=0.02), request(0.0, session="a")]
-        first, second, third = (await replay(Stage(), [*turns, request(0.0)])).in_order[:3]
+        first, second, third = (await replay(FakeTarget(), [*turns, request(0.0)])).in_order[:3]
         assert second.arrival == pytest.approx(first.ended + 0.02, abs=1e-3)
         assert second.sent >= first.ended + 0.02
         assert third.arrival >= second.ended
@@ -152,7 +151,7 @@ def test_a_turn_waits_for_the_one_before_it_and_that_is_no_lag() -> None:
 
 def test_a_turn_that_comes_late_enough_keeps_its_own_time() -> None:
     async def main() -> None:
-        kept = await replay(Stage(), [request(0.0, session="a"), request(0.05, session="a", delay=1e-6)])
+        kept = await replay(FakeTarget(), [request(0.0, session="a"), request(0.05, session="a", delay=1e-6)])
         assert kept.in_order[1].arrival == 0.05
 
     asyncio.run(main())
@@ -161,7 +160,7 @@ def test_a_turn_that_comes_late_enough_keeps_its_own_time() -> None:
 def test_users_of_a_closed_loop_wait_for_turns_without_blocking_each_other() -> None:
     async def main() -> None:
         requests = [request(session=f"{place % 2}") for place in range(12)]
-        kept = await replay(Stage(), requests, Load(concurrency=4))
+        kept = await replay(FakeTarget(), requests, Load(concurrency=4))
         for session in (0, 1):
             turns = kept.in_order[session::2]
             assert all(after.sent >= before.ended for before, after in itertools.pairwise(turns))
@@ -171,12 +170,12 @@ def test_users_of_a_closed_loop_wait_for_turns_without_blocking_each_other() -> 
 
 def test_a_warm_up_has_other_tokens_and_is_marked() -> None:
     async def main() -> None:
-        stage = Stage()
-        kept = await replay(stage, [request(block=place) for place in range(5)], Load(warm_up=2))
+        target = FakeTarget()
+        kept = await replay(target, [request(block=place) for place in range(5)], Load(warm_up=2))
         assert [record.is_warm_up for record in kept.records].count(True) == 2
         assert len(kept.in_order) == 5
-        assert stage.caches_emptied == 1
-        warm, measured = stage.prompts[:2], stage.prompts[2:]
+        assert target.caches_emptied == 1
+        warm, measured = target.prompts[:2], target.prompts[2:]
         assert all(prompt not in measured for prompt in warm)
 
     asyncio.run(main())
@@ -184,10 +183,10 @@ def test_a_warm_up_has_other_tokens_and_is_marked() -> None:
 
 def test_a_target_that_dies_in_the_warm_up_leaves_all_unfinished() -> None:
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
-        running = asyncio.create_task(Replay(stage, kept, lambda request: [1], Load(warm_up=1)).run([request()] * 3))
-        await until(lambda: stage.under_way)
-        stage.dead.set_result("it fell over")
+        target, kept = FakeTarget(turns=None), KeptRun()
+        running = asyncio.create_task(Replay(target, kept, lambda request: [1], Load(warm_up=1)).run([request()] * 3))
+        await until(lambda: target.in_flight)
+        target.dead.set_result("it fell over")
         assert await running == kept.interrupted == "it fell over"
         assert kept.outcomes == [Outcome.UNFINISHED] * 3
         assert kept.seconds == 0.0
@@ -195,33 +194,33 @@ def test_a_target_that_dies_in_the_warm_up_leaves_all_unfinished() -> None:
     asyncio.run(main())
 
 
-def test_what_takes_too_long_is_late() -> None:
+def test_a_request_that_exceeds_its_timeout_is_late() -> None:
     async def main() -> None:
-        stage = Stage(turns=None)
-        kept = await replay(stage, [request(), request()], Load(request_timeout=0.01))
+        target = FakeTarget(turns=None)
+        kept = await replay(target, [request(), request()], Load(request_timeout=0.01))
         assert kept.outcomes == [Outcome.LATE] * 2
         assert "0.01 s" in (kept.in_order[0].error or "")
-        assert not stage.under_way
+        assert not target.in_flight
 
     asyncio.run(main())
 
 
-def test_a_warm_up_that_takes_too_long_is_ended_and_told() -> None:
+def test_a_warm_up_that_exceeds_the_timeout_is_ended_and_reported() -> None:
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
-        run = Replay(stage, kept, lambda request: [1], Load(request_timeout=0.01, warm_up=2))
+        target, kept = FakeTarget(turns=None), KeptRun()
+        run = Replay(target, kept, lambda request: [1], Load(request_timeout=0.01, warm_up=2))
         assert await run.run([request(), request()]) is None
         warm = [record for record in kept.records if record.is_warm_up]
         assert run.cold == warm
         assert [record.outcome for record in warm] == [Outcome.LATE] * 2
-        assert stage.caches_emptied == 1
+        assert target.caches_emptied == 1
 
     asyncio.run(main())
 
 
-def test_what_cannot_be_prepared_has_failed() -> None:
+def test_a_request_that_cannot_be_prepared_fails() -> None:
     async def main() -> None:
-        kept = await replay(Stage(), [request(), request(params={"top_k": 1})])
+        kept = await replay(FakeTarget(), [request(), request(params={"top_k": 1})])
         assert kept.outcomes == [Outcome.COMPLETED, Outcome.ERRORED]
         assert kept.in_order[1].error == "no parameters here"
 
@@ -229,15 +228,15 @@ def test_what_cannot_be_prepared_has_failed() -> None:
 
 
 @pytest.mark.parametrize("load", [Load(), Load(concurrency=2), Load(max_concurrency=2)])
-def test_a_dead_target_fails_what_is_under_way_and_the_rest_is_unfinished(load: Load) -> None:
+def test_a_dead_target_fails_requests_in_flight_and_leaves_the_rest_unfinished(load: Load) -> None:
     async def main() -> None:
-        stage = Stage(turns=None)
-        kept = Kept()
-        run = Replay(stage, kept, lambda request: [1], load)
+        target = FakeTarget(turns=None)
+        kept = KeptRun()
+        run = Replay(target, kept, lambda request: [1], load)
         requests = [request(), request(), request(5.0, session="a"), *(request(1e6) for _ in range(997))]
         running = asyncio.create_task(run.run(requests))
-        await until(lambda: len(stage.under_way) == 2)
-        stage.dead.set_result("it fell over")
+        await until(lambda: len(target.in_flight) == 2)
+        target.dead.set_result("it fell over")
         assert await running == kept.interrupted == "it fell over"
         assert kept.outcomes == [Outcome.ERRORED] * 2 + [Outcome.UNFINISHED] * 998
         assert [record.index for record in kept.in_order] == [*range(1000)]
@@ -247,15 +246,15 @@ def test_a_dead_target_fails_what_is_under_way_and_the_rest_is_unfinished(load: 
     asyncio.run(main())
 
 
-def test_a_trace_that_breaks_lets_what_is_under_way_end() -> None:
+def test_a_broken_trace_lets_requests_in_flight_end() -> None:
     def broken() -> Iterator[WorkloadRequest]:
         yield from (request(), request())
         raise ValueError("trace:3: rubbish")
 
     async def main() -> None:
-        kept = Kept()
+        kept = KeptRun()
         with pytest.raises(ValueError, match="trace:3"):
-            await Replay(Stage(), kept, lambda request: [1], Load()).run(broken())
+            await Replay(FakeTarget(), kept, lambda request: [1], Load()).run(broken())
         assert kept.outcomes == [Outcome.COMPLETED] * 2
         assert kept.interrupted == "trace:3: rubbish"
         assert kept.seconds is not None
@@ -263,20 +262,20 @@ def test_a_trace_that_breaks_lets_what_is_under_way_end() -> None:
     asyncio.run(main())
 
 
-def test_the_time_of_a_run_ends_with_its_measuring() -> None:
+def test_the_duration_of_a_run_ends_with_its_measurement() -> None:
     counted: list[float] = []
 
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
-        run = Replay(stage, kept, lambda request: [1], Load())
+        target, kept = FakeTarget(turns=None), KeptRun()
+        run = Replay(target, kept, lambda request: [1], Load())
 
         def requests() -> Iterator[WorkloadRequest]:
             yield request()
-            yield from (request(1e6) for _ in range(5000))  # more than are read ahead
+            yield from (request(1e6) for _ in range(5000))  # more than are prefetched
             counted.append(run.clock.now())
 
         running = asyncio.create_task(run.run(requests()))
-        await until(lambda: stage.under_way)
+        await until(lambda: target.in_flight)
         run.stop("enough")
         await running
         assert kept.seconds is not None
@@ -285,17 +284,17 @@ def test_the_time_of_a_run_ends_with_its_measuring() -> None:
     asyncio.run(main())
 
 
-def test_a_rest_that_cannot_be_counted_is_told() -> None:
+def test_an_uncounted_rest_is_reported() -> None:
     def requests() -> Iterator[WorkloadRequest]:
         yield request()
-        yield from (request(1e6) for _ in range(5000))  # more than are read ahead
+        yield from (request(1e6) for _ in range(5000))  # more than are prefetched
         raise ValueError("trace:5002: rubbish")
 
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
-        run = Replay(stage, kept, lambda request: [1], Load())
+        target, kept = FakeTarget(turns=None), KeptRun()
+        run = Replay(target, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run(requests()))
-        await until(lambda: stage.under_way)
+        await until(lambda: target.in_flight)
         run.stop("enough")
         await running
         assert kept.interrupted == "enough; the rest of the workload is not counted as unfinished: trace:5002: rubbish"
@@ -304,16 +303,16 @@ def test_a_rest_that_cannot_be_counted_is_told() -> None:
     asyncio.run(main())
 
 
-def test_a_defect_ends_the_run_with_what_was_measured() -> None:
-    class Broken(Stage):
-        async def _serve(self, record: RequestRecord, clock: Clock) -> None:
+def test_a_defect_ends_the_run_with_the_measurements_so_far() -> None:
+    class Broken(FakeTarget):
+        async def _serve(self, record: RequestRecord, clock: RunClock) -> None:
             await super()._serve(record, clock)
             if record.index == 2:
                 raise KeyError("a defect")
 
     async def main() -> None:
         for load in (Load(), Load(concurrency=1)):
-            kept = Kept()
+            kept = KeptRun()
             with pytest.raises(KeyError, match="a defect"):
                 await Replay(Broken(), kept, lambda request: [1], load).run([request() for _ in range(3)])
             assert kept.outcomes[:2] == [Outcome.COMPLETED] * 2
@@ -325,14 +324,14 @@ def test_a_defect_ends_the_run_with_what_was_measured() -> None:
 
 def test_short_answers_are_counted() -> None:
     async def main() -> None:
-        run = Replay(Stage(), Kept(), lambda request: [1], Load())
+        run = Replay(FakeTarget(), KeptRun(), lambda request: [1], Load())
         await run.run([request(output=1), request(output=0)])
         assert run.num_short == 1
 
     asyncio.run(main())
 
 
-def test_a_long_workload_is_not_read_at_once() -> None:
+def test_a_long_workload_is_read_gradually() -> None:
     read, is_wanted = 0, True
 
     def endless() -> Iterator[WorkloadRequest]:
@@ -342,8 +341,8 @@ def test_a_long_workload_is_not_read_at_once() -> None:
             yield request(1e6)
 
     async def main() -> None:
-        stage, kept = Stage(), Kept()
-        run = Replay(stage, kept, lambda request: [1], Load())
+        target, kept = FakeTarget(), KeptRun()
+        run = Replay(target, kept, lambda request: [1], Load())
         running = asyncio.create_task(run.run(endless()))
         await until(lambda: run.has_begun)
         assert read < 5000
@@ -356,31 +355,31 @@ def test_a_long_workload_is_not_read_at_once() -> None:
     asyncio.run(main())
 
 
-def test_progress_tells_where_requests_are_and_what_was_felt_lately() -> None:
+def test_progress_shows_counts_and_recent_latency() -> None:
     async def main() -> None:
-        stage, kept = Stage(turns=None), Kept()
-        run = Replay(stage, kept, lambda request: [1], Load(request_timeout=0.01))
+        target, kept = FakeTarget(turns=None), KeptRun()
+        run = Replay(target, kept, lambda request: [1], Load(request_timeout=0.01))
         assert (progress_line(run), run.share) == ("warming up", None)
         running = asyncio.create_task(run.run([request(), request(1e6)]))
         await until(lambda: run.open)
         run.open[0].first_token = run.open[0].last_token = run.clock.now()
-        assert re.fullmatch(r"0 s: 1 sent, 1 under way, 0 ended, TTFT \S+ ms, lag \S+ ms", progress_line(run))
+        assert re.fullmatch(r"0 s: 1 sent, 1 in flight, 0 ended, TTFT \S+ ms, lag \S+ ms", progress_line(run))
         assert run.share == 0
         await until(lambda: run.outcomes)
         assert 0 < run.share <= run.clock.now() / 1e6
-        assert re.match(r"0 s: 1 sent, 0 under way, 1 ended, 1 late, TTFT", progress_line(run))
+        assert re.match(r"0 s: 1 sent, 0 in flight, 1 ended, 1 late, TTFT", progress_line(run))
         run.stop("enough")
         await running
 
     asyncio.run(main())
 
 
-def test_the_bar_shows_how_much_is_over_and_pulses_where_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_the_share_and_pulses_if_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(share: float | None) -> str:
         monkeypatch.setattr(Replay, "share", share)
         out = io.StringIO()
         with bar(
-            Replay(Stage(), Kept(), lambda request: [1], Load()),
+            Replay(FakeTarget(), KeptRun(), lambda request: [1], Load()),
             Console(file=out, force_terminal=True, no_color=True, width=100),
         ) as show:
             show()

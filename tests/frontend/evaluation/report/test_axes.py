@@ -1,4 +1,4 @@
-"""Ticks are round, few, and where the values are."""
+"""Ticks are round, few, and within the range of the values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_time_ticks_read_well() -> None:
     assert [words for _, words in time_ticks(40_000.0)] == ["0", "2 h", "4 h", "6 h", "8 h", "10 h"]
 
 
-def test_a_scale_keeps_what_lies_outside_on_its_border() -> None:
+def test_a_scale_draws_values_outside_at_its_border() -> None:
     scale = Scale(0.0, 10.0, 100.0, 200.0)
     assert [scale(value) for value in (-1.0, 0.0, 5.0, 10.0, 99.0)] == [100.0, 100.0, 150.0, 200.0, 200.0]
     shares = Scale(0.1, 0.9, 0.0, 100.0, logit)

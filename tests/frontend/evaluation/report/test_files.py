@@ -1,4 +1,4 @@
-"""Reports as files: what is written is read again, what is something else is refused."""
+"""Reports as files: they are read as they were written, and other files are rejected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_records import made_run
+from synthetic_runs import synthetic_run
 
 from quire.frontend.evaluation.report.files import load_json, save_json
 from quire.frontend.evaluation.report.summary import curve_shares, summarize
@@ -44,19 +44,19 @@ def write(path: Path, value: Any) -> Path:
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
-    report = summarize(made_run(requests=40, detailed=True))
+    report = summarize(synthetic_run(requests=40, detailed=True))
     save_json(report, tmp_path / "run.json")
     assert load_json(tmp_path / "run.json") == report
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_numbers_that_json_has_not_are_none(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_none_in_json(tmp_path: Path) -> None:
     report = {**VLLM, "title": "a", "curves": {}, "config": {"request_rate": float("inf")}}
     save_json(report, tmp_path / "run.json")
     assert load_json(tmp_path / "run.json")["config"] == {"request_rate": None}
 
 
-def test_a_result_of_vllms_is_read_for_what_it_has(tmp_path: Path) -> None:
+def test_a_result_of_vllm_is_read_with_the_fields_that_it_has(tmp_path: Path) -> None:
     report = load_json(write(tmp_path / "base.json", VLLM))
     assert (report["title"], report["curves"]) == ("base", {})
     assert load_json(write(tmp_path / "base.json", {**VLLM, "label": "nightly"}))["title"] == "nightly"
@@ -71,13 +71,13 @@ def test_details_of_vllms_give_its_curves(tmp_path: Path) -> None:
     np.testing.assert_allclose(curves["e2el"]["ms"][-1], 260.0)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none.json cannot be read: No such file or directory"):
         load_json(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1}\n{"a": 2}'])
-def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_json_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"run.json is not JSON: .*`vllm bench serve --save-result`"):
         load_json(tmp_path / "run.json")
@@ -96,6 +96,6 @@ def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
         ({**VLLM, "curves": {"ttft": {"count": 2, "ms": ["<b>"]}}}, "Expected `float`, got `str`"),
     ],
 )
-def test_what_is_no_result_is_refused_with_the_field(tmp_path: Path, value: object, told: str) -> None:
+def test_a_file_that_is_no_result_is_rejected_with_the_field(tmp_path: Path, value: object, told: str) -> None:
     with pytest.raises(ValueError, match=f"is not the result of a benchmark: .*{told}"):
         load_json(write(tmp_path / "run.json", value))

@@ -1,4 +1,4 @@
-"""Limits of the goodput: how they are written, and which requests meet them."""
+"""Limits of the goodput: their form, and the requests that meet them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.frontend.evaluation.report.goodput import GoodputLimits
 
 
 def request(tokens: int = 11, outcome: Outcome = Outcome.COMPLETED) -> RequestRecord:
-    """TTFT 200 ms, TPOT 50 ms, E2E 700 ms where it has eleven tokens."""
+    """Return a request with TTFT 200 ms, TPOT 50 ms and, with eleven tokens, E2E 700 ms."""
     last = 1.2 + 0.05 * (tokens - 1)
     return RequestRecord(
         0, arrival=1.0, sent=1.0, prompt_tokens=8, wanted_output_tokens=tokens, outcome=outcome,
@@ -25,12 +25,12 @@ def test_limits_are_read_as_words_or_in_one_string() -> None:
 
 
 @pytest.mark.parametrize("bad", ["itl:20", "ttft", "ttft:", "ttft:-5", "ttft:0", "ttft:nan", "ttft:inf", "ttft=200"])
-def test_what_is_no_limit_is_refused_with_what_is(bad: str) -> None:
+def test_an_invalid_limit_is_rejected_with_the_valid_form(bad: str) -> None:
     with pytest.raises(ValueError, match=r"is not a limit; write METRIC:MILLISECONDS with ttft, tpot or e2el"):
         GoodputLimits.parse([bad])
 
 
-def test_no_limit_and_two_of_a_metric_are_refused() -> None:
+def test_a_missing_and_a_repeated_limit_are_rejected() -> None:
     with pytest.raises(ValueError, match="names no limit"):
         GoodputLimits.parse([])
     with pytest.raises(ValueError, match="e2el has a limit of 20 ms already"):

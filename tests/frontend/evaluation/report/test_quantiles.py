@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.evaluation.report.quantiles import RELATIVE_ERROR, Exact, Pooled
+from quire.frontend.evaluation.report.quantiles import RELATIVE_ERROR, ExactDistribution, PooledDistribution
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-6, 1e5))
 SHARES = np.array([0.0, 0.01, 0.1, 0.25, 0.5, 0.9, 0.99, 0.999, 1.0])
@@ -16,7 +16,7 @@ SHARES = np.array([0.0, 0.01, 0.1, 0.25, 0.5, 0.9, 0.99, 0.999, 1.0])
 
 @given(st.lists(SECONDS, min_size=1, max_size=300), st.integers(1, 50))
 def test_pooled_quantiles_are_within_their_relative_error(values: list[float], size: int) -> None:
-    pooled = Pooled()
+    pooled = PooledDistribution()
     for begin in range(0, len(values), size):
         pooled.extend(array("d", values[begin : begin + size]))
     true = np.quantile(values, SHARES)
@@ -26,7 +26,7 @@ def test_pooled_quantiles_are_within_their_relative_error(values: list[float], s
 
 @given(st.lists(st.lists(SECONDS, max_size=40), min_size=1, max_size=8).filter(any))
 def test_pooled_moments_are_those_of_all_values(batches: list[list[float]]) -> None:
-    pooled = Pooled()
+    pooled = PooledDistribution()
     for batch in batches:
         pooled.extend(array("d", batch))
         assert pooled.count >= 0  # which pools what there is: the next batch is merged with it
@@ -39,7 +39,7 @@ def test_pooled_moments_are_those_of_all_values(batches: list[list[float]]) -> N
 
 def test_more_values_than_a_batch_are_pooled_alike() -> None:
     values = np.random.default_rng(0).lognormal(-3, 1, 200_000)
-    pooled = Pooled()
+    pooled = PooledDistribution()
     for part in np.split(values, 100):
         pooled.extend(array("d", part.tobytes()))
     np.testing.assert_allclose(pooled.quantiles(SHARES), np.quantile(values, SHARES), rtol=RELATIVE_ERROR)
@@ -49,7 +49,7 @@ def test_more_values_than_a_batch_are_pooled_alike() -> None:
 @settings(max_examples=30)
 @given(st.lists(SECONDS, min_size=1, max_size=50))
 def test_exact_values_are_numpys(values: list[float]) -> None:
-    exact = Exact()
+    exact = ExactDistribution()
     for value in values:
         exact.add(value)
     assert exact.quantiles(SHARES).tolist() == np.quantile(values, SHARES).tolist()

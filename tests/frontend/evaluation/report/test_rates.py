@@ -1,4 +1,4 @@
-"""When tokens came, in bounded memory."""
+"""Token rates, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_short_runs_have_slots_of_a_tenth_of_a_second() -> None:
     prompts.add(0.31, 5)
     width, (tokens, of_prompts) = in_slots((output, prompts), 1.0)
     assert width == 0.1
-    assert tokens.tolist() == [2, 2, 2, 0, 0, 0, 0, 0, 0, 2]  # what came after the end is in the last
+    assert tokens.tolist() == [2, 2, 2, 0, 0, 0, 0, 0, 0, 2]  # tokens after the end are in the last
     assert of_prompts.tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 0, 0]
     assert output.most_per_second == 6
 

@@ -1,4 +1,4 @@
-"""The figures of a run against numpy, on records of which all is known."""
+"""Figures of a run against numpy, on known records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_records import made_record, made_run
+from synthetic_runs import synthetic_record, synthetic_run
 
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
 from quire.frontend.evaluation.report.goodput import GoodputLimits
@@ -20,7 +20,7 @@ SECONDS = 60.0
 
 def some_records(count: int = 150, seed: int = 7) -> list[RequestRecord]:
     random = np.random.default_rng(seed)
-    records = [made_record(index, random) for index in range(count)]
+    records = [synthetic_record(index, random) for index in range(count)]
     for record in records[::9]:
         record.outcome, record.error = Outcome.ERRORED, "connection reset"
     return records
@@ -70,7 +70,7 @@ def test_latencies_are_numpys_of_the_requests_that_completed() -> None:
         assert report[f"p{percentile:g}_itl_ms"] == pytest.approx(true, rel=RELATIVE_ERROR)
 
 
-def test_throughput_counts_what_completed_over_the_duration() -> None:
+def test_throughput_is_of_completed_requests_over_the_duration() -> None:
     records = some_records()
     done = completed(records)
     report = report_of(records)
@@ -95,7 +95,7 @@ def test_answers_that_completed_with_too_few_tokens_are_counted() -> None:
     assert report_of(records)["short_answers"] == 4
 
 
-def test_the_best_second_and_the_most_at_once_are_those_of_a_count_by_hand() -> None:
+def test_the_best_second_and_the_most_in_flight_equal_a_direct_count() -> None:
     records = some_records(60)
     report = report_of(records)
     seconds = np.zeros(200)
@@ -112,7 +112,7 @@ def test_the_best_second_and_the_most_at_once_are_those_of_a_count_by_hand() -> 
     assert tokens.sum() == pytest.approx(sum(r.output_tokens for r in records), rel=0.01)
 
 
-def test_goodput_is_of_all_requests_those_that_meet_every_limit() -> None:
+def test_goodput_counts_requests_that_meet_every_limit() -> None:
     records = some_records()
     report = report_of(records, goodput=GoodputLimits(ttft=150, tpot=31))
     quick = [r for r in completed(records) if r.ttft is not None and r.ttft <= 0.150]
@@ -159,7 +159,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_not_valid() -> None:
     assert report["median_ttft_ms"] > 0
 
 
-def test_a_run_of_nothing_has_no_latencies_and_is_not_valid() -> None:
+def test_an_empty_run_has_no_latencies_and_is_not_valid() -> None:
     report = report_of([])
     assert report["invalid_reason"] == "no request completed"
     assert report["median_ttft_ms"] is None
@@ -167,12 +167,12 @@ def test_a_run_of_nothing_has_no_latencies_and_is_not_valid() -> None:
     assert report["curves"].keys() == {"shares"}
 
 
-def test_a_run_is_not_summed_up_before_its_end() -> None:
+def test_a_run_is_not_summarized_before_its_end() -> None:
     with pytest.raises(ValueError, match="'a run' has not ended; call end"):
         summarize(Run("a run", {}))
 
 
-def test_a_silent_target_has_no_hit_rate_rather_than_zero() -> None:
+def test_without_cached_tokens_the_hit_rate_is_none_and_not_zero() -> None:
     records = some_records(10)
     for record in records:
         record.cached_tokens = None
@@ -181,7 +181,7 @@ def test_a_silent_target_has_no_hit_rate_rather_than_zero() -> None:
     assert report_of(records)["prefix_hit_rate"] == 0.0
 
 
-def test_of_a_target_whose_answers_tell_no_cached_tokens_its_counters_do() -> None:
+def test_the_targets_counters_replace_missing_cached_tokens_of_answers() -> None:
     run = Run("a run", {})
     for record in some_records(10):
         record.cached_tokens = None
@@ -194,9 +194,9 @@ def test_of_a_target_whose_answers_tell_no_cached_tokens_its_counters_do() -> No
     assert (report["cached_tokens"], report["prefix_hit_rate"]) == (50, 0.25)
 
 
-def test_what_is_drawn_stays_small_however_long_the_run() -> None:
+def test_figures_of_long_runs_stay_small() -> None:
     run = Run("a run", {})
-    record = made_record(0, np.random.default_rng(0))
+    record = synthetic_record(0, np.random.default_rng(0))
     for index in range(5000):
         record.index = index
         run.add(record)
@@ -220,7 +220,7 @@ def test_many_different_errors_are_counted_together() -> None:
     assert counts[0] == {"outcome": "errored", "error": "other errors", "count": 50}
 
 
-def test_details_are_those_of_every_request_in_the_order_of_the_workload() -> None:
+def test_details_have_every_request_in_the_order_of_the_workload() -> None:
     records = some_records(30)
     report = report_of(records[::-1], detailed=True)
     assert report["input_lens"] == [record.prompt_tokens for record in records]
@@ -230,15 +230,15 @@ def test_details_are_those_of_every_request_in_the_order_of_the_workload() -> No
     assert report["errors"] == [record.error or "" for record in records]
 
 
-def test_without_events_the_rows_show_what_the_client_saw() -> None:
-    record = made_record(0, np.random.default_rng(0))
+def test_without_events_the_rows_have_the_phases_that_the_client_saw() -> None:
+    record = synthetic_record(0, np.random.default_rng(0))
     record.phases = []
     row = report_of([record])["gantt"]["rows"][0]
     assert [kind for kind, *_ in row["phases"]] == ["first token", "decode"]
     assert report_of([record])["median_queue_ms"] is None
 
 
-def test_the_load_of_each_engine_is_told() -> None:
+def test_the_report_has_the_load_of_each_engine() -> None:
     records = some_records(40)
     engines = report_of(records)["engines"]
     assert [engine["engine"] for engine in engines] == [0, 1, 2, 3]
@@ -246,7 +246,7 @@ def test_the_load_of_each_engine_is_told() -> None:
     assert engines[1]["prompt_tokens"] == sum(record.prompt_tokens for record in records[1::4])
 
 
-def test_what_was_never_sent_is_unfinished_and_has_no_lag_and_no_engine() -> None:
+def test_unsent_requests_are_unfinished_and_have_no_lag_and_no_engine() -> None:
     records = some_records(40)
     before = report_of(records)
     unsent = [
@@ -258,7 +258,7 @@ def test_what_was_never_sent_is_unfinished_and_has_no_lag_and_no_engine() -> Non
         assert after[name] == before[name]
 
 
-def test_an_engine_that_was_sent_nothing_is_told_too() -> None:
+def test_an_engine_without_requests_is_in_the_report() -> None:
     run = Run("a run", {"engines": 3})
     run.end(1.0)
     assert [engine["requests"] for engine in summarize(run)["engines"]] == [0, 0, 0]
@@ -276,8 +276,8 @@ def test_a_report_with_a_given_date_is_the_same_each_time() -> None:
     assert json.loads(make())["request_rate"] == "inf"
 
 
-def test_a_made_run_names_what_vllm_names() -> None:
-    report = summarize(made_run(requests=20))
+def test_a_report_has_the_fields_of_vllm() -> None:
+    report = summarize(synthetic_run(requests=20))
     names = (
         "date backend model_id num_prompts request_rate burstiness max_concurrency duration completed failed "
         "total_input_tokens total_output_tokens request_throughput request_goodput output_throughput "

@@ -1,12 +1,12 @@
-"""What the terminal shows of runs."""
+"""Reports on the terminal."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-from made_records import made_run
 from rich.console import Console
+from synthetic_runs import synthetic_run
 
 from quire.frontend.evaluation.report import numbers
 from quire.frontend.evaluation.report.run import Run
@@ -29,7 +29,7 @@ def row(lines: list[str], name: str) -> list[str]:
 
 
 def test_a_report_fits_a_narrow_terminal_and_cuts_no_number() -> None:
-    report = summarize(made_run())
+    report = summarize(synthetic_run())
     lines = printed(report)
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
@@ -40,7 +40,7 @@ def test_a_report_fits_a_narrow_terminal_and_cuts_no_number() -> None:
     assert "TTFT ≤ 300 ms: 91 %" in text
 
 
-def test_the_first_line_tells_that_a_run_is_not_valid() -> None:
+def test_the_first_line_says_that_a_run_is_not_valid() -> None:
     run = Run("a run", {})
     run.end(0.0, "the engine died")
     lines = printed(summarize(run))
@@ -49,13 +49,13 @@ def test_the_first_line_tells_that_a_run_is_not_valid() -> None:
 
 
 def test_names_and_errors_are_no_markup() -> None:
-    run = made_run("[red]name[/red] [bold", requests=50)
+    run = synthetic_run("[red]name[/red] [bold", requests=50)
     lines = printed(summarize(run))
     assert lines[0] == "[red]name[/red] [bold"
 
 
-def test_runs_stand_side_by_side_with_their_ratios() -> None:
-    first, second = summarize(made_run("base")), summarize(made_run("slower", slowness=2.0))
+def test_runs_are_printed_side_by_side_with_their_ratios() -> None:
+    first, second = summarize(synthetic_run("base")), summarize(synthetic_run("slower", slowness=2.0))
     lines = printed(first, second)
     assert row(lines, "base")[:2] == ["base", "slower"]
     at = next(number for number, line in enumerate(lines) if line == "TPOT")
@@ -63,8 +63,8 @@ def test_runs_stand_side_by_side_with_their_ratios() -> None:
     assert lines[at + 1].split()[-1] == f"{ratio:.2f}x"
 
 
-def test_what_only_one_run_has_is_shown_without_a_ratio() -> None:
-    report = summarize(made_run("base"))
+def test_a_figure_of_one_run_alone_has_no_ratio() -> None:
+    report = summarize(synthetic_run("base"))
     other = {"title": "vllm", "duration": 2.0, "completed": 5, "request_throughput": 2.5, "median_ttft_ms": 70.0}
     lines = printed(other, report)
     assert row(lines, "goodput")[1:] == ["–", *numbers.number(report["request_goodput"]).split(), "/s"]  # noqa: RUF001

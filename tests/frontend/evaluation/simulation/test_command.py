@@ -1,4 +1,4 @@
-"""The real `quire simulate`."""
+"""`quire simulate` as users run it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from simulations import BLOCK, chats
 from quire.frontend.cli import app
 from quire.frontend.cli.failures import exit_status
 from quire.frontend.evaluation.simulation.plan import ROUTERS
-from quire.frontend.evaluation.simulation.progress import Progress
+from quire.frontend.evaluation.simulation.progress import SimulationProgress
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 PATIENCE = 60.0  # seconds
 
 
 def trace_file(folder: Path, count: int = 60) -> Path:
-    """In Mooncake's format, blocks of 512 tokens: eight of ours are one."""
+    """Write chats as a trace in Mooncake's format, with blocks of 512 tokens instead of `BLOCK`."""
     path = folder / "trace.jsonl"
     rows = [
         {
@@ -42,7 +42,7 @@ def trace_file(folder: Path, count: int = 60) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """A trace and a calibration, as the command takes them."""
+    """Arguments for a trace and a calibration."""
     trace, calibration = trace_file(tmp_path), calibration_file(tmp_path, engine={"max_model_len": 20000})
     return ["--trace", str(trace), "--calibration", str(calibration)]
 
@@ -75,7 +75,7 @@ def test_a_run_is_reported_as_a_replay_is(files: list[str], tmp_path: Path) -> N
     assert done.stdout.splitlines()[2:9] == again.stdout.splitlines()[2:9]
 
 
-def test_routers_are_compared_and_bad_rows_told_once(files: list[str], tmp_path: Path) -> None:
+def test_routers_are_compared_and_bad_rows_reported_once(files: list[str], tmp_path: Path) -> None:
     output, trace = tmp_path / "o.json", Path(files[1])
     trace.write_text(f"{trace.read_text()}{{rubbish\n")
     done = run(*files, "--skip-bad", "--engines", "2", "--router", "all", "--output", str(output))
@@ -90,7 +90,7 @@ def test_routers_are_compared_and_bad_rows_told_once(files: list[str], tmp_path:
     assert done.stderr.splitlines()[-1].startswith("written: ")
 
 
-def test_bad_rows_that_are_skipped_are_told(files: list[str], tmp_path: Path) -> None:
+def test_skipped_bad_rows_are_reported(files: list[str], tmp_path: Path) -> None:
     output, trace = tmp_path / "o.json", Path(files[1])
     trace.write_text(f"{trace.read_text()}{{rubbish\n")
     done = run(*files, "--skip-bad", "--output", str(output))
@@ -99,7 +99,7 @@ def test_bad_rows_that_are_skipped_are_told(files: list[str], tmp_path: Path) ->
     assert json.loads(output.read_text())["config"]["skipped_rows"] == 1
 
 
-def test_what_came_before_a_bad_row_is_saved(files: list[str], tmp_path: Path) -> None:
+def test_results_before_a_bad_row_are_saved(files: list[str], tmp_path: Path) -> None:
     output, trace = tmp_path / "o.json", Path(files[1])
     trace.write_text(f"{trace.read_text()}{{rubbish\n")
     done = run(*files, "--output", str(output))
@@ -110,13 +110,13 @@ def test_what_came_before_a_bad_row_is_saved(files: list[str], tmp_path: Path) -
     assert f"{trace}:61" in report["invalid_reason"]
 
 
-def test_ctrl_c_saves_what_there_is(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: Progress, seconds: float, requests: int) -> None:
+def test_ctrl_c_saves_the_results_so_far(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: SimulationProgress, seconds: float, requests: int) -> None:
         if requests >= 20:
             raise KeyboardInterrupt
 
     output = tmp_path / "o.json"
-    monkeypatch.setattr(Progress, "show", interrupt)
+    monkeypatch.setattr(SimulationProgress, "show", interrupt)
     assert app.app(["simulate", *files, "--output", str(output)], standalone_mode=False) == 130
     report = json.loads(output.read_text())
     assert (report["completed"] >= 20, report["valid"]) == (True, False)
@@ -124,7 +124,7 @@ def test_ctrl_c_saves_what_there_is(files: list[str], tmp_path: Path, monkeypatc
     assert "KeyboardInterrupt" in report["invalid_reason"]
 
 
-def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
+def test_the_fewest_engines_and_each_try_are_reported(files: list[str]) -> None:
     done = run(*files, "--find", "engines", "--goodput", "ttft:1500", "--attainment", "0.9")
     assert done.returncode == 0, done.stderr
     tries = [int(number) for number in re.findall(r"^(\d+) engines: .* meet the limits", done.stderr, re.MULTILINE)]
@@ -157,7 +157,7 @@ def test_the_fewest_engines_are_told_with_each_try(files: list[str]) -> None:
         (["--find", "engines", "--goodput", "ttft:1"], "engines are not enough: 0.00% of the requests"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_flags_are_rejected(
     files: list[str],
     arguments: list[str],
     expected: str,

@@ -1,24 +1,24 @@
-"""Simulations in their process: what goes in comes out, whatever happens to either side."""
+"""Simulations in a process of their own, with failures on either side, and calibration files."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from calibrations import CALIBRATION
-from simulations import BLOCK, Outcome, chats, request, setup
+from calibrations import CALIBRATION, calibration_file
+from simulations import BLOCK, FleetRun, chats, request, setup
 
-from quire.frontend.evaluation.replay.record import Outcome as Ending
+from quire.frontend.evaluation.replay.record import Outcome
 from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.run import Run
 from quire.frontend.evaluation.report.summary import summarize
-from quire.frontend.evaluation.simulation.plan import ROUTERS, Plan
+from quire.frontend.evaluation.simulation.plan import ROUTERS, Plan, find_engines, load_calibration
 from quire.frontend.evaluation.simulation.process import SimulationError, simulate
 from quire.frontend.evaluation.simulation.records import record_of, sample_of
-from quire.frontend.evaluation.simulation.search import attainment_of, find_engines
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.simulation import SimulatedResult, SimulationEnd, SimulationOutput, SimulationSample
 
@@ -26,7 +26,7 @@ Workload = Callable[[], Iterable[WorkloadRequest]]
 
 
 def workload(count: int, **kinds: Any) -> list[WorkloadRequest]:
-    """The chats as a trace would give them."""
+    """Return chats as requests of a trace."""
     return [
         WorkloadRequest(
             each.arrival,
@@ -48,15 +48,15 @@ def plan(requests: Workload, **changes: Any) -> Plan:
     return Plan(CALIBRATION, requests, collect, "chats", shape_changes=changes)
 
 
-def test_the_process_gives_what_the_fleet_gives() -> None:
-    """Through frames and pipes as without."""
-    expected = Outcome(setup(3, "sticky"), chats(150, sessions=5))
-    told = [one for outputs in simulate(setup(3, "sticky"), workload(150, sessions=5)) for one in outputs]
-    results = sorted((one for one in told if isinstance(one, SimulatedResult)), key=lambda result: result.index)
+def test_the_process_has_the_results_of_the_fleet() -> None:
+    """The results of the process, through frames and pipes, equal those of a fleet in this process."""
+    expected = FleetRun(setup(3, "sticky"), chats(150, sessions=5))
+    outputs = [one for batch in simulate(setup(3, "sticky"), workload(150, sessions=5)) for one in batch]
+    results = sorted((one for one in outputs if isinstance(one, SimulatedResult)), key=lambda result: result.index)
     assert results == expected.results
-    assert [one for one in told if isinstance(one, SimulationSample)] == expected.samples
-    assert told[-1] == expected.end
-    assert sum(isinstance(one, SimulationEnd) for one in told) == 1
+    assert [one for one in outputs if isinstance(one, SimulationSample)] == expected.samples
+    assert outputs[-1] == expected.end
+    assert sum(isinstance(one, SimulationEnd) for one in outputs) == 1
 
 
 def test_routers_have_the_same_names_on_both_sides() -> None:
@@ -65,10 +65,10 @@ def test_routers_have_the_same_names_on_both_sides() -> None:
     assert str(error.value) == f"the router 'nobody' is not known; it can be {', '.join(ROUTERS)}"
 
 
-def test_records_tell_what_a_request_has_felt() -> None:
-    for result in Outcome(setup(num_pages=80), chats(40, rate=200.0)).results:
+def test_records_have_the_latency_of_requests() -> None:
+    for result in FleetRun(setup(num_pages=80), chats(40, rate=200.0)).results:
         record = record_of(result)
-        assert record.outcome is Ending.COMPLETED
+        assert record.outcome is Outcome.COMPLETED
         assert record.output_tokens == record.wanted_output_tokens == len(record.gaps) + 1
         queued = record.phases[0].begin  # when the engine took it, at the end of a step
         assert record.sent <= queued
@@ -79,7 +79,7 @@ def test_records_tell_what_a_request_has_felt() -> None:
 
 def test_a_preempted_request_is_in_prefill_again_until_its_next_token() -> None:
     requests = [request(index, 0.01 * index, 40, 5 if index < 60 else 600, [index]) for index in range(75)]
-    results = Outcome(setup(num_pages=40, max_model_len=700), requests).results
+    results = FleetRun(setup(num_pages=40, max_model_len=700), requests).results
     records = [record_of(result) for result in results]
     preempted = [record for record in records if record.num_preemptions]
     assert preempted
@@ -90,7 +90,7 @@ def test_a_preempted_request_is_in_prefill_again_until_its_next_token() -> None:
         assert record.phases[-1].end == record.ended
 
 
-def test_refused_and_failed_requests_are_told_apart() -> None:
+def test_refused_and_failed_requests_are_distinguished() -> None:
     requests = [WorkloadRequest(0.0, 640, 50, tuple(range(10 * n, 10 * n + 10)), BLOCK) for n in range(12)]
     requests.append(WorkloadRequest(30.0, 6400, 5, tuple(range(100)), BLOCK))
     simulated = plan(lambda: requests, max_waiting_requests=3, max_num_seqs=2).simulate(1, "round-robin")
@@ -101,7 +101,7 @@ def test_refused_and_failed_requests_are_told_apart() -> None:
 
 
 def test_samples_keep_their_fields() -> None:
-    sample = Outcome(setup(), chats(10)).samples[0]
+    sample = FleetRun(setup(), chats(10)).samples[0]
     for name, value in sample_of(sample)._asdict().items():
         assert value == getattr(sample, name)
 
@@ -117,7 +117,7 @@ def test_a_trace_that_breaks_in_the_middle_ends_the_simulation_with_its_error() 
     assert sum(isinstance(one, SimulatedResult) for one in told) == 100
 
 
-def test_who_stops_reading_leaves_no_process() -> None:
+def test_a_closed_iterator_leaves_no_process() -> None:
     def endless() -> Iterator[WorkloadRequest]:
         time = 0.0
         while True:
@@ -137,11 +137,11 @@ def test_the_fewest_engines_are_found() -> None:
 
     def attempt(num_engines: int) -> Any:
         simulated = made.simulate(num_engines, "least-loaded")
-        tried[num_engines] = attainment_of(simulated)
+        tried[num_engines] = simulated.attainment
         return simulated
 
     number, simulated = find_engines(attempt, 0.9, 64)
-    assert tried[number] == attainment_of(simulated) >= 0.9
+    assert tried[number] == simulated.attainment >= 0.9
     assert tried[number - 1] < 0.9
     assert len(simulated.end.engines) == number > 1
 
@@ -156,3 +156,38 @@ def test_limits_that_no_number_of_engines_meets_are_an_error() -> None:
         find_engines(lambda number: made.simulate(number, "round-robin"), 0.9, 64)
     with pytest.raises(ValueError, match=r"2 engines are not enough"):
         find_engines(lambda number: made.simulate(number, "round-robin"), 0.9, 2)
+
+
+def test_a_calibration_is_read(tmp_path: Path) -> None:
+    assert load_calibration(calibration_file(tmp_path)) == CALIBRATION
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"step": {"base": None}}, "missing required field `base`"),
+        ({"step": {"decode": -1e-3}}, "Expected `float` >= 0.0 - at `$.step.decode`"),
+        ({"step": {"base": "fast"}}, "Expected `float`, got `str` - at `$.step.base`"),
+        ({"step": {"bass": 1.0}}, "unknown field `bass`"),
+        ({"step": {"base": 0, "decode": 0}}, "a step of this engine takes no time"),
+        ({"engine": {"num_pages": 0}}, "Expected `int` >= 1 - at `$.engine.num_pages`"),
+        ({"client": {"to_engine": -1}}, "Expected `float` >= 0.0 - at `$.client.to_engine`"),
+        (
+            {"client": {"rests": [{"seconds": -1, "later": 1}]}},
+            "Expected `float` >= 0.0 - at `$.client.rests[0].seconds`",
+        ),
+        ({"client": {"rests": [{"seconds": 2, "later": 1}] * 2}}, "rests must be given in order, the shortest first"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, dict[str, Any]], expected: str) -> None:
+    with pytest.raises(ValueError, match=r"calibration\.json") as error:
+        load_calibration(calibration_file(tmp_path, **changes))
+    assert expected in str(error.value)
+
+
+def test_invalid_json_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text("{nonsense")
+    with pytest.raises(ValueError, match=r"c\.json is not a calibration: JSON is malformed.*quire calibrate"):
+        load_calibration(tmp_path / "c.json")
+    with pytest.raises(ValueError, match=r"none\.json cannot be read: No such file"):
+        load_calibration(tmp_path / "none.json")

@@ -1,4 +1,4 @@
-"""Made-up arrivals have the rate and the burstiness that were asked for, and made-up requests the lengths."""
+"""Synthetic arrivals have the requested rate and burstiness."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.frontend.evaluation.workload.arrivals import arrive, at_rate, ramp
-from quire.frontend.evaluation.workload.blocks import blocks_for
-from quire.frontend.evaluation.workload.made_up import random_requests
-from quire.frontend.evaluation.workload.prompts import Prompts
-from quire.frontend.evaluation.workload.sharing import infinite_cache_hits
+from quire.frontend.evaluation.workload.arrivals import at_rate, ramp
 
 COUNT = 20_000
 
@@ -58,31 +54,8 @@ def test_a_ramp_goes_from_one_rate_to_the_other_and_stays_there(strategy: Any, r
         (lambda: ramp(1, float("inf"), 5), "end_rate"),
         (lambda: ramp(1, 2, 0), "num_requests"),
         (lambda: ramp(1, 2, 5, "square"), "strategy"),  # type: ignore[arg-type]
-        (lambda: random_requests(0, 1, 1), "num"),
-        (lambda: random_requests(1, 0, 1), "input_len"),
-        (lambda: random_requests(1, 1, 0), "output_len"),
-        (lambda: random_requests(1, 1, 1, 1.0), "range_ratio"),
-        (lambda: random_requests(1, 1, 1, prefix_len=-1), "prefix_len"),
     ],
 )
-def test_what_is_out_of_range_is_named_at_once(call: Any, name: str) -> None:
+def test_a_value_out_of_range_is_named_at_once(call: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}="):
         call()
-
-
-def test_random_requests_have_lengths_in_the_range_and_share_the_prefix_alone() -> None:
-    requests = list(arrive(random_requests(500, 100, 20, 0.5, 64, seed=1), at_rate(10)))
-    assert len(requests) == 500
-    assert {each.prompt_tokens - 64 for each in requests} == set(range(50, 151))
-    assert {each.output_tokens for each in requests} == set(range(10, 31))
-    assert all(len(each.blocks) == blocks_for(each.prompt_tokens, each.block_tokens) for each in requests)
-    assert infinite_cache_hits(requests, 1) == 499 * 64
-    first, second = (Prompts(1 << 14).tokens(each) for each in requests[:2])
-    assert first[:64] == second[:64]
-    assert requests[0].arrival < requests[1].arrival
-
-
-def test_random_requests_without_a_prefix_share_nothing() -> None:
-    requests = list(random_requests(20, 1000, 8))
-    assert {(each.prompt_tokens, each.output_tokens) for each in requests} == {(1000, 8)}
-    assert infinite_cache_hits(requests, 1) == 0

@@ -1,4 +1,4 @@
-"""Traces of all formats are read row by row, and what is bad in them is named or skipped."""
+"""Traces of all formats are read row by row, and bad rows are named or skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.frontend.evaluation.workload import lines
-from quire.frontend.evaluation.workload.errors import TraceError
+from quire.frontend.evaluation.workload.lines import TraceError
 from quire.frontend.evaluation.workload.reading import MOST_REASONS, read_trace
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits, shared_blocks
@@ -27,7 +27,7 @@ FIRST = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0
 
 
 def row(**changes: Any) -> str:
-    """A line of Mooncake's; what is None is left out."""
+    """Return a Mooncake row; None removes a field."""
     fields = {name: value for name, value in (FIRST | changes).items() if value is not None}
     return msgspec.json.encode(fields).decode() + "\n"
 
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace"
 
 
-def test_mooncake_rows_with_all_that_others_add(path: Path) -> None:
+def test_mooncake_rows_with_the_fields_of_other_tools(path: Path) -> None:
     params, messages = {"temperature": 0.5}, [{"role": "user", "content": "Hi"}]
     text = row(timestamp=1000) + row(timestamp=1500.5, input_length=33, hash_ids=[7, 8], block_tokens=32, params=params)
     text += row(timestamp=None, session_id="a", delay=250, hash_ids=None, messages=messages)
@@ -185,21 +185,21 @@ def test_a_bad_burstgpt_row_is_named(path: Path, cells: str, expected: str) -> N
         (gzip.compress(b"{}", mtime=0), ":1: the file is compressed with gzip; decompress it first"),
     ],
 )
-def test_a_file_that_is_no_trace_is_told_at_once(path: Path, text: bytes, expected: str, skip_bad: bool) -> None:
+def test_a_file_that_is_no_trace_is_rejected_at_once(path: Path, text: bytes, expected: str, skip_bad: bool) -> None:
     path.write_bytes(text)
     with pytest.raises(TraceError) as error:
         list(read_trace(path, skip_bad=skip_bad))
     assert str(error.value).startswith(f"{path}{expected}")
 
 
-def test_a_folder_and_what_is_not_there_are_told_at_once(tmp_path: Path) -> None:
+def test_a_folder_and_a_missing_file_are_rejected_at_once(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Is a directory"):
         read_trace(tmp_path)
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "none.jsonl")
 
 
-def test_a_trace_of_bad_rows_alone_is_an_error_that_tells_of_the_first(path: Path) -> None:
+def test_a_trace_of_only_bad_rows_is_an_error_with_the_first_reason(path: Path) -> None:
     with pytest.raises(TraceError, match=r"all of its 2 rows are bad; the first: .*:1: input_length is 0"):
         read(path, row(input_length=0) + "{\n", skip_bad=True)
 
@@ -226,18 +226,16 @@ def test_a_line_without_an_end_is_not_read_into_memory(path: Path, monkeypatch: 
         read_trace(path, skip_bad=True)
 
 
-def test_a_window_of_the_trace_begins_at_0_and_is_read_no_further(path: Path) -> None:
+def test_a_window_of_the_trace_begins_at_0_and_ends_the_reading(path: Path) -> None:
     text = "".join(row(timestamp=1000 * second) for second in range(2, 12)) + "{broken\n"
     assert [each.arrival for each in read(path, text, start=3, duration=2)] == [0.0, 1.0]
     assert [each.arrival for each in read(path, text, start=2.5, max_requests=3)] == [0.5, 1.5, 2.5]
     assert len(read(path, text, max_requests=10)) == 10
-    with pytest.raises(
-        TraceError, match=r"has no requests from 9.5 s to 9.6 s; the last that was looked at came at 9 s"
-    ):
+    with pytest.raises(TraceError, match=r"has no requests from 9.5 s to 9.6 s; the last row that was read is at 9 s"):
         read(path, text, start=9.5, duration=0.1, skip_bad=True)
 
 
-def test_a_file_of_10_gb_is_read_as_far_as_it_is_needed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_10_gb_is_read_only_as_far_as_needed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(row() + row(timestamp=5))
     with path.open("r+b") as file:
         file.truncate(10_000_000_000)  # a sparse file: a line of zeros
@@ -255,7 +253,7 @@ def test_a_pipe_is_read_once(path: Path) -> None:
     writer.join()
 
 
-def test_the_format_can_be_said(path: Path) -> None:
+def test_the_format_can_be_given(path: Path) -> None:
     trace = "garbage\n" + row()
     with pytest.raises(TraceError, match="of no known format"):
         read(path, trace, skip_bad=True)
@@ -276,7 +274,7 @@ def test_an_option_out_of_range_is_named(path: Path, options: dict[str, Any]) ->
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"there are no traces at {TRACES}; QUIRE_TRACES names their folder")
-def test_the_real_traces_are_what_their_papers_say() -> None:
+def test_the_real_traces_agree_with_their_papers() -> None:
     mooncake = list(read_trace(TRACES / "mooncake_conversation.jsonl"))
     assert len(mooncake) == 12_031
     assert sum(each.prompt_tokens for each in mooncake) / len(mooncake) == pytest.approx(12_035, abs=1)
@@ -289,7 +287,7 @@ def test_the_real_traces_are_what_their_papers_say() -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 200), st.sampled_from([AZURE, BURST, ""]), st.booleans())
-def test_no_bytes_whatever_raise_anything_but_a_trace_error(
+def test_arbitrary_bytes_raise_only_trace_errors(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: int, header: str, skip_bad: bool
 ) -> None:
     good = {AZURE: "2023-11-16 18:15:46,3,4\n", BURST: "5,GPT-4,9,1,10,API log\n", "": row(params={"logit_bias": {}})}

@@ -1,4 +1,4 @@
-"""What a server records is read back as the requests that it had."""
+"""A server's recording is read back as its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.frontend.client.request_table import RequestTable
 from quire.frontend.evaluation.workload import recorder as recording
 from quire.frontend.evaluation.workload.prefix_names import PrefixNames
 from quire.frontend.evaluation.workload.reading import read_trace
-from quire.frontend.evaluation.workload.recorder import RECORDED_BLOCK_TOKENS, Recorder
+from quire.frontend.evaluation.workload.recorder import RECORDED_BLOCK_TOKENS, TraceRecorder
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits
 from quire.frontend.sampling import SamplingParams, engine_params
@@ -34,18 +34,18 @@ PROMPTS = [COMMON, [*COMMON, 7, 8, 9], [*COMMON[:64], *range(300, 340)], [5] * 3
 SECRET = "Xylophone"
 
 
-class Frontend:
-    """A table of requests whose engine is played by the test, and a recorder that watches it."""
+class RecordedFrontend:
+    """A request table with a fake engine, and a recorder that observes it."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
         self.table = RequestTable(lambda message: None, [])
-        self.recorder = Recorder(path, **options)
+        self.recorder = TraceRecorder(path, **options)
         self.table.add_observer(self.recorder)
         self._num_sent = 0
 
     def submit(self, params: SamplingParams, num_prompt_tokens: int = 3, salt: str = "") -> str:
-        """Returns its id on the wire."""
+        """Submit a request; return its id on the wire."""
         prompt, each = Prompt([7] * num_prompt_tokens, SECRET), engine_params(params, 0, None)
         self.table.submit(
             Request("mine", prompt, params, each, None, arrival_time=0.0, service=Service(cache_salt=salt))
@@ -58,13 +58,13 @@ class Frontend:
         self.table.update(EngineCoreOutputs([output], None, 1.0))
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is recorded in the end."""
+        """Close the recorder; return its rows."""
         self.recorder.close()
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
 def leave(server: Server, connection: RawConnection) -> None:
-    """Close a connection while the engine is held still, until the server has noticed."""
+    """Close a connection while the engine is stopped, and wait until the server notices."""
     address = connection.address
     with halted(engine_pid(server)):
         connection.close()
@@ -77,13 +77,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def frontend(path: Path) -> Iterator[Frontend]:
-    frontend = Frontend(path)
+def frontend(path: Path) -> Iterator[RecordedFrontend]:
+    frontend = RecordedFrontend(path)
     yield frontend
     frontend.recorder.close()
 
 
-def test_a_server_records_lengths_sharing_and_parameters_of_what_it_served(path: Path) -> None:
+def test_a_server_records_lengths_sharing_and_parameters_of_its_requests(path: Path) -> None:
     with Server.start("--record", str(path)) as server:
         with EngineWatch(server) as watch:
             left = RawConnection(server.url)
@@ -91,8 +91,8 @@ def test_a_server_records_lengths_sharing_and_parameters_of_what_it_served(path:
             watch.decode()
         usages = []
         for number, prompt in enumerate(PROMPTS):
-            asked = {"max_tokens": 4 + number, "temperature": 0.5, "top_p": 0.8, "stop": [SECRET], "ignore_eos": True}
-            usages.append(server.request(COMPLETIONS, {"prompt": prompt, **asked}).json()["usage"])
+            params = {"max_tokens": 4 + number, "temperature": 0.5, "top_p": 0.8, "stop": [SECRET], "ignore_eos": True}
+            usages.append(server.request(COMPLETIONS, {"prompt": prompt, **params}).json()["usage"])
             if not number:
                 leave(server, left)
         chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}
@@ -112,18 +112,18 @@ def test_a_server_records_lengths_sharing_and_parameters_of_what_it_served(path:
     assert rest[0].params == {"temperature": 0.5, "top_p": 0.8, "ignore_eos": True, "max_tokens": 4}
 
 
-def test_a_recording_goes_into_a_new_file_alone(path: Path) -> None:
+def test_a_recording_needs_a_new_file(path: Path) -> None:
     path.write_text("precious\n")
-    with pytest.raises(FileExistsError, match="is there already, and would be lost; name another, or remove it"):
-        Recorder(path)
+    with pytest.raises(FileExistsError, match="exists already, and would be overwritten; name another, or remove it"):
+        TraceRecorder(path)
     assert path.read_text() == "precious\n"
     with pytest.raises(OSError, match=r"the file cannot be written \(No such file or directory\); name another"):
-        Recorder(path.parent / "none" / "trace")
-    Recorder(path.with_suffix(".new")).close()
+        TraceRecorder(path.parent / "none" / "trace")
+    TraceRecorder(path.with_suffix(".new")).close()
     assert not path.with_suffix(".new").exists()
 
 
-def test_rows_are_in_order_of_arrival_whoever_ends_first(frontend: Frontend) -> None:
+def test_rows_are_in_order_of_arrival_regardless_of_the_ends(frontend: RecordedFrontend) -> None:
     ids = [frontend.submit(SamplingParams(max_tokens=9), 10 + number) for number in range(4)]
     for number in (2, 0, 3, 1):
         frontend.end(ids[number], 5 + number)
@@ -133,7 +133,7 @@ def test_rows_are_in_order_of_arrival_whoever_ends_first(frontend: Frontend) -> 
     assert {row["finish_reason"] for row in rows} == {"length"}
 
 
-def test_what_is_open_at_the_end_is_recorded_with_the_tokens_that_it_has(frontend: Frontend) -> None:
+def test_open_requests_are_recorded_at_the_end_with_their_tokens(frontend: RecordedFrontend) -> None:
     first = frontend.submit(SamplingParams(max_tokens=9))
     frontend.submit(SamplingParams(max_tokens=9))
     frontend.table.update(EngineCoreOutputs([EngineCoreOutput(first, [5, 5])], None, 1.0))
@@ -141,7 +141,7 @@ def test_what_is_open_at_the_end_is_recorded_with_the_tokens_that_it_has(fronten
     assert [(row["output_length"], row["finish_reason"]) for row in rows] == [(2, "unfinished"), (1, "unfinished")]
 
 
-def test_an_aborted_and_a_failed_request_are_recorded(frontend: Frontend) -> None:
+def test_aborted_and_failed_requests_are_recorded(frontend: RecordedFrontend) -> None:
     first = frontend.submit(SamplingParams(max_tokens=9))
     frontend.submit(SamplingParams(max_tokens=9))
     frontend.table.update(EngineCoreOutputs([EngineCoreOutput(first, [5, 5])], None, 1.0))
@@ -152,8 +152,8 @@ def test_an_aborted_and_a_failed_request_are_recorded(frontend: Frontend) -> Non
     assert [(row["output_length"], row["finish_reason"]) for row in rows] == [(2, "abort"), (1, "error")]
 
 
-def test_no_more_than_so_much_waits_for_a_request_that_goes_on(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+def test_the_lines_that_wait_for_a_long_request_are_bounded(
+    frontend: RecordedFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "MOST_HELD_BYTES", 2000)
     long = frontend.submit(SamplingParams(max_tokens=900))
@@ -167,17 +167,17 @@ def test_no_more_than_so_much_waits_for_a_request_that_goes_on(
     assert rows[0]["finish_reason"] == "unfinished"
 
 
-def test_words_are_recorded_only_if_asked_for(path: Path) -> None:
+def test_text_is_recorded_only_on_request(path: Path) -> None:
     params = SamplingParams(
         n=2, max_tokens=9, bad_words_token_ids=[[3]], logit_bias={4: 1.5}, structured_outputs=None, top_k=5
     )
-    plain, telling = Frontend(path), Frontend(path.with_suffix(".text"), with_text=True)
-    for frontend in (plain, telling):
+    plain, with_text = RecordedFrontend(path), RecordedFrontend(path.with_suffix(".text"), with_text=True)
+    for frontend in (plain, with_text):
         frontend.submit(params)
         frontend.recorder.close()
     (request,) = read_trace(plain.path)
     assert (request.text, request.params) == (None, {"n": 2, "max_tokens": 9, "top_k": 5})
-    (request,) = read_trace(telling.path)
+    (request,) = read_trace(with_text.path)
     assert request.text == SECRET
     assert request.params == {
         "n": 2, "max_tokens": 9, "top_k": 5, "bad_words_token_ids": [[3]], "logit_bias": {4: 1.5}
@@ -185,8 +185,8 @@ def test_words_are_recorded_only_if_asked_for(path: Path) -> None:
     assert SamplingParams(**request.params) == params
 
 
-def test_a_full_disk_is_told_once_and_leaves_whole_rows(
-    frontend: Frontend, path: Path, caplog: pytest.LogCaptureFixture
+def test_a_full_disk_is_logged_once_and_leaves_whole_rows(
+    frontend: RecordedFrontend, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     frontend.end(frontend.submit(SamplingParams(max_tokens=9)), 4)
     wait_until(lambda: frontend.recorder.num_recorded == 1, "nothing was written")
@@ -200,15 +200,15 @@ def test_a_full_disk_is_told_once_and_leaves_whole_rows(
     for _ in range(3):
         frontend.end(frontend.submit(SamplingParams(max_tokens=9)), 4)
     assert len(frontend.rows()) == 1
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
         f"{path}: File too large; no more is written to it, and requests go on",
-        f"{path} lacks 4 lines, for the reason that was told",
+        f"{path} lacks 4 lines, for the reason logged before",
     ]
 
 
 @given(st.lists(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=30), min_size=1, max_size=20))
-def test_names_are_equal_exactly_where_prompts_are(prompts: list[list[int]]) -> None:
+def test_names_are_equal_exactly_where_prefixes_are(prompts: list[list[int]]) -> None:
     names = PrefixNames(4)
     named = [(prompt, names.names(prompt)) for prompt in prompts]
     for prompt, mine in named:
@@ -226,14 +226,14 @@ def test_names_count_up_and_a_salt_separates_them() -> None:
     assert names.names([1] * 64, "tenant") == [3, 4]
 
 
-def test_no_more_than_so_many_blocks_are_remembered_and_the_ends_of_prompts_are_forgotten_first() -> None:
+def test_remembered_blocks_are_bounded_and_the_ends_of_prompts_are_forgotten_first() -> None:
     names = PrefixNames(2, most_known=4)
     assert names.names([1] * 6) == [0, 1, 2]
     assert names.names([2] * 4) == [3, 4]
     assert names.names([1] * 6) == [0, 1, 5]
 
 
-def test_a_recorded_prompt_is_made_again_with_the_same_sharing(frontend: Frontend) -> None:
+def test_a_recorded_prompt_is_replayed_with_the_same_sharing(frontend: RecordedFrontend) -> None:
     frontend.end(frontend.submit(SamplingParams(max_tokens=9), 100), 4)
     frontend.end(frontend.submit(SamplingParams(max_tokens=9), 70), 4)
     frontend.recorder.close()

@@ -1,4 +1,4 @@
-"""What prompts share is counted, and their tokens are equal exactly where their blocks are."""
+"""Shared prefixes are counted, and tokens are equal exactly where blocks are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workloads import lcp, workloads
 
-from quire.frontend.evaluation.workload.prompts import Prompts
+from quire.frontend.evaluation.workload.blocks import Prompts
 from quire.frontend.evaluation.workload.request import BLOCK_TOKENS, WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits, shared_blocks
 
@@ -23,7 +23,7 @@ def test_the_infinite_cache_counts_full_pages_and_leaves_a_token() -> None:
 
 
 @given(workloads(), st.sampled_from([1, 16, 32, 128]))
-def test_the_infinite_cache_finds_what_a_search_through_all_earlier_prompts_does(
+def test_the_infinite_cache_agrees_with_a_search_through_all_earlier_prompts(
     requests: list[WorkloadRequest], page_size: int
 ) -> None:
     prompts = [Prompts(VOCAB_SIZE).tokens(request) for request in requests]
@@ -64,7 +64,7 @@ def test_no_two_blocks_have_tokens_in_common_by_a_pattern() -> None:
         seen |= runs
 
 
-def test_tokens_are_of_the_vocabulary_but_for_those_to_avoid() -> None:
+def test_tokens_are_in_the_vocabulary_and_not_avoided() -> None:
     request = WorkloadRequest(0, 5000, 1, tuple(range(10)))
     assert set(Prompts(20, avoid=(0, 19)).tokens(request)) == set(range(1, 19))
     assert Prompts(VOCAB_SIZE, 1).tokens(request) != Prompts(VOCAB_SIZE, 2).tokens(request)

@@ -1,4 +1,4 @@
-"""Scaled and clipped workloads share what they shared."""
+"""Scaled and clipped workloads keep their shared prefixes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_outputs_are_scaled_by_a_factor_of_their_own() -> None:
 
 
 @given(workloads(), st.integers(2, 700))
-def test_clipped_requests_fit_and_share_what_is_left_of_them(
+def test_clipped_requests_fit_and_share_their_remaining_prefixes(
     requests: list[WorkloadRequest], max_model_len: int
 ) -> None:
     clipped = list(clip(requests, max_model_len))
@@ -89,7 +89,7 @@ def test_the_prompt_gives_way_before_the_output(prompt: int, output: int, expect
     assert (clipped.prompt_tokens, clipped.output_tokens) == expected
 
 
-def test_a_text_stays_whole() -> None:
+def test_a_text_prompt_stays_whole() -> None:
     request = WorkloadRequest(0, 1000, 300, (0, 1), text="Once")
     (scaled,) = scale_lengths([request], 0.1)
     assert (scaled.prompt_tokens, scaled.output_tokens) == (1000, 30)

@@ -1,10 +1,10 @@
-"""How much of a run is over, as far as that can be known."""
+"""Share of a run that is over."""
 
 from __future__ import annotations
 
 import pytest
 
-from quire.frontend.evaluation.replay.extent import Extent
+from quire.frontend.evaluation.replay.load import Extent
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.frontend.evaluation.bench.latency import Latencies, measure_latency
-from quire.frontend.evaluation.bench.made_up import Lengths
+from quire.frontend.evaluation.bench.offline import Latencies, measure_latency
 from quire.frontend.evaluation.bench.rate_search import RateSearch
 from quire.frontend.evaluation.bench.sweep import Rates, Sweep
 from quire.frontend.evaluation.bench.sweep_page import write_page
@@ -23,14 +22,15 @@ from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.run import Run
 from quire.frontend.evaluation.workload.arrivals import arrive, at_rate
 from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.frontend.evaluation.workload.synthetic import RandomWorkload
 
-LENGTHS = Lengths(input_len=8, output_len=3, prefix_len=64)
+LENGTHS = RandomWorkload(input_len=8, output_len=3, prefix_len=64)
 NUM = 5
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[EngineTarget]:
-    """An engine with little memory."""
+    """A target with an engine of little memory."""
     target = EngineTarget.from_options(num_pages=64, max_num_seqs=8, seed=1)
     yield target
     asyncio.run(target.close())
@@ -41,7 +41,7 @@ def requests(rate: float) -> Iterator[WorkloadRequest]:
 
 
 def run(rate: float, capacity: float) -> Run:
-    """With limits that only rates up to the capacity can meet."""
+    """Return a run with limits that only rates up to the capacity meet."""
     limits = GoodputLimits(ttft=1e6, tpot=1e6) if rate <= capacity else GoodputLimits(ttft=1e-3, tpot=1e6)
     return Run(f"{rate:g}", {"request_rate": rate}, goodput=limits)
 
@@ -53,7 +53,7 @@ def sweep_of(target: EngineTarget, capacity: float, search: RateSearch, told: li
     )
 
 
-def test_latencies_are_those_of_the_batches_after_the_warm_up(target: EngineTarget) -> None:
+def test_latencies_are_of_the_batches_after_the_warm_up(target: EngineTarget) -> None:
     found = Latencies()
     made = [*LENGTHS.requests(4 * 3, 2048)]
     asyncio.run(measure_latency(Runs(target), made, 3, 1, found))
@@ -67,7 +67,7 @@ def test_latencies_are_those_of_the_batches_after_the_warm_up(target: EngineTarg
 
 def test_a_batch_that_does_not_complete_has_no_latency(target: EngineTarget) -> None:
     found = Latencies()
-    made = [*Lengths(3000, 3).requests(2, None)]
+    made = [*RandomWorkload(3000, 3).requests(2, None)]
     with pytest.raises(RuntimeError, match="3000"):
         asyncio.run(measure_latency(Runs(target), made, 2, 0, found))
     assert "a request of the batch is errored" in str(found.interrupted)
@@ -107,7 +107,7 @@ def test_a_sweep_finds_the_rate_and_its_page_shows_it(target: EngineTarget, tmp_
     assert page.count("<circle") >= 5 * 5  # of goodput, and two of each latency
 
 
-def test_limits_that_no_rate_meets_are_told(target: EngineTarget, tmp_path: Path) -> None:
+def test_limits_that_no_rate_meets_are_reported(target: EngineTarget, tmp_path: Path) -> None:
     sweep = sweep_of(target, 1.0, RateSearch(100.0), [], Runs(target))
     asyncio.run(sweep.run())
     assert sweep.best is None
@@ -116,7 +116,7 @@ def test_limits_that_no_rate_meets_are_told(target: EngineTarget, tmp_path: Path
     assert "even 100 requests/s" in (tmp_path / "sweep.html").read_text()
 
 
-def test_a_sweep_that_is_stopped_keeps_what_there_is(target: EngineTarget, tmp_path: Path) -> None:
+def test_a_stopped_sweep_keeps_the_results_so_far(target: EngineTarget, tmp_path: Path) -> None:
     runs = Runs(target)
     told: list[str] = []
     sweep = sweep_of(target, 1e9, RateSearch(100.0), told, runs)
@@ -133,20 +133,20 @@ def test_a_sweep_that_is_stopped_keeps_what_there_is(target: EngineTarget, tmp_p
     assert "the run was interrupted: enough" in told[-1]
     assert "tried again" not in told[-1]
     assert [each.is_met for each in sweep.tries] == [True, False]
-    assert sweep.conclusion == "100 requests/s meet the limits; the sweep ended before its time: enough"
+    assert sweep.conclusion == "100 requests/s meet the limits; the sweep ended early: enough"
     report = sweep.report("stopped", {})
     assert report["runs"][1]["unfinished"] > 0
     write_page(report, tmp_path / "sweep.html")
 
 
-def test_a_trace_that_is_too_short_for_a_rate_is_told(target: EngineTarget) -> None:
+def test_a_trace_too_short_for_a_rate_is_reported(target: EngineTarget) -> None:
     told: list[str] = []
     rates = Rates(requests, lambda rate: 2 * NUM if rate > 100 else NUM, lambda rate: run(rate, capacity=1.0))
     asyncio.run(Sweep(Runs(target), RateSearch(100.0, 200.0), rates, Load(), told.append).run())
     assert not any("the trace has" in line for line in told)
     rates = Rates(requests, lambda _: 2 * NUM, lambda rate: run(rate, capacity=1.0))
     asyncio.run(Sweep(Runs(target), RateSearch(100.0, 200.0), rates, Load(), told.append).run())
-    assert f"the trace has {NUM} requests, and at 100 requests/s {2 * NUM} were to be sent" in "".join(told)
+    assert f"the trace has {NUM} requests, and a run at 100 requests/s needs {2 * NUM}" in "".join(told)
 
 
 def test_a_run_of_late_requests_is_not_met(target: EngineTarget) -> None:

@@ -1,15 +1,15 @@
-"""Requests are prepared before their time, and not one whenever one is sent."""
+"""Requests are prepared ahead of their time, and not one by one as they are sent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
-from quire.frontend.evaluation.replay.ahead import Ahead
+from quire.frontend.evaluation.replay.prefetch import Prefetcher
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
-def test_more_is_prepared_when_half_is_taken() -> None:
+def test_prefetching_resumes_when_half_is_taken() -> None:
     taken = 0
     taken_before: list[int] = []  # each was prepared
 
@@ -19,17 +19,17 @@ def test_more_is_prepared_when_half_is_taken() -> None:
 
     async def main() -> None:
         nonlocal taken
-        ahead = Ahead(requests(), lambda _: taken_before.append(taken))
+        prefetcher = Prefetcher(requests(), lambda _: taken_before.append(taken))
         try:
-            await ahead.filled()
+            await prefetcher.filled()
             assert taken_before == [0] * 8  # a million tokens
-            while await ahead.next() is not None:
+            while await prefetcher.next() is not None:
                 taken += 1
                 if taken == 5:
                     async with asyncio.timeout(10):
-                        await ahead.filled()
+                        await prefetcher.filled()
         finally:
-            ahead.close()
+            prefetcher.close()
         assert taken == 100
         assert taken_before[8] in (4, 5)  # the fifth is counted when it is there
 

@@ -1,8 +1,8 @@
-"""What the metrics pages of servers tell."""
+"""Metrics pages of servers."""
 
 from __future__ import annotations
 
-from quire.frontend.evaluation.replay.exposition import sample_of
+from quire.frontend.evaluation.replay.prometheus import sample_of
 from quire.frontend.evaluation.replay.record import Sample
 
 VLLM = """\

@@ -1,4 +1,4 @@
-"""Reads a target's state off its metrics page."""
+"""Prometheus parser: a target's state from its metrics page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from quire.frontend.evaluation.replay.record import Sample
 
-# By the name behind the prefix, which is quire, vllm or llamacpp; the first that is there.
+# Names after the prefix quire, vllm or llamacpp; the first that exists counts.
 _NAMES = {
     "running": ("num_requests_running", "requests_processing"),
     "waiting": ("num_requests_waiting", "requests_deferred"),
@@ -24,9 +24,9 @@ _BLOCKS = 'num_gpu_blocks="'
 
 
 def sample_of(text: str, time: float) -> Sample | None:
-    """What a page in Prometheus' text format tells, summed over all engines; None if it tells nothing of requests.
+    """Return the state on a page in Prometheus' text format, summed over all engines; None if it has no requests.
 
-    vLLM has no counts of pages, but their number, in a label, and the share of them that is in use.
+    vLLM has no counts of used pages, but their total in a label, and the share of them that is in use.
     """
     values = _values(text)
     found = {
@@ -43,7 +43,7 @@ def sample_of(text: str, time: float) -> Sample | None:
 
 
 def _values(text: str) -> Mapping[str, float]:
-    """The sum of each metric's samples, by its name without the prefix."""
+    """Return the sum of each metric's samples, by its name without the prefix."""
     values: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if line.startswith("#") or ":" not in line:

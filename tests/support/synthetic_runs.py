@@ -1,4 +1,4 @@
-"""Records of a plausible shape, for tests of what is made of them."""
+"""Synthetic records of plausible runs, for tests of reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from quire.frontend.evaluation.report.run import Run
 PAGES = 2048
 
 
-def made_record(index: int, random: np.random.Generator, rate: float = 4.0, slowness: float = 1.0) -> RequestRecord:
-    """A request whose phases, gaps and times agree with each other; one in twelve is preempted once."""
+def synthetic_record(
+    index: int, random: np.random.Generator, rate: float = 4.0, slowness: float = 1.0
+) -> RequestRecord:
+    """Return a request with consistent phases, gaps and times; one in twelve is preempted once."""
     sent = index / rate + float(random.uniform(0, 0.01))
     tokens = int(random.integers(1, 120))
     scheduled = sent + float(random.gamma(1.2, 0.03)) * slowness
@@ -44,8 +46,8 @@ def made_record(index: int, random: np.random.Generator, rate: float = 4.0, slow
     )  # fmt: skip
 
 
-def made_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
-    """What a target would have told of itself while it served the records."""
+def synthetic_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
+    """Return samples of a target that serves the records."""
     times = np.arange(0.0, seconds, 0.25)
     samples = []
     for time in times.tolist():
@@ -61,19 +63,19 @@ def made_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
     return samples
 
 
-def made_run(
-    title: str = "made up", *, requests: int = 200, slowness: float = 1.0, seed: int = 0, detailed: bool = False
+def synthetic_run(
+    title: str = "synthetic", *, requests: int = 200, slowness: float = 1.0, seed: int = 0, detailed: bool = False
 ) -> Run:
-    """A whole run, of which some requests fail, are refused, late or unfinished."""
+    """Return a whole run; some of its requests fail, are refused, late or unfinished."""
     random = np.random.default_rng(seed)
-    records = [made_record(index, random, slowness=slowness) for index in range(requests)]
+    records = [synthetic_record(index, random, slowness=slowness) for index in range(requests)]
     seconds = max((record.ended for record in records), default=0.0) + 0.05
     config = {
-        "backend": "quire", "model_id": "demo", "request_rate": 4.0, "burstiness": 1.0, "trace": "made_up.jsonl",
+        "backend": "quire", "model_id": "demo", "request_rate": 4.0, "burstiness": 1.0, "trace": "synthetic.jsonl",
         "seed": seed,
     }  # fmt: skip
     run = Run(title, config, goodput=GoodputLimits.parse(["ttft:300", "tpot:45"]), detailed=detailed)
-    for sample in made_samples(records, seconds):
+    for sample in synthetic_samples(records, seconds):
         run.sample(sample)
     endings = [Outcome.ERRORED, Outcome.REFUSED, Outcome.LATE, Outcome.UNFINISHED]
     for number, outcome in enumerate(endings):

@@ -1,4 +1,4 @@
-"""What whole batches take."""
+"""Offline benchmarks: the latency of batches, and the throughput of requests that all arrive at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
+_MAX_WAITING = 4096  # requests that an engine queues by default
+
 
 @dataclass
 class _Batch:
-    """Collects a run of one batch. `seconds`: until its last request had ended."""
+    """Collector of a run of one batch. `seconds` is the end of its last request."""
 
     seconds: float = 0.0
     error: str | None = None
@@ -29,10 +31,10 @@ class _Batch:
             self.error = f"a request of the batch is {record.outcome}: {record.error}"
 
     def sample(self, sample: Sample) -> None:
-        """How the target is meanwhile is not asked for."""
+        """Ignore the state of the target."""
 
-    def end(self, seconds: float, interrupted: str | None = None, *, stolen: float | None = None) -> None:
-        """The last request tells the time: more than that is spent on ending a run."""
+    def end(self, seconds: float, interrupted: str | None = None, *, steal: float | None = None) -> None:
+        """Ignore the end of the run, which comes later than that of the last request."""
 
     def check(self) -> None:
         """Raise RuntimeError if a request has not completed."""
@@ -42,13 +44,13 @@ class _Batch:
 
 @dataclass
 class Latencies:
-    """Seconds of each batch so far; `interrupted` says what ended the measurement before its time."""
+    """Seconds of each batch so far; `interrupted` says what ended the measurement early."""
 
     seconds: list[float] = field(default_factory=list)
     interrupted: str | None = None
 
     def report(self) -> dict[str, Any]:
-        """With the fields of `vllm bench latency --output-json`, in seconds. Raises ValueError if there are none."""
+        """Return the fields of `vllm bench latency --output-json`. Raises ValueError if there are no batches."""
         if not self.seconds:
             raise ValueError("no batch has been measured to its end")
         percentiles = np.percentile(self.seconds, PERCENTILES).tolist()
@@ -62,10 +64,10 @@ class Latencies:
 async def measure_latency(
     runs: Runs, requests: Sequence[WorkloadRequest], batch_size: int, num_warmup: int, found: Latencies, seed: int = 0
 ) -> str | None:
-    """Send the requests in batches, each when the one before has ended, and put into `found` what each batch took.
+    """Send the requests in batches, each when the previous one has ended, and append their seconds to `found`.
 
-    The first `num_warmup` batches are not counted. Returns what has ended this before its time, if anything did.
-    Raises RuntimeError when a request of a batch does not complete.
+    The first `num_warmup` batches are not counted. Returns what interrupted the measurement, or None. Raises
+    RuntimeError when a request of a batch does not complete.
     """
     try:
         for begin in range(0, len(requests), batch_size):
@@ -80,3 +82,21 @@ async def measure_latency(
         found.interrupted = str(error)
         raise
     return found.interrupted
+
+
+def everything_at_once(warm_up: int = 0) -> Load:
+    """Return a load of all requests at the beginning, at most as many in flight as an engine queues by default."""
+    return Load(concurrency=_MAX_WAITING, warm_up=warm_up)
+
+
+def throughput_fields(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `vllm bench throughput --output-json`, and output tokens a second, from a run's report."""
+    tokens = report["total_input_tokens"] + report["total_output_tokens"]
+    return {
+        "elapsed_time": report["duration"],
+        "num_requests": report["completed"],
+        "total_num_tokens": tokens,
+        "requests_per_second": report["request_throughput"],
+        "tokens_per_second": report["total_token_throughput"],
+        "output_tokens_per_second": report["output_throughput"],
+    }
