@@ -18,10 +18,10 @@ from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.anthropic.errors import error_body, is_anthropic
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import ApiKeys
-from quire.frontend.http.transport.ids import REQUEST_ID, request_id_of
 from quire.frontend.http.transport.logs import access_log
+from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
 
 ANTHROPIC_REQUEST_ID = "request-id"
 _PROMPT_FIELDS = {  # where it is not called "prompt"
@@ -33,7 +33,7 @@ _PROMPT_FIELDS = {  # where it is not called "prompt"
 _WORKING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
-def make_app(service: Service) -> ASGIApp:
+def make_app(service: ModelService) -> ASGIApp:
     """The whole server as an ASGI application. Raises `ValueError` for API keys that can't be read."""
     return Gateway(service, routes(service))
 
@@ -41,7 +41,7 @@ def make_app(service: Service) -> ASGIApp:
 class Gateway:
     """Around every request: its id, the API key, errors as the API has them, and a line in the access log."""
 
-    def __init__(self, service: Service, known: Sequence[Route]) -> None:
+    def __init__(self, service: ModelService, known: Sequence[Route]) -> None:
         self._service = service
         self._router = Router(known, redirect_slashes=False)
         self._app: ASGIApp = self._answer

@@ -1,4 +1,4 @@
-"""A conversation on its way to its answers, whichever API asked: Chat Completions, Responses or Messages."""
+"""A conversation, from its messages to its answers, for Chat Completions, Responses and Messages alike."""
 
 from __future__ import annotations
 
@@ -11,15 +11,62 @@ import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.errors import grammar_errors_at
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
-from quire.frontend.http.openai.response_format import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, blamed, only_one
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.tools import ToolUse
 from quire.frontend.text.prompts import truncated
 from quire.protocol.messages import SamplingParams, StructuredOutputs
+
+
+class Transcript:
+    """`messages` are those of Chat Completions. What the assistant thinks, says and calls in a row is one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._calls: set[str] = set()  # by id
+
+    def say(self, role: str, text: str, merge: bool = False) -> None:
+        """Add what `role` says. `merge`: it goes on with its last message, as the assistant always does."""
+        if self._goes_on(role) and (merge or role == "assistant"):
+            last = self.messages[-1]
+            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """Add what the assistant thought before what follows."""
+        message = self._assistant()
+        before = message.get("reasoning_content")
+        message["reasoning_content"] = f"{before}\n{text}" if before else text
+
+    def call(self, call_id: str, name: str, arguments: Any) -> None:
+        """Add a call of the assistant's; `arguments` is an object, or the JSON text of one."""
+        function = {"name": name, "arguments": arguments}
+        calls = self._assistant().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+        self._calls.add(call_id)
+
+    def knows_call(self, call_id: str) -> bool:
+        """Whether the assistant made this call."""
+        return call_id in self._calls
+
+    def result(self, call_id: str, text: str) -> None:
+        """Add what a call gave."""
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _goes_on(self, role: str) -> bool:
+        return bool(self.messages) and self.messages[-1]["role"] == role
+
+    def _assistant(self) -> dict[str, Any]:
+        """The assistant's message that is being put together."""
+        if not self._goes_on("assistant"):
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +90,7 @@ class Turn:
     structured_outputs: StructuredOutputs | None = None
     format_field: str = RESPONSE_FORMAT
 
-    async def begin(self, service: Service) -> Conversation:
+    async def begin(self, service: ModelService) -> Conversation:
         """The conversation, written as a prompt. Raises `ValueError` or `ApiError` for what can't be."""
         service.check_count(1, self.params)
         structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
@@ -51,7 +98,7 @@ class Turn:
         prompt = await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
         text, written = prompt.text or "", service.llm.answer_format
         asked_in = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
-        async with blamed(asked_in):
+        async with grammar_errors_at(asked_in):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
             params = written.params(params, text, self.tools)
         return Conversation(
@@ -93,18 +140,18 @@ class Conversation:
             trace=self.trace,
         )
 
-    async def answers(self, llm: AsyncLLM) -> tuple[list[Answer], RequestOutput]:
+    async def answers(self, llm: AsyncLLM) -> tuple[list[AssistantAnswer], RequestOutput]:
         """All answers, whole."""
-        async with blamed(self.format_field, self.tools):
+        async with grammar_errors_at(self.format_field, self.tools):
             output = await last_of(self.outputs(llm, "cumulative"))
         return [self._answer(completion) for completion in output.outputs], output
 
-    async def deltas(self, llm: AsyncLLM) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, llm: AsyncLLM) -> AsyncGenerator[AnswerDelta, None]:
         """What comes of the answers, as it comes."""
         parsers = [self.new_parser() for _ in range(self.params.n)]
         ended: set[int] = set()
         checked = False
-        async with blamed(self.format_field, self.tools), aclosing(self.outputs(llm, "delta")) as outputs:
+        async with grammar_errors_at(self.format_field, self.tools), aclosing(self.outputs(llm, "delta")) as outputs:
             async for output in outputs:
                 if not checked:
                     check_deadline(output)
@@ -114,17 +161,17 @@ class Conversation:
                     events = parser.feed(completion.text)
                     if completion.finish_reason is not None:
                         events += parser.finish()
-                    yield Delta(events, completion, output, parser.finish_reason(completion.finish_reason))
+                    yield AnswerDelta(events, completion, output, parser.finish_reason(completion.finish_reason))
 
-    def _answer(self, completion: CompletionOutput) -> Answer:
+    def _answer(self, completion: CompletionOutput) -> AssistantAnswer:
         parser = self.new_parser()
         parser.feed(completion.text)
         parser.finish()
-        return Answer(completion, parser.message, parser.finish_reason(completion.finish_reason) or "stop")
+        return AssistantAnswer(completion, parser.message, parser.finish_reason(completion.finish_reason) or "stop")
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class AnswerDelta:
     """What came of one of the answers: its events, and the tokens they were read from."""
 
     events: list[Event]
@@ -134,7 +181,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AssistantAnswer:
     """One whole answer, and why it ended: "tool_calls" when it is the client's turn to call."""
 
     completion: CompletionOutput

@@ -1,15 +1,18 @@
-"""What a client is told when its request cannot be served, in OpenAI's shape."""
+"""Errors that clients receive, in OpenAI's shape."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 from starlette.responses import Response
 
 from quire.frontend.errors import EngineDeadError, RequestError, RequestTimeoutError
-from quire.frontend.text.chat.tools import ToolError
+from quire.frontend.text.chat.refusal import refused_grammar, tool_at_fault
+from quire.frontend.text.chat.tools import ToolError, ToolUse
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import ErrorKind
 
@@ -126,3 +129,42 @@ def field_of(message: str) -> str | None:
     """The field that a message begins with, as those of values that are refused do: `temperature=-1 is ...`."""
     match = _FIELD.match(message)
     return None if match is None else match["field"]
+
+
+@contextmanager
+def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Report errors about tools and parameters in the field names of the API that the client called.
+
+    Each key of `names` is replaced, in order, by its value. Raises `ApiError` 400 in place of the error.
+    """
+    try:
+        yield
+    except ToolError as error:
+        raise bad_request(_renamed(str(error), names), _renamed(error.param, names)) from None
+    except ValueError as error:
+        if isinstance(error, ProtocolError) or getattr(error, "kind", ErrorKind.INVALID) is not ErrorKind.INVALID:
+            raise  # the request is too large, or the engine is at fault
+        message = _renamed(str(error), names)
+        raise bad_request(message, field_of(message), getattr(error, "code", None)) from None
+
+
+@asynccontextmanager
+async def grammar_errors_at(field: str, tools: ToolUse | None = None) -> AsyncIterator[None]:
+    """Report a grammar that the engine rejects as an error of the tool that caused it, or else of `field`.
+
+    Raises `ToolError` or `ApiError` 400.
+    """
+    try:
+        yield
+    except RequestError as error:
+        why = refused_grammar(error)
+        if why is None:
+            raise
+        at_fault = await asyncio.to_thread(tool_at_fault, error, tools)
+        raise at_fault or bad_request(f"{field} can't be used: {why}", field) from None
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    for name, replacement in names.items():
+        text = text.replace(name, replacement)
+    return text

@@ -5,37 +5,36 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from quire.frontend.http.anthropic.body import CountBody, MessagesBody
-from quire.frontend.http.anthropic.endpoint import Messages
+from quire.frontend.http.anthropic.endpoint import MessagesEndpoints
 from quire.frontend.http.anthropic.errors import AnthropicErrorAnswer
 from quire.frontend.http.anthropic.message import EVENTS as MESSAGE_EVENTS
 from quire.frontend.http.anthropic.message import Message, TokenCount
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.documentation.pages import Documentation
-from quire.frontend.http.openai.chat import Chat, ChatBody, ChatChunk, ChatCompletion
-from quire.frontend.http.openai.completions import Completion, CompletionBody, Completions
-from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, Embeddings
+from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
+from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
+from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
 from quire.frontend.http.openai.responses.body import ResponsesBody
-from quire.frontend.http.openai.responses.endpoint import Responses
+from quire.frontend.http.openai.responses.endpoint import ResponsesEndpoint
 from quire.frontend.http.openai.responses.events import EVENTS as RESPONSE_EVENTS
 from quire.frontend.http.openai.responses.response import Response
 from quire.frontend.http.operations.endpoints import (
     DetokenizeBody,
     Detokenized,
-    Endpoints,
     Health,
     ModelCard,
     ModelList,
+    OperatorEndpoints,
     TokenizeBody,
     Tokens,
     Version,
 )
-from quire.frontend.http.operations.page import page_routes
-from quire.frontend.http.operations.view import EngineView, view_routes
-from quire.frontend.http.service import Service
+from quire.frontend.http.operations.view import EngineView, page_routes, view_routes
+from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.recent import RecentRates
 
 
-def routes(service: Service) -> list[Route]:
+def routes(service: ModelService) -> list[Route]:
     """All that can be asked for, in the order of `/openapi.json`, which tells of every `Operation`."""
     recent = RecentRates()
     service.llm.add_observer(recent)
@@ -46,12 +45,12 @@ def routes(service: Service) -> list[Route]:
     return table
 
 
-def _openai(service: Service) -> list[Route]:
-    responses = Responses(service)
+def _openai(service: ModelService) -> list[Route]:
+    responses = ResponsesEndpoint(service)
     return [
         Operation(
             "/v1/chat/completions",
-            Chat(service).create,
+            ChatEndpoint(service).create,
             body=ChatBody,
             answer=ChatCompletion,
             events=[ChatChunk],
@@ -61,17 +60,17 @@ def _openai(service: Service) -> list[Route]:
         ),
         Operation(
             "/v1/completions",
-            Completions(service).create,
+            CompletionsEndpoint(service).create,
             body=CompletionBody,
-            answer=Completion,
-            events=[Completion],
+            answer=TextCompletion,
+            events=[TextCompletion],
             ends_with_done=True,
             generates=True,
             example={"prompt": "Once upon a time", "max_tokens": 60},
         ),
         Operation(
             "/v1/embeddings",
-            Embeddings(service).create,
+            EmbeddingsEndpoint(service).create,
             body=EmbeddingBody,
             answer=EmbeddingList,
             generates=True,
@@ -90,8 +89,8 @@ def _openai(service: Service) -> list[Route]:
     ]
 
 
-def _anthropic(service: Service) -> list[Route]:
-    messages = Messages(service)
+def _anthropic(service: ModelService) -> list[Route]:
+    messages = MessagesEndpoints(service)
     return [
         Operation(
             "/v1/messages",
@@ -114,8 +113,8 @@ def _anthropic(service: Service) -> list[Route]:
     ]
 
 
-def _small(service: Service) -> list[Route]:
-    small = Endpoints(service)
+def _small(service: ModelService) -> list[Route]:
+    small = OperatorEndpoints(service)
     return [
         Operation("/v1/models", small.models, answer=ModelList),
         Operation("/v1/models/{name:path}", small.model, answer=ModelCard, errors=[404]),

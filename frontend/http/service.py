@@ -18,7 +18,7 @@ from starlette.requests import Request
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
-from quire.frontend.http.transport.retry_after import RetryAfter
+from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.transport.sse import DONE, EventStream, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
@@ -32,7 +32,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 
 @dataclass
-class Service:
+class ModelService:
     """The server's one model, in an engine that may run anywhere.
 
     `names`: what clients may call it, the first is its own. `defaults`: its own values of sampling parameters.

@@ -7,34 +7,34 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from quire.frontend.http.conversation import Transcript
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.transcript import Transcript
 from quire.frontend.http.transport.bodies import convert
 
 T = TypeVar("T", bound=msgspec.Struct)
 Blocks = str | Sequence[Mapping[str, Any]]
 
 
-class _Message(msgspec.Struct):
+class _InputMessage(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
-class _Text(msgspec.Struct):
+class _TextBlock(msgspec.Struct):
     text: str
 
 
-class _Thinking(msgspec.Struct):
+class _ThinkingBlock(msgspec.Struct):
     thinking: str
 
 
-class _ToolUse(msgspec.Struct):
+class _ToolUseBlock(msgspec.Struct):
     id: str
     name: str
     input: dict[str, Any]
 
 
-class _ToolResult(msgspec.Struct):
+class _ToolResultBlock(msgspec.Struct):
     tool_use_id: str
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
@@ -52,7 +52,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
         raise bad_request('messages is empty; give at least {"role": "user", "content": ...}', "messages")
     for index, given in enumerate(messages):
         where = f"messages[{index}]"
-        message = convert(given, _Message, where)
+        message = convert(given, _InputMessage, where)
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [{"type": "text", "text": blocks}]
@@ -66,7 +66,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
 def _read(block: Mapping[str, Any], role: str, where: str, transcript: Transcript) -> None:
     kind = block.get("type")
     if kind == "text":
-        transcript.say(role, convert(block, _Text, where).text, merge=True)
+        transcript.say(role, convert(block, _TextBlock, where).text, merge=True)
         return
     readers = _READERS.get(role, {})
     if not isinstance(kind, str) or kind not in readers:
@@ -77,7 +77,7 @@ def _read(block: Mapping[str, Any], role: str, where: str, transcript: Transcrip
 
 
 def _thinking(block: Mapping[str, Any], where: str, transcript: Transcript) -> None:
-    transcript.think(convert(block, _Thinking, where).thinking)
+    transcript.think(convert(block, _ThinkingBlock, where).thinking)
 
 
 def _redacted_thinking(_block: Mapping[str, Any], _where: str, _transcript: Transcript) -> None:
@@ -85,12 +85,12 @@ def _redacted_thinking(_block: Mapping[str, Any], _where: str, _transcript: Tran
 
 
 def _tool_use(block: Mapping[str, Any], where: str, transcript: Transcript) -> None:
-    call = convert(block, _ToolUse, where)
+    call = convert(block, _ToolUseBlock, where)
     transcript.call(call.id, call.name, call.input)
 
 
 def _tool_result(block: Mapping[str, Any], where: str, transcript: Transcript) -> None:
-    result = convert(block, _ToolResult, where)
+    result = convert(block, _ToolResultBlock, where)
     if not transcript.knows_call(result.tool_use_id):
         raise bad_request(
             f"{where} has tool_use_id={result.tool_use_id!r}, but no tool_use block before it has this id; "
@@ -112,7 +112,7 @@ def _text_block(block: Mapping[str, Any], where: str) -> str:
     kind = block.get("type")
     if kind != "text":
         raise bad_request(f"{where} is of type {kind!r}; give {{'type': 'text', 'text': ...}} only", where)
-    return convert(block, _Text, where).text
+    return convert(block, _TextBlock, where).text
 
 
 _READERS: dict[str, dict[str, Callable[[Mapping[str, Any], str, Transcript], None]]] = {

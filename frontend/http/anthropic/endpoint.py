@@ -11,27 +11,24 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.anthropic.blocks import chat_messages
-from quire.frontend.http.anthropic.body import WORDS, CountBody, MessagesBody, PromptFields
+from quire.frontend.http.anthropic.body import FIELD_NAMES, CountBody, MessagesBody, PromptFields, tool_use
 from quire.frontend.http.anthropic.message import TokenCount
-from quire.frontend.http.anthropic.tools import tool_use
 from quire.frontend.http.anthropic.writer import MessageWriter
 from quire.frontend.http.conversation import Conversation, Turn
-from quire.frontend.http.effort import effort_variables
-from quire.frontend.http.errors import bad_request
-from quire.frontend.http.service import Service
+from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import effort_kwargs
 from quire.frontend.http.transport.bodies import decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
-from quire.frontend.http.wording import worded
 from quire.frontend.sampling import RANGES, check_range
 from quire.protocol.messages import SamplingParams
 
 
-class Messages:
+class MessagesEndpoints:
     """The endpoints."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
@@ -47,7 +44,7 @@ class Messages:
             timeout=service.timeout(request),
             trace=TraceContext("chat", request.headers, answer_id),
         )
-        with worded(WORDS):
+        with errors_renamed(FIELD_NAMES):
             conversation = self._fitted(await turn.begin(service))
         writer = MessageWriter(service, body, conversation, answer_id, request.scope["request_id"])
         if body.stream:
@@ -101,7 +98,7 @@ class Messages:
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
     """The options of the chat template; a last message of the assistant's is continued."""
     effort = None if body.output_config is None else body.output_config.effort
-    kwargs = effort_variables(effort, "output_config.effort")
+    kwargs = effort_kwargs(effort, "output_config.effort")
     if body.thinking is not None:
         kwargs["enable_thinking"] = body.thinking.type != "disabled"
     continues = last["role"] == "assistant"

@@ -7,20 +7,20 @@ from typing import Any
 import msgspec
 
 
-class Text(msgspec.Struct, tag_field="type", tag="text"):
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     """What the assistant says."""
 
     text: str = ""
 
 
-class Thinking(msgspec.Struct, tag_field="type", tag="thinking"):
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     """What the model thinks. Nobody has to prove who thought it, so there is no signature."""
 
     thinking: str = ""
     signature: str = ""
 
 
-class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     """A call that the client should make."""
 
     id: str
@@ -28,10 +28,10 @@ class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: dict[str, Any] = {}
 
 
-Block = Text | Thinking | ToolUse
+Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Usage(msgspec.Struct):
+class MessageUsage(msgspec.Struct):
     """Counts of tokens; of the prompt, `input_tokens` leaves out those that were found in the prefix cache."""
 
     input_tokens: int
@@ -49,10 +49,10 @@ class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
     content: list[Block] = []
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: Usage
+    usage: MessageUsage
 
 
-class StreamEvent(msgspec.Struct, tag_field="type"):
+class MessageStreamEvent(msgspec.Struct, tag_field="type"):
     """One event."""
 
     @property
@@ -61,17 +61,17 @@ class StreamEvent(msgspec.Struct, tag_field="type"):
         return str(self.__struct_config__.tag)
 
 
-class MessageStart(StreamEvent, tag="message_start"):
+class MessageStart(MessageStreamEvent, tag="message_start"):
     """The message, without content."""
 
     message: Message
 
 
-class Ping(StreamEvent, tag="ping"):
+class PingEvent(MessageStreamEvent, tag="ping"):
     """The connection lives."""
 
 
-class BlockStart(StreamEvent, tag="content_block_start"):
+class BlockStart(MessageStreamEvent, tag="content_block_start"):
     """A block begins; it is empty."""
 
     index: int
@@ -96,14 +96,14 @@ class InputJsonDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
-class BlockDelta(StreamEvent, tag="content_block_delta"):
+class BlockDelta(MessageStreamEvent, tag="content_block_delta"):
     """A block grows."""
 
     index: int
     delta: TextDelta | ThinkingDelta | InputJsonDelta
 
 
-class BlockStop(StreamEvent, tag="content_block_stop"):
+class BlockStop(MessageStreamEvent, tag="content_block_stop"):
     """A block has ended."""
 
     index: int
@@ -116,14 +116,14 @@ class Stop(msgspec.Struct):
     stop_sequence: str | None
 
 
-class MessageDelta(StreamEvent, tag="message_delta"):
+class MessageDelta(MessageStreamEvent, tag="message_delta"):
     """What is known of the message at its end."""
 
     delta: Stop
-    usage: Usage
+    usage: MessageUsage
 
 
-class MessageStop(StreamEvent, tag="message_stop"):
+class MessageStop(MessageStreamEvent, tag="message_stop"):
     """The message has ended."""
 
 
@@ -133,4 +133,4 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-EVENTS = (MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)
+EVENTS = (MessageStart, PingEvent, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)

@@ -10,9 +10,9 @@ from typing import Any
 
 from starlette.routing import compile_path
 
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.documentation.schemas import Schema, Schemas
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
 from quire.frontend.version import installed_version
 
@@ -65,7 +65,7 @@ _SECURITY: dict[str, Schema] = {
 }
 
 
-def document(service: Service, operations: Iterable[Operation]) -> dict[str, Any]:
+def document(service: ModelService, operations: Iterable[Operation]) -> dict[str, Any]:
     """All operations, as a document of OpenAPI 3.1."""
     told = list(operations)
     schemas = Schemas(kind for operation in told for kind in _types(operation))
@@ -102,7 +102,7 @@ def _types(operation: Operation) -> list[Any]:
     return [kind for kind in kinds if kind is not None]
 
 
-def _operation(operation: Operation, method: str, service: Service, schemas: Schemas) -> Schema:
+def _operation(operation: Operation, method: str, service: ModelService, schemas: Schemas) -> Schema:
     summary, description = _words(operation)
     _, path, converters = compile_path(operation.path)
     told: Schema = {
@@ -141,7 +141,7 @@ def _path_parameter(name: str, example: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "example": example}
 
 
-def _body(operation: Operation, service: Service, schemas: Schemas) -> Schema:
+def _body(operation: Operation, service: ModelService, schemas: Schemas) -> Schema:
     content: Schema = {"schema": schemas.of(operation.body)}
     if operation.example is not None:
         content["example"] = {"model": service.name, **operation.example}

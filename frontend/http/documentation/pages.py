@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.frontend.http.documentation.openapi import document
-from quire.frontend.http.documentation.operations import Operation
-from quire.frontend.http.service import Service
-from quire.frontend.http.transport.static_file import static_files
+from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.transport.responses import static_files
 
 _FOLDER = Path(__file__).parent / "docs"
 
@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parent / "docs"
 class Documentation:
     """Tells of `routes`, to which its own may be added later: the document is made when it is first asked for."""
 
-    def __init__(self, service: Service, routes: Sequence[Route]) -> None:
+    def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
         self._service = service
         self._routes = routes
         self._files = static_files(_FOLDER)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from quire.frontend.http.transport.bodies import Body
 Schema = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/"
-_MODULES = re.compile(r"[\w.]*\.(\w+\.\w+)")  # structs of one name in two modules are told with their whole path
 _NUMBERS = ("integer", "number")
 
 
@@ -27,9 +25,8 @@ class Schemas:
     def __init__(self, types: Iterable[Any]) -> None:
         kinds = list(dict.fromkeys(types))
         found, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE + "{name}")
-        names = {name: _MODULES.sub(r"\1", name) for name in components}
-        self._of = {kind: _renamed(schema, names) for kind, schema in zip(kinds, found, strict=True)}
-        self.components: dict[str, Schema] = {names[name]: _renamed(value, names) for name, value in components.items()}
+        self._of = dict(zip(kinds, found, strict=True))
+        self.components: dict[str, Schema] = components
         for schema in self.components.values():
             if "description" in schema:
                 schema["description"] = inspect.cleandoc(schema["description"])
@@ -59,20 +56,6 @@ class Schemas:
             properties["model"] = {"enum": [*models, None], "description": DESCRIPTIONS["model"]}
         for name, why in sorted(kind.refused.items()):
             properties[name] = _refusal(*why)
-
-
-def _renamed(schema: Schema, names: Mapping[str, str]) -> Schema:
-    """The same with shorter names of components in its references."""
-
-    def rename(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {
-                key: _REFERENCE + names[each.removeprefix(_REFERENCE)] if key == "$ref" else rename(each)
-                for key, each in value.items()
-            }
-        return [rename(each) for each in value] if isinstance(value, list) else value
-
-    return dict(rename(schema))
 
 
 def _branches(schema: Schema) -> list[Schema]:

@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
-from quire.frontend.http.documentation.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
-from quire.frontend.http.effort import EFFORT, effort_variables
-from quire.frontend.http.errors import bad_request
+from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
+from quire.frontend.http.conversation import AnswerDelta, AssistantAnswer, Conversation, Turn
+from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import (
     REFUSED,
     GenerationFields,
@@ -24,13 +23,12 @@ from quire.frontend.http.openai.fields import (
 )
 from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
 from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
-from quire.frontend.http.openai.usage import Tally, Thoughts, Usage, usage_of
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import EFFORT, effort_kwargs
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
-from quire.frontend.http.wording import worded
+from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally, usage_of
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.tools import check_tools
 
@@ -66,7 +64,7 @@ class ChatBody(GenerationFields, kw_only=True):
         return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
 
-class Function(msgspec.Struct, omit_defaults=True):
+class CalledFunction(msgspec.Struct, omit_defaults=True):
     """The function of a tool call, or in a delta what came of it."""
 
     arguments: str
@@ -76,13 +74,13 @@ class Function(msgspec.Struct, omit_defaults=True):
 class ToolCallPart(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A tool call; `index` is for deltas."""
 
-    function: Function
+    function: CalledFunction
     index: int | msgspec.UnsetType = msgspec.UNSET
     id: str | None = None
     type: str | None = None
 
 
-class Message(msgspec.Struct, kw_only=True):
+class ChatMessage(msgspec.Struct, kw_only=True):
     """The assistant's."""
 
     role: str = "assistant"
@@ -92,7 +90,7 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCallPart] | msgspec.UnsetType = msgspec.UNSET
 
 
-class MessageDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+class ChatDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What came of it."""
 
     role: str | None = None
@@ -101,22 +99,22 @@ class MessageDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
     tool_calls: list[ToolCallPart] | None = None
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class ChatChoice(msgspec.Struct, kw_only=True):
     """One answer."""
 
     index: int
-    message: Message
+    message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: int | str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChunkChoice(msgspec.Struct, kw_only=True):
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
     """What came of one answer."""
 
     index: int
-    delta: MessageDelta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
@@ -130,8 +128,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     object: str = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
-    usage: Usage
+    choices: list[ChatChoice]
+    usage: CompletionUsage
     prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
@@ -143,15 +141,15 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChunkChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Chat:
+class ChatEndpoint:
     """The endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
@@ -170,7 +168,7 @@ class Chat:
     def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
         service = self._service
         service.check_template(body.chat_template)
-        effort = effort_variables(body.reasoning_effort, "reasoning_effort")
+        effort = effort_kwargs(body.reasoning_effort, "reasoning_effort")
         kwargs = {**effort, **(body.chat_template_kwargs or {})}
         if body.documents is not None:
             kwargs.setdefault("documents", body.documents)
@@ -202,7 +200,7 @@ class ChatWriter:
     the very function that `tool_choice` names, it is "stop". So it is at OpenAI and in vLLM, and clients know it.
     """
 
-    def __init__(self, service: Service, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
+    def __init__(self, service: ModelService, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
         self._service = service
         self._body = body
         self._conversation = conversation
@@ -213,7 +211,7 @@ class ChatWriter:
 
     async def whole(self) -> ChatCompletion:
         """The whole answer."""
-        with worded(self._body.words):
+        with errors_renamed(self._body.words):
             answers, output = await self._conversation.answers(self._service.llm)
         thoughts = Thoughts()
         for answer in answers:
@@ -238,8 +236,8 @@ class ChatWriter:
         usage = None if shown.include_usage else msgspec.UNSET
         chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
-        tally, thoughts, greeted = Tally(), Thoughts(), set[int]()
-        with worded(self._body.words):
+        tally, thoughts, greeted = TokenTally(), Thoughts(), set[int]()
+        with errors_renamed(self._body.words):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:
                     index = delta.completion.index
@@ -249,7 +247,7 @@ class ChatWriter:
                         chunk.usage = tally.usage
                     if index not in greeted:
                         greeted.add(index)
-                        chunk.choices = [ChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))]
+                        chunk.choices = [ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))]
                         if self._body.return_token_ids:
                             chunk.prompt_token_ids = delta.output.prompt_token_ids
                         yield event(encode(chunk))
@@ -262,18 +260,18 @@ class ChatWriter:
             yield event(encode(chunk))
         yield DONE
 
-    def _choice(self, answer: Answer) -> Choice:
+    def _choice(self, answer: AssistantAnswer) -> ChatChoice:
         completion = answer.completion
         said = answer.message
-        message = Message(content=said.content)
+        message = ChatMessage(content=said.content)
         if said.reasoning_content is not None and self._shows_reasoning:
             message.reasoning_content = said.reasoning_content
         if said.tool_calls:
             message.tool_calls = [
-                ToolCallPart(id=call.id, type="function", function=Function(call.arguments, call.name))
+                ToolCallPart(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
                 for call in said.tool_calls
             ]
-        choice = Choice(
+        choice = ChatChoice(
             index=completion.index,
             message=message,
             finish_reason=self._finish_reason(answer.finish_reason),
@@ -286,15 +284,15 @@ class ChatWriter:
             choice.token_ids = completion.token_ids
         return choice
 
-    def _chunk_choices(self, delta: Delta) -> list[ChunkChoice]:
+    def _chunk_choices(self, delta: AnswerDelta) -> list[ChatChunkChoice]:
         """One for each event; log probabilities, token ids and the end come with the last."""
         completion, body = delta.completion, self._body
         index = completion.index
         parts = [part for part in map(self._part, delta.events) if part is not None]
-        choices = [ChunkChoice(index=index, delta=part) for part in parts]
+        choices = [ChatChunkChoice(index=index, delta=part) for part in parts]
         shows_tokens = bool(body.logprobs or body.return_token_ids)
         if not choices and (delta.finish_reason is not None or (shows_tokens and completion.token_ids)):
-            choices = [ChunkChoice(index=index, delta=MessageDelta())]
+            choices = [ChatChunkChoice(index=index, delta=ChatDelta())]
         if not choices:
             return []
         last = choices[-1]
@@ -310,17 +308,17 @@ class ChatWriter:
         tools = self._conversation.tools
         return "stop" if reason == "tool_calls" and tools is not None and tools.choice.named else reason
 
-    def _part(self, event: Event) -> MessageDelta | None:
+    def _part(self, event: Event) -> ChatDelta | None:
         match event:
             case ContentDelta(text):
-                return MessageDelta(content=text)
+                return ChatDelta(content=text)
             case ReasoningDelta(text):
-                return MessageDelta(reasoning_content=text) if self._shows_reasoning else None
+                return ChatDelta(reasoning_content=text) if self._shows_reasoning else None
             case ToolCallStart(index, call_id, name):
-                call = ToolCallPart(index=index, id=call_id, type="function", function=Function("", name))
+                call = ToolCallPart(index=index, id=call_id, type="function", function=CalledFunction("", name))
             case ToolCallArguments(index, text):
-                call = ToolCallPart(index=index, function=Function(text))
-        return MessageDelta(tool_calls=[call])
+                call = ToolCallPart(index=index, function=CalledFunction(text))
+        return ChatDelta(tool_calls=[call])
 
 
 def _max_tokens(body: ChatBody) -> int | None:

@@ -13,24 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.errors import bad_request
+from quire.frontend.http.errors import bad_request, grammar_errors_at
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
 from quire.frontend.http.openai.fields import REFUSED, GenerationFields, StreamOptions, sampling_params
 from quire.frontend.http.openai.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
-from quire.frontend.http.openai.response_format import (
-    RESPONSE_FORMAT,
-    STRUCTURED_OUTPUTS,
-    ResponseFormat,
-    blamed,
-    only_one,
-    wanted_format,
-)
-from quire.frontend.http.openai.usage import Tally, Usage, usage_of
-from quire.frontend.http.service import Service
+from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
+from quire.frontend.http.usage import CompletionUsage, TokenTally, usage_of
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from quire.protocol.messages import SamplingParams
 
@@ -51,7 +44,7 @@ class CompletionBody(GenerationFields, kw_only=True):
     response_format: ResponseFormat | None = None
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class TextChoice(msgspec.Struct, kw_only=True):
     """One completion of one prompt, or what came of it."""
 
     index: int
@@ -64,25 +57,25 @@ class Choice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class TextCompletion(msgspec.Struct, kw_only=True):
     """The answer, or a chunk of it."""
 
     id: str
     object: str = "text_completion"
     created: int
     model: str
-    choices: list[Choice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    choices: list[TextChoice]
+    usage: CompletionUsage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Completions:
+class CompletionsEndpoint:
     """The endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Continue texts: with a `Completion`, or with a stream of them."""
+        """Continue texts: with a `TextCompletion`, or with a stream of them."""
         service = self._service
         body = decode(await read_body(request, service.args), CompletionBody)
         service.check_model(body.model)
@@ -96,7 +89,7 @@ class Completions:
 class CompletionTask:
     """One body on its way to its answer."""
 
-    def __init__(self, service: Service, body: CompletionBody, request: Request) -> None:
+    def __init__(self, service: ModelService, body: CompletionBody, request: Request) -> None:
         self._service = service
         self._body = body
         self._timeout = service.timeout(request)
@@ -122,20 +115,22 @@ class CompletionTask:
             params.max_tokens = params.max_tokens or 1  # a prompt's log probabilities alone: what is drawn is left out
         return params
 
-    async def run(self) -> Completion:
+    async def run(self) -> TextCompletion:
         """The whole answer."""
         async with self._blamed():
             outputs = await all_of(await self._streams("cumulative"))
         choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
         usage = self._counted(usage_of(outputs))
-        return Completion(id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage)
+        return TextCompletion(
+            id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage
+        )
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer as events."""
         shown = self._body.stream_options or StreamOptions()
         usage = None if shown.include_usage else msgspec.UNSET
-        tally, offsets = Tally(), dict[int, int]()
-        chunk = Completion(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
+        tally, offsets = TokenTally(), dict[int, int]()
+        chunk = TextCompletion(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
         seen: set[int] = set()
         ended: defaultdict[int, set[int]] = defaultdict(set)
@@ -163,7 +158,7 @@ class CompletionTask:
         yield DONE
 
     def _blamed(self) -> AbstractAsyncContextManager[None]:
-        return blamed(STRUCTURED_OUTPUTS if self._body.response_format is None else RESPONSE_FORMAT)
+        return grammar_errors_at(STRUCTURED_OUTPUTS if self._body.response_format is None else RESPONSE_FORMAT)
 
     @property
     def _leaves_out_answer(self) -> bool:
@@ -174,7 +169,7 @@ class CompletionTask:
         echoes = bool(self._body.echo) and self._body.logprobs is not None
         return echoes and output.prompt_logprobs is None and not output.finished
 
-    def _counted(self, usage: Usage) -> Usage:
+    def _counted(self, usage: CompletionUsage) -> CompletionUsage:
         """`usage` without the token that is left out."""
         if self._leaves_out_answer:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
@@ -199,10 +194,10 @@ class CompletionTask:
             for prompt in prompts
         ]
 
-    def _choices(self, number: int, output: RequestOutput) -> list[Choice]:
+    def _choices(self, number: int, output: RequestOutput) -> list[TextChoice]:
         return [self._whole(number, output, completion) for completion in output.outputs]
 
-    def _whole(self, number: int, output: RequestOutput, completion: CompletionOutput) -> Choice:
+    def _whole(self, number: int, output: RequestOutput, completion: CompletionOutput) -> TextChoice:
         body, index = self._body, number * self._params.n + completion.index
         text, token_ids = completion.text, completion.token_ids
         positions: Sequence[Any] = completion.logprobs or []
@@ -213,7 +208,7 @@ class CompletionTask:
             text = self._service.prompt_text(output) + text
             shown_ids = [*output.prompt_token_ids, *token_ids]
             positions = [*_prompt_positions(output), *positions]
-        choice = Choice(
+        choice = TextChoice(
             index=index,
             text=text,
             finish_reason="length" if self._leaves_out_answer else completion.finish_reason,
@@ -229,7 +224,7 @@ class CompletionTask:
 
     def _parts(
         self, index: int, completion: CompletionOutput, offsets: dict[int, int], begun: RequestOutput | None
-    ) -> list[Choice]:
+    ) -> list[TextChoice]:
         """What a stream tells of a completion; with its prompt, `begun`, where that is asked for and it begins."""
         echo = [] if begun is None or not self._body.echo else [self._echo(index, begun, offsets)]
         parts = [*echo, self._delta(index, completion, offsets)]
@@ -237,9 +232,9 @@ class CompletionTask:
             parts[0].prompt_token_ids = begun.prompt_token_ids
         return parts
 
-    def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> Choice:
+    def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> TextChoice:
         """The prompt, with which a streamed completion begins."""
-        choice = Choice(index=index, text=self._service.prompt_text(output))
+        choice = TextChoice(index=index, text=self._service.prompt_text(output))
         if self._body.logprobs is not None:
             positions = _prompt_positions(output)
             choice.logprobs = self._writer.completion(positions, output.prompt_token_ids, self._body.logprobs, 0)
@@ -248,10 +243,10 @@ class CompletionTask:
             choice.token_ids = []
         return choice
 
-    def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> Choice:
+    def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> TextChoice:
         if self._leaves_out_answer:
-            return Choice(index=index, text="", finish_reason=completion.finish_reason and "length")
-        choice = Choice(
+            return TextChoice(index=index, text="", finish_reason=completion.finish_reason and "length")
+        choice = TextChoice(
             index=index,
             text=completion.text,
             finish_reason=completion.finish_reason,

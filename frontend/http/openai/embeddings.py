@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.openai.completions import prompts_of
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals, decode, read_body
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.outputs import EmbeddingRequestOutput
 from quire.protocol.messages import PoolingParams, SamplingParams
@@ -69,10 +69,10 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-class Embeddings:
+class EmbeddingsEndpoint:
     """The endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:

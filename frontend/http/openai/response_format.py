@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from quire.frontend.errors import RequestError
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
-from quire.frontend.text.chat.refusal import refused_grammar, tool_at_fault
-from quire.frontend.text.chat.tools import ToolUse
 from quire.protocol.messages import StructuredOutputs
 
-STRUCTURED_OUTPUTS = "structured_outputs"
-RESPONSE_FORMAT = "response_format"
 _ONLY_FALSE = Meta(extra_json_schema={"const": False})
 
 
@@ -95,31 +88,6 @@ def wanted_format(given: ResponseFormat | None) -> StructuredOutputs | None:
                 "unsupported_parameter",
             )
     return None
-
-
-def only_one(
-    structured: StructuredOutputs | None, wanted: StructuredOutputs | None, field: str = RESPONSE_FORMAT
-) -> StructuredOutputs | None:
-    """What of `structured_outputs` and the API's own `field` is given. Raises `ApiError` 400 for both."""
-    if structured is not None and wanted is not None:
-        raise bad_request(f"{field} and structured_outputs both say what the answer must be; give one of them", field)
-    return wanted if structured is None else structured
-
-
-@asynccontextmanager
-async def blamed(field: str, tools: ToolUse | None = None) -> AsyncIterator[None]:
-    """Tell a grammar that the engine refuses in words of the client's: by the tool at fault, or else by `field`.
-
-    Raises `ToolError` or `ApiError` 400.
-    """
-    try:
-        yield
-    except RequestError as error:
-        why = refused_grammar(error)
-        if why is None:
-            raise
-        at_fault = await asyncio.to_thread(tool_at_fault, error, tools)
-        raise at_fault or bad_request(f"{field} can't be used: {why}", field) from None
 
 
 def _checked(fields: dict[str, Any], field: str) -> StructuredOutputs:

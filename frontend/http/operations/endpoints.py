@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.http.documentation.chat_schemas import MESSAGE, TOOL
+from quire.frontend.http.chat_schemas import MESSAGE, TOOL
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.bodies import Body, decode, read_body
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.version import installed_version
 
@@ -98,10 +98,10 @@ async def _read(tokens: Sequence[int], read: Callable[[], T]) -> T:
     return await asyncio.to_thread(read) if len(tokens) > LONG_TEXT else read()
 
 
-class Endpoints:
+class OperatorEndpoints:
     """What the small endpoints answer."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def health(self, _request: Request) -> Response:

@@ -1,9 +1,10 @@
-"""The live view of the engine: one poller for all who look, and none when nobody does."""
+"""The page at `/`, and its live view of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -11,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.operations.picture import Picture, PictureMaker
+from quire.frontend.http.transport.responses import static_files
 from quire.frontend.http.transport.sse import event
 from quire.frontend.metrics.recent import RecentRates
 from quire.protocol.messages import EngineSnapshot
@@ -128,3 +130,21 @@ def view_routes(view: EngineView, stream: Callable[[AsyncGenerator[bytes, None]]
         return stream(view.events())
 
     return [Operation("/view/events", events, events=[History, Picture, Problem])]
+
+
+_FOLDER = Path(__file__).parents[2] / "page"
+
+
+def page_routes() -> list[Route]:
+    """`GET /` and `GET /page/...` for each file of the page."""
+    files = static_files(_FOLDER)
+    index = files.pop("index.html")
+
+    async def page(request: Request) -> Response:
+        """Show a chat with the model and the live view of the engine. In a browser."""
+        return await index.answer(request)
+
+    return [
+        Operation("/", page, media_types=["text/html"]),
+        *(Route(f"/page/{name}", file.answer, include_in_schema=False) for name, file in files.items()),
+    ]

@@ -17,8 +17,8 @@ from uvicorn.server import ServerState
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.transport.ids import REQUEST_ID, request_id_of
 from quire.frontend.http.transport.logs import access_log
+from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
 
 MAX_HEADER_BYTES = 64 << 10  # of the request line and all headers; as much again of what frames a body
 _TURN_AWAY_SECONDS = 1.0  # for the request of a connection too many, so that it can be answered

@@ -1,16 +1,18 @@
-"""The body of `POST /v1/responses`."""
+"""The body of `POST /v1/responses`, and its tools."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quire.frontend.http.effort import EFFORT
-from quire.frontend.http.errors import bad_request
-from quire.frontend.http.openai.fields import NOT_HERE, REFUSED, GenerationFields, check_top_logprobs
-from quire.frontend.http.transport.bodies import Refusals
+from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.openai.fields import REFUSED, GenerationFields, check_top_logprobs
+from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
+from quire.frontend.http.transport.bodies import Refusals, without_refused
+from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
 STORES_NOTHING = "nothing is stored; send the whole conversation as input"
@@ -34,7 +36,7 @@ RESPONSES_REFUSED: Refusals = {
     "truncation": (("disabled",), "send what fits into the context"),
 }
 
-WORDS = {  # what errors name -> what it is called here
+FIELD_NAMES = {  # what errors name -> what it is called here
     ".function": "",
     '"function": {"name": ...}': '"name": ...',
     "max_tokens": "max_output_tokens",
@@ -58,7 +60,7 @@ _FOREIGN = {
 _INPUT = Meta(description="A text, or items: messages, calls of functions, their outputs, thoughts.")
 
 
-class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
+class OutputTextFormat(msgspec.Struct, forbid_unknown_fields=True):
     """What the text of the answer must be; all but `type` belong to json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -84,7 +86,7 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
 class TextField(msgspec.Struct, forbid_unknown_fields=True):
     """About the text of the answer."""
 
-    format: TextFormat | None = None
+    format: OutputTextFormat | None = None
     verbosity: str | None = None
 
 
@@ -139,7 +141,7 @@ class ResponsesBody(GenerationFields, kw_only=True):
     @property
     def words(self) -> dict[str, str]:
         """What errors name, and what it is called in this body."""
-        return WORDS if self.format is None else {**WORDS, "structured_outputs.json": "text.format.schema"}
+        return FIELD_NAMES if self.format is None else {**FIELD_NAMES, "structured_outputs.json": "text.format.schema"}
 
     @property
     def num_logprobs(self) -> int | None:
@@ -150,3 +152,48 @@ class ResponsesBody(GenerationFields, kw_only=True):
         if self.top_logprobs:
             raise bad_request(f'top_logprobs has a meaning only with include=["{LOGPROBS}"]', "top_logprobs")
         return None
+
+
+FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+_REFUSED: Refusals = {
+    **TOOL_REFUSED,
+    "async": ((False,), NOT_HERE),
+    "output_schema": ((), "say it in the description"),
+}
+
+
+def tool_use(
+    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, parallel: bool | None
+) -> ToolUse | None:
+    """The tools of a body and the choice among them; None if there are none. Raises `ApiError` 400."""
+    nested = [_nested(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    with errors_renamed(FIELD_NAMES):
+        return check_tools(nested, _nested_choice(choice), parallel)
+
+
+def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise bad_request(
+            f"{where} is of type {tool.get('type')!r}; this server has no tools of its own, so give type 'function'",
+            f"{where}.type",
+        )
+    tool = without_refused(tool, FUNCTION_KEYS, _REFUSED, where)
+    if unknown := sorted(set(tool) - {"type", *FUNCTION_KEYS}):
+        raise bad_request(
+            f"{where} has {unknown[0]!r}, which is not supported; known are type, {', '.join(FUNCTION_KEYS)}", where
+        )
+    return {"type": "function", "function": {key: tool[key] for key in FUNCTION_KEYS if key in tool}}
+
+
+def _nested_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if not isinstance(choice, Mapping):
+        return choice
+    match choice.get("type"):
+        case "function":
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        case "allowed_tools":
+            given = choice.get("tools")
+            named = [_nested_choice(tool) for tool in given] if isinstance(given, list) else given
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+        case _:
+            return choice

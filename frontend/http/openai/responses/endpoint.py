@@ -7,25 +7,22 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Turn
-from quire.frontend.http.effort import effort_variables
-from quire.frontend.http.errors import ApiError
+from quire.frontend.http.errors import ApiError, errors_renamed
 from quire.frontend.http.openai.fields import sampling_params
-from quire.frontend.http.openai.responses.body import ResponsesBody
+from quire.frontend.http.openai.responses.body import ResponsesBody, tool_use
 from quire.frontend.http.openai.responses.input_items import messages_of
-from quire.frontend.http.openai.responses.tools import tool_use
 from quire.frontend.http.openai.responses.writer import ResponseWriter
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import effort_kwargs
 from quire.frontend.http.transport.bodies import decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
-from quire.frontend.http.wording import worded
 
 
-class Responses:
+class ResponsesEndpoint:
     """The endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
@@ -35,7 +32,7 @@ class Responses:
         body.check()
         service.check_model(body.model)
         answer_id = new_id("resp", "_", body.request_id)
-        with worded(body.words):
+        with errors_renamed(body.words):
             conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ResponseWriter(service, body, conversation, answer_id)
         if body.stream:
@@ -55,7 +52,7 @@ class Responses:
 
     def _turn(self, body: ResponsesBody, request: Request, answer_id: str) -> Turn:
         service = self._service
-        effort = effort_variables(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
+        effort = effort_kwargs(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
         kwargs = {**effort, **(body.chat_template_kwargs or {})}
         return Turn(
             messages=messages_of(body.input, body.instructions),

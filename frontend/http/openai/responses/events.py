@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from quire.frontend.http.openai.logprobs import TokenLogprob
-from quire.frontend.http.openai.responses.items import Item, Part
-from quire.frontend.http.openai.responses.response import Response
+from quire.frontend.http.openai.responses.response import Item, Part, Response
 
 
-class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
+class ResponseStreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
     """One event; they are numbered from 0."""
 
     sequence_number: int = 0
@@ -20,33 +19,33 @@ class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
         return str(self.__struct_config__.tag)
 
 
-class ResponseEvent(StreamEvent, kw_only=True):
+class WholeResponseEvent(ResponseStreamEvent, kw_only=True):
     """The whole response as it is now."""
 
     response: Response
 
 
-class Created(ResponseEvent, tag="response.created", kw_only=True):
+class Created(WholeResponseEvent, tag="response.created", kw_only=True):
     """It exists."""
 
 
-class InProgress(ResponseEvent, tag="response.in_progress", kw_only=True):
+class InProgress(WholeResponseEvent, tag="response.in_progress", kw_only=True):
     """The model works on it."""
 
 
-class Completed(ResponseEvent, tag="response.completed", kw_only=True):
+class Completed(WholeResponseEvent, tag="response.completed", kw_only=True):
     """It has come to its end."""
 
 
-class Incomplete(ResponseEvent, tag="response.incomplete", kw_only=True):
+class Incomplete(WholeResponseEvent, tag="response.incomplete", kw_only=True):
     """It was cut off."""
 
 
-class Failed(ResponseEvent, tag="response.failed", kw_only=True):
+class Failed(WholeResponseEvent, tag="response.failed", kw_only=True):
     """It will not come to its end; an `Error` has told why."""
 
 
-class Error(StreamEvent, tag="error", kw_only=True):
+class Error(ResponseStreamEvent, tag="error", kw_only=True):
     """What went wrong."""
 
     code: str | None
@@ -54,21 +53,21 @@ class Error(StreamEvent, tag="error", kw_only=True):
     param: str | None
 
 
-class ItemAdded(StreamEvent, tag="response.output_item.added", kw_only=True):
+class ItemAdded(ResponseStreamEvent, tag="response.output_item.added", kw_only=True):
     """An item begins."""
 
     output_index: int
     item: Item
 
 
-class ItemDone(StreamEvent, tag="response.output_item.done", kw_only=True):
+class ItemDone(ResponseStreamEvent, tag="response.output_item.done", kw_only=True):
     """An item has ended."""
 
     output_index: int
     item: Item
 
 
-class ItemEvent(StreamEvent):
+class ItemEvent(ResponseStreamEvent):
     """Something about the item that is being written."""
 
     item_id: str
@@ -89,7 +88,7 @@ class PartDone(ItemEvent, tag="response.content_part.done", kw_only=True):
     part: Part
 
 
-class TextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
+class OutputTextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
     """More of what the assistant says."""
 
     content_index: int = 0
@@ -97,7 +96,7 @@ class TextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
     logprobs: list[TokenLogprob]
 
 
-class TextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
+class OutputTextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
     """All of what it says."""
 
     content_index: int = 0
@@ -105,14 +104,14 @@ class TextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
     logprobs: list[TokenLogprob]
 
 
-class ReasoningDelta(ItemEvent, tag="response.reasoning_text.delta", kw_only=True):
+class ReasoningTextDelta(ItemEvent, tag="response.reasoning_text.delta", kw_only=True):
     """More of what the model thinks."""
 
     content_index: int = 0
     delta: str
 
 
-class ReasoningDone(ItemEvent, tag="response.reasoning_text.done", kw_only=True):
+class ReasoningTextDone(ItemEvent, tag="response.reasoning_text.done", kw_only=True):
     """All of what it thinks."""
 
     content_index: int = 0
@@ -134,5 +133,5 @@ class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done", kw_o
 
 EVENTS = (
     *(Created, InProgress, Completed, Incomplete, Failed, Error, ItemAdded, ItemDone, PartAdded, PartDone),
-    *(TextDelta, TextDone, ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
+    *(OutputTextDelta, OutputTextDone, ReasoningTextDelta, ReasoningTextDone, ArgumentsDelta, ArgumentsDone),
 )

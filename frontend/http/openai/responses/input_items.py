@@ -8,30 +8,30 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from quire.frontend.errors import kind_of
+from quire.frontend.http.conversation import Transcript
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.transcript import Transcript
 from quire.frontend.http.transport.bodies import convert
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class _Message(msgspec.Struct):
+class _MessageItem(msgspec.Struct):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
 
 
-class _FunctionCall(msgspec.Struct):
+class _FunctionCallItem(msgspec.Struct):
     call_id: str
     name: str
     arguments: str
 
 
-class _FunctionCallOutput(msgspec.Struct):
+class _FunctionCallOutputItem(msgspec.Struct):
     call_id: str
     output: str | list[dict[str, Any]]
 
 
-class _Reasoning(msgspec.Struct):
+class _ReasoningItem(msgspec.Struct):
     summary: list[dict[str, Any]] | None = None
     content: list[dict[str, Any]] | None = None
 
@@ -72,12 +72,12 @@ def _read(item: dict[str, Any], where: str, transcript: Transcript) -> None:
 
 
 def _message(item: dict[str, Any], where: str, transcript: Transcript) -> None:
-    message = convert(item, _Message, where)
+    message = convert(item, _MessageItem, where)
     transcript.say(message.role, _text(message.content, f"{where}.content"))
 
 
 def _function_call(item: dict[str, Any], where: str, transcript: Transcript) -> None:
-    call = convert(item, _FunctionCall, where)
+    call = convert(item, _FunctionCallItem, where)
     try:
         arguments = msgspec.json.decode(call.arguments.strip() or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -86,7 +86,7 @@ def _function_call(item: dict[str, Any], where: str, transcript: Transcript) -> 
 
 
 def _function_call_output(item: dict[str, Any], where: str, transcript: Transcript) -> None:
-    result = convert(item, _FunctionCallOutput, where)
+    result = convert(item, _FunctionCallOutputItem, where)
     if not transcript.knows_call(result.call_id):
         raise bad_request(
             f"{where} has call_id={result.call_id!r}, but no function_call before it has this call_id; "
@@ -97,7 +97,7 @@ def _function_call_output(item: dict[str, Any], where: str, transcript: Transcri
 
 
 def _reasoning(item: dict[str, Any], where: str, transcript: Transcript) -> None:
-    thoughts = convert(item, _Reasoning, where)
+    thoughts = convert(item, _ReasoningItem, where)
     text = _text(thoughts.content or [], f"{where}.content") or _text(thoughts.summary or [], f"{where}.summary")
     if text:
         transcript.think(text)

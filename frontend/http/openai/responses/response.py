@@ -1,4 +1,4 @@
-"""The response as a client sees it."""
+"""The response as a client sees it, and the items that it holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,56 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.http.openai.responses.items import Item
+from quire.frontend.http.openai.logprobs import TokenLogprob
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """What the assistant says to the user."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """What the model thinks."""
+
+    text: str = ""
+
+
+Part = OutputText | ReasoningText
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
+    """A message of the assistant's."""
+
+    id: str
+    status: str = "in_progress"
+    role: str = "assistant"
+    content: list[Part] = []
+
+
+class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
+    """A call that the client should make; `arguments` is JSON as the model wrote it."""
+
+    id: str
+    status: str = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+class Reasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True):
+    """Thoughts, which are told whole and in the open."""
+
+    id: str
+    status: str = "in_progress"
+    summary: list[Any] = []
+    content: list[Part] = []
+    encrypted_content: None = None
+
+
+Item = OutputMessage | FunctionCall | Reasoning
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -22,7 +71,7 @@ class OutputTokensDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
-class Usage(msgspec.Struct):
+class ResponseUsage(msgspec.Struct):
     """Counts of tokens."""
 
     input_tokens: int
@@ -76,5 +125,5 @@ class Response(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"
-    usage: Usage | None = None
+    usage: ResponseUsage | None = None
     user: str | None = None

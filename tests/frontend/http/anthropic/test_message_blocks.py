@@ -11,9 +11,9 @@ from chat_answers import numbered_ids
 from pydantic import TypeAdapter
 
 from quire.frontend.http.anthropic.blocks import chat_messages
-from quire.frontend.http.anthropic.content import INVALID_JSON, Content
+from quire.frontend.http.anthropic.body import tool_use
 from quire.frontend.http.anthropic.errors import error_body, is_anthropic
-from quire.frontend.http.anthropic.tools import tool_use
+from quire.frontend.http.anthropic.writer import INVALID_JSON, Content
 from quire.frontend.http.errors import ApiError
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer

@@ -18,9 +18,9 @@ from starlette.routing import Route, compile_path
 from quire.frontend import AsyncLLM
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.documentation.openapi import document
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.text.chat.messages import ANSWER_KEYS, MESSAGE_KEYS
@@ -48,7 +48,7 @@ def made(server: Server, args: ServerArgs) -> tuple[list[Route], dict[str, Any]]
     async def make() -> tuple[list[Route], dict[str, Any]]:
         async with AsyncLLM(engine_address=server.engine_address) as llm:
             metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-            service = Service(llm=llm, args=args, names=["m"], metrics=metrics)
+            service = ModelService(llm=llm, args=args, names=["m"], metrics=metrics)
             known = routes(service)
             return known, document(service, [route for route in known if isinstance(route, Operation)])
 
@@ -66,7 +66,7 @@ def test_schemathesis_finds_no_answer_that_the_document_does_not_tell_of(guarded
         text=True,
         check=False,
         cwd=tmp_path,  # it leaves notes of what it did
-        env={**os.environ, "PYTHONPATH": str(CONFIG.parents[2])},
+        env={**os.environ, "PYTHONPATH": str(CONFIG.parents[3] / "support")},
     )
     assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-2000:]
     assert guarded.request("/health").status == 200

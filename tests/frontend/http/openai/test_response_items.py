@@ -12,9 +12,9 @@ from openai.types.responses import ResponseInputItemParam, ResponseOutputItem, R
 from pydantic import TypeAdapter
 
 from quire.frontend.http.errors import ApiError
+from quire.frontend.http.openai.responses.body import tool_use
 from quire.frontend.http.openai.responses.input_items import messages_of
-from quire.frontend.http.openai.responses.output import Output
-from quire.frontend.http.openai.responses.tools import tool_use
+from quire.frontend.http.openai.responses.output import ResponseOutput
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer
 from quire.frontend.text.chat.events import Event
@@ -45,7 +45,7 @@ def events_of(pieces: Iterable[str]) -> list[list[Event]]:
 
 def streamed(pieces: Iterable[str], status: str = "completed") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The items of an answer that arrives as `pieces`, and the events that told of them."""
-    output = Output()
+    output = ResponseOutput()
     told = [msgspec.to_builtins(each) for events in events_of(pieces) for each in output.take(events, [])]
     told += [msgspec.to_builtins(each) for each in output.end(status)]
     return msgspec.to_builtins(output.items), told

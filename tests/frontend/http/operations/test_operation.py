@@ -22,9 +22,9 @@ from raw_http import RawConnection, post
 from quire.frontend import AsyncLLM
 from quire.frontend.client.request_table import OpenRequest
 from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import Service
-from quire.frontend.http.transport.retry_after import RetryAfter
+from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.server import ServerMetrics
 
 COMPLETIONS = "/v1/completions"
@@ -79,7 +79,7 @@ def test_every_route_asks_for_a_key(locked: Server) -> None:
     with_engine = AsyncLLM(engine_address=locked.engine_address)
     try:
         metrics = ServerMetrics(model_name="m", max_model_len=with_engine.max_model_len)
-        known = routes(Service(llm=with_engine, args=ServerArgs(), names=["m"], metrics=metrics))
+        known = routes(ModelService(llm=with_engine, args=ServerArgs(), names=["m"], metrics=metrics))
     finally:
         with_engine.close()
     paths = {route.path.replace("{name:path}", "x") for route in known} | {"/nothing", "/health/", "//health"}

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from quire.frontend import AsyncLLM
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.server import ServerMetrics
 
 TEXT = "Once upon a time there was a fox. " * 30  # alone it is short
@@ -30,7 +30,7 @@ def llm(server: Server) -> Iterator[AsyncLLM]:
 def client(llm: AsyncLLM) -> TestClient:
     """The server in this process."""
     metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-    return TestClient(make_app(Service(llm=llm, args=ServerArgs(), names=["m"], metrics=metrics)))
+    return TestClient(make_app(ModelService(llm=llm, args=ServerArgs(), names=["m"], metrics=metrics)))
 
 
 @pytest.fixture

@@ -1,12 +1,41 @@
-"""Files that browsers are given, read once."""
+"""Building blocks of responses: ids, JSON, static files."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import secrets
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
+
+REQUEST_ID = "X-Request-Id"
+_GOOD_ID = r"[!-~]{1,128}"
+
+GivenId = Annotated[str, Meta(pattern=rf"^{_GOOD_ID}(?![\s\S])")]
+"""A name that a client may choose: one that a line of a log can hold. `$` would let a line break end it."""
+
+
+def new_id(prefix: str, separator: str = "-", given: str | None = None) -> str:
+    """A name such as `cmpl-8f14e45fceea167a5a36dedd4bea2543`: of its client's choice, or one that no other has."""
+    return f"{prefix}{separator}{given or secrets.token_hex(16)}"
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's name for a request, if it is one that a log line can hold; else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if re.fullmatch(_GOOD_ID, given) else secrets.token_hex(16)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A struct, or what is made of them, as the body."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
 
 CONTENT_TYPES = {
     ".css": "text/css; charset=utf-8",

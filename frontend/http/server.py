@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.listener import allow_connections
 from quire.frontend.http.transport.protocol import protocol_factory
 
@@ -70,9 +70,9 @@ class HttpServer(uvicorn.Server):
 
 
 class Serving:
-    """The server of a `Service`, on the running event loop."""
+    """The server of a `ModelService`, on the running event loop."""
 
-    def __init__(self, service: Service, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
+    def __init__(self, service: ModelService, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
         self._service = service
         self._listener = listener
         args = replace(service.args, max_connections=allow_connections(service.args.max_connections))

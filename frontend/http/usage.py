@@ -23,7 +23,7 @@ class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int = 0
 
 
-class Usage(msgspec.Struct, omit_defaults=True):
+class CompletionUsage(msgspec.Struct, omit_defaults=True):
     """OpenAI's `usage`; the details of the completion are there if the model thought."""
 
     prompt_tokens: int
@@ -33,15 +33,15 @@ class Usage(msgspec.Struct, omit_defaults=True):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-def usage_of(outputs: Iterable[RequestOutput]) -> Usage:
+def usage_of(outputs: Iterable[RequestOutput]) -> CompletionUsage:
     """The usage of whole answers; a prompt counts once, however many completions it has."""
-    tally = Tally()
+    tally = TokenTally()
     for index, output in enumerate(outputs):
         tally.add(index, output)
     return tally.usage
 
 
-class Tally:
+class TokenTally:
     """Adds up the outputs of several prompts, whole ones or deltas."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Tally:
         self._completion_tokens += len(completion.token_ids)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> CompletionUsage:
         """So far."""
         prompt_tokens = sum(tokens for tokens, _ in self._prompts.values())
         cached = sum(cached for _, cached in self._prompts.values())
         total = prompt_tokens + self._completion_tokens
-        return Usage(prompt_tokens, self._completion_tokens, total, PromptTokensDetails(cached))
+        return CompletionUsage(prompt_tokens, self._completion_tokens, total, PromptTokensDetails(cached))
 
 
 class Thoughts:
@@ -84,7 +84,7 @@ class Thoughts:
             if isinstance(event, ReasoningDelta):
                 self.add(index, event.text)
 
-    def count(self, tokenizer: Tokenizer | None, usage: Usage) -> int:
+    def count(self, tokenizer: Tokenizer | None, usage: CompletionUsage) -> int:
         """Their tokens; of all that `usage` counts at most, as a text may be cut into more than the model wrote."""
         texts = map("".join, self._texts.values())
         if tokenizer is None:
@@ -92,7 +92,7 @@ class Thoughts:
         tokens = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
         return min(tokens, usage.completion_tokens)
 
-    def added_to(self, usage: Usage, tokenizer: Tokenizer | None) -> Usage:
+    def added_to(self, usage: CompletionUsage, tokenizer: Tokenizer | None) -> CompletionUsage:
         """`usage` with its details, if there were thoughts."""
         if self._texts:
             usage.completion_tokens_details = CompletionTokensDetails(self.count(tokenizer, usage))
