@@ -79,7 +79,7 @@ def serving_of(
         defaults=model.defaults(sampling),
         has_chat_template=model.has_chat_template,
     )
-    llm.add_observer(service.refusals)
+    llm.add_observer(service.load)
     return Serving(service, listener, _tell)
 
 

@@ -24,58 +24,62 @@ from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
 class Transcript:
-    """`messages` are those of Chat Completions. What the assistant thinks, says and calls in a row is one message."""
+    """Builds `messages` of Chat Completions from the pieces of other APIs.
+
+    Consecutive thoughts, texts and calls of the assistant become one message.
+    """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._calls: set[str] = set()  # by id
 
     def say(self, role: str, text: str, merge: bool = False) -> None:
-        """Add what `role` says. `merge`: it goes on with its last message, as the assistant always does."""
-        if self._goes_on(role) and (merge or role == "assistant"):
+        """Add a text of `role`. `merge`: append it to the role's last message, as always happens for the assistant."""
+        if self._is_last(role) and (merge or role == "assistant"):
             last = self.messages[-1]
             last["content"] = f"{last['content']}\n{text}" if last["content"] else text
         else:
             self.messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
-        """Add what the assistant thought before what follows."""
+        """Add thoughts of the assistant to the message under construction."""
         message = self._assistant()
         before = message.get("reasoning_content")
         message["reasoning_content"] = f"{before}\n{text}" if before else text
 
     def call(self, call_id: str, name: str, arguments: Any) -> None:
-        """Add a call of the assistant's; `arguments` is an object, or the JSON text of one."""
+        """Add a tool call of the assistant; `arguments` is an object, or the JSON text of one."""
         function = {"name": name, "arguments": arguments}
         calls = self._assistant().setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
         self._calls.add(call_id)
 
     def knows_call(self, call_id: str) -> bool:
-        """Whether the assistant made this call."""
+        """Return whether the assistant made this call."""
         return call_id in self._calls
 
     def result(self, call_id: str, text: str) -> None:
-        """Add what a call gave."""
+        """Add the result of a call."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
-    def _goes_on(self, role: str) -> bool:
+    def _is_last(self, role: str) -> bool:
         return bool(self.messages) and self.messages[-1]["role"] == role
 
     def _assistant(self) -> dict[str, Any]:
-        """The assistant's message that is being put together."""
-        if not self._goes_on("assistant"):
+        """Return the assistant's message under construction, which is the last one."""
+        if not self._is_last("assistant"):
             self.messages.append({"role": "assistant", "content": ""})
         return self.messages[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What an API asks the assistant, in the form of Chat Completions. `template` are options of the chat template.
+    """A request to the assistant in the form of Chat Completions, whichever API it came by.
 
-    `structured_outputs`: what the answer must be, once the model has thought and unless it calls a tool; `format_field`
-    is where the client says so. Tools are in the prompt even if `tool_choice` is "none": they stay where the
-    conversation's other requests have them, so that its prefix is found in the cache.
+    `template`: options of the chat template. `structured_outputs`: the constraint on the answer, which applies after
+    the thoughts and unless the model calls a tool; `format_field`: the field in which the client gave it. Tools are in
+    the prompt even if `tool_choice` is "none": the conversation's other requests have them in the same place, so its
+    prefix is found in the cache.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -91,22 +95,22 @@ class Turn:
     format_field: str = RESPONSE_FORMAT
 
     async def begin(self, service: ModelService) -> Conversation:
-        """The conversation, written as a prompt. Raises `ValueError` or `ApiError` for what can't be."""
+        """Return the conversation with its prompt rendered. Raises `ValueError` or `ApiError` if it is invalid."""
         service.check_count(1, self.params)
         structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
         tools = None if self.tools is None else self.tools.for_template()
         prompt = await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
-        text, written = prompt.text or "", service.llm.answer_format
-        asked_in = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
-        async with grammar_errors_at(asked_in):
+        text, answer_format = prompt.text or "", service.llm.answer_format
+        constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
+        async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
-            params = written.params(params, text, self.tools)
+            params = answer_format.params(params, text, self.tools)
         return Conversation(
             token_ids=truncated(prompt, self.truncate, service.llm.max_model_len).token_ids,
             params=params,
-            new_parser=lambda: written.parser(text, self.tools),
+            new_parser=lambda: answer_format.parser(text, self.tools),
             tools=self.tools,
-            format_field=asked_in,
+            format_field=constraint_field,
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout=self.timeout,
@@ -116,7 +120,10 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What the model is asked. `new_parser` makes the reader of one answer; `format_field` constrains what it says."""
+    """A prompt and how to read its answers.
+
+    `new_parser` makes the parser of one answer; `format_field` is the field to name if the engine rejects the grammar.
+    """
 
     token_ids: list[int]
     params: SamplingParams
@@ -129,7 +136,7 @@ class Conversation:
     trace: TraceContext | None = None
 
     def outputs(self, llm: AsyncLLM, kind: Literal["cumulative", "delta"]) -> Outputs:
-        """What the engine makes of it."""
+        """Return the engine's outputs."""
         return llm.generate(
             {"prompt_token_ids": self.token_ids},
             self.params,
@@ -141,21 +148,21 @@ class Conversation:
         )
 
     async def answers(self, llm: AsyncLLM) -> tuple[list[AssistantAnswer], RequestOutput]:
-        """All answers, whole."""
+        """Return all answers, complete."""
         async with grammar_errors_at(self.format_field, self.tools):
             output = await last_of(self.outputs(llm, "cumulative"))
         return [self._answer(completion) for completion in output.outputs], output
 
     async def deltas(self, llm: AsyncLLM) -> AsyncGenerator[AnswerDelta, None]:
-        """What comes of the answers, as it comes."""
+        """Yield the increments of all answers as they arrive."""
         parsers = [self.new_parser() for _ in range(self.params.n)]
         ended: set[int] = set()
-        checked = False
+        deadline_checked = False
         async with grammar_errors_at(self.format_field, self.tools), aclosing(self.outputs(llm, "delta")) as outputs:
             async for output in outputs:
-                if not checked:
+                if not deadline_checked:
                     check_deadline(output)
-                    checked = True
+                    deadline_checked = True
                 for completion in grown(output, ended):
                     parser = parsers[completion.index]
                     events = parser.feed(completion.text)
@@ -172,7 +179,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What came of one of the answers: its events, and the tokens they were read from."""
+    """An increment of one answer: its events, and the tokens that they were parsed from."""
 
     events: list[Event]
     completion: CompletionOutput
@@ -182,7 +189,7 @@ class AnswerDelta:
 
 @dataclass(frozen=True, slots=True)
 class AssistantAnswer:
-    """One whole answer, and why it ended: "tool_calls" when it is the client's turn to call."""
+    """One complete answer and its finish reason: "tool_calls" if the client is to make the calls."""
 
     completion: CompletionOutput
     message: AssistantMessage

@@ -1,4 +1,4 @@
-"""What the server answers, and what its document tells of it."""
+"""The table of all endpoints, with the types that `/openapi.json` describes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from quire.frontend.http.anthropic.body import CountBody, MessagesBody
 from quire.frontend.http.anthropic.endpoint import MessagesEndpoints
-from quire.frontend.http.anthropic.errors import AnthropicErrorAnswer
+from quire.frontend.http.anthropic.errors import AnthropicErrorResponse
 from quire.frontend.http.anthropic.message import EVENTS as MESSAGE_EVENTS
 from quire.frontend.http.anthropic.message import Message, TokenCount
 from quire.frontend.http.documentation.operation import Operation
@@ -35,11 +35,11 @@ from quire.frontend.metrics.recent import RecentRates
 
 
 def routes(service: ModelService) -> list[Route]:
-    """All that can be asked for, in the order of `/openapi.json`, which tells of every `Operation`."""
+    """Return all routes in the order of `/openapi.json`, which documents every `Operation`."""
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining)
-    table = [*_openai(service), *_anthropic(service), *_small(service), *page_routes()]
+    table = [*_openai(service), *_anthropic(service), *_operator(service), *page_routes()]
     table += view_routes(view, service.stream)
     table += Documentation(service, table).routes()
     return table
@@ -99,7 +99,7 @@ def _anthropic(service: ModelService) -> list[Route]:
             answer=Message,
             events=MESSAGE_EVENTS,
             generates=True,
-            error=AnthropicErrorAnswer,
+            error=AnthropicErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
         ),
         Operation(
@@ -107,25 +107,25 @@ def _anthropic(service: ModelService) -> list[Route]:
             messages.count_tokens,
             body=CountBody,
             answer=TokenCount,
-            error=AnthropicErrorAnswer,
+            error=AnthropicErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
     ]
 
 
-def _small(service: ModelService) -> list[Route]:
-    small = OperatorEndpoints(service)
+def _operator(service: ModelService) -> list[Route]:
+    endpoints = OperatorEndpoints(service)
     return [
-        Operation("/v1/models", small.models, answer=ModelList),
-        Operation("/v1/models/{name:path}", small.model, answer=ModelCard, errors=[404]),
+        Operation("/v1/models", endpoints.models, answer=ModelList),
+        Operation("/v1/models/{name:path}", endpoints.model, answer=ModelCard, errors=[404]),
         Operation(
-            "/tokenize", small.tokenize, body=TokenizeBody, answer=Tokens, example={"prompt": "Once upon a time"}
+            "/tokenize", endpoints.tokenize, body=TokenizeBody, answer=Tokens, example={"prompt": "Once upon a time"}
         ),
         Operation(
-            "/detokenize", small.detokenize, body=DetokenizeBody, answer=Detokenized, example={"tokens": [1, 2, 3]}
+            "/detokenize", endpoints.detokenize, body=DetokenizeBody, answer=Detokenized, example={"tokens": [1, 2, 3]}
         ),
-        Operation("/health", small.health, answer=Health, errors=[503]),
-        Operation("/ready", small.ready, answer=Health, errors=[503]),
-        Operation("/version", small.version, answer=Version),
-        Operation("/metrics", small.metrics, media_types=["text/plain", "application/openmetrics-text"]),
+        Operation("/health", endpoints.health, answer=Health, errors=[503]),
+        Operation("/ready", endpoints.ready, answer=Health, errors=[503]),
+        Operation("/version", endpoints.version, answer=Version),
+        Operation("/metrics", endpoints.metrics, media_types=["text/plain", "application/openmetrics-text"]),
     ]

@@ -1,4 +1,4 @@
-"""Body fields that several APIs share, and the checks of them."""
+"""Body fields that several APIs share, and their checks."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ EFFORT = Meta(extra_json_schema={"enum": list(_EFFORTS)})
 
 
 def effort_kwargs(effort: str | None, field: str) -> dict[str, Any]:
-    """The variables of the chat template that say so; some templates know only whether to think at all.
+    """Return the chat template's variables for a reasoning effort; some templates can only turn thinking off.
 
-    Raises `ApiError` 400 for an effort that there is not; `field` is where it stands.
+    Raises `ApiError` 400 for an unknown effort; `field` is the field that gave it.
     """
     if effort is None:
         return {}
     if effort not in _EFFORTS:
-        raise bad_request(f"{field}={effort!r} is not known; it can be {', '.join(_EFFORTS)}", field, "invalid_value")
+        raise bad_request(f"{field}={effort!r} is unknown; use one of {', '.join(_EFFORTS)}", field, "invalid_value")
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
 
 def only_one(
     structured: StructuredOutputs | None, wanted: StructuredOutputs | None, field: str = RESPONSE_FORMAT
 ) -> StructuredOutputs | None:
-    """What of `structured_outputs` and the API's own `field` is given. Raises `ApiError` 400 for both."""
+    """Return the one that is given: `structured_outputs`, or `wanted` from `field`. Raises `ApiError` 400 for both."""
     if structured is not None and wanted is not None:
-        raise bad_request(f"{field} and structured_outputs both say what the answer must be; give one of them", field)
+        raise bad_request(f"{field} and structured_outputs both constrain the answer; give only one of them", field)
     return wanted if structured is None else structured

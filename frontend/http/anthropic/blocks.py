@@ -1,4 +1,4 @@
-"""Reads Anthropic's messages, made of content blocks, as messages of Chat Completions."""
+"""Conversion of Anthropic's messages, made of content blocks, into messages of Chat Completions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MEDIA = {"image": "images", "document": "documents", "search_result": "search r
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) -> list[dict[str, Any]]:
-    """The messages of Chat Completions that `messages` and `system` stand for. Raises `ApiError` 400."""
+    """Return `messages` and `system` as messages of Chat Completions. Raises `ApiError` 400."""
     transcript = Transcript()
     if system:
         transcript.say("system", _text(system, "system"))
@@ -58,8 +58,8 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
             blocks = [{"type": "text", "text": blocks}]
         elif not blocks:
             raise bad_request(f"{where}.content is empty; give a text or content blocks", f"{where}.content")
-        for number, block in enumerate(blocks):
-            _read(block, message.role, f"{where}.content[{number}]", transcript)
+        for position, block in enumerate(blocks):
+            _read(block, message.role, f"{where}.content[{position}]", transcript)
     return transcript.messages
 
 
@@ -71,8 +71,9 @@ def _read(block: Mapping[str, Any], role: str, where: str, transcript: Transcrip
     readers = _READERS.get(role, {})
     if not isinstance(kind, str) or kind not in readers:
         known = ", ".join(["text", *readers])
-        reads = f"this server reads no {_MEDIA[kind]}" if kind in _MEDIA else "no such block is known of this role"
-        raise bad_request(f"{where} is of type {kind!r}, but {reads}; a message of the {role} may have {known}", where)
+        reason = f"this server reads no {_MEDIA[kind]}" if kind in _MEDIA else "this role has no such blocks"
+        message = f"{where} is of type {kind!r}, but {reason}; a message of the {role} may have {known}"
+        raise bad_request(message, where)
     readers[kind](block, where, transcript)
 
 
@@ -81,7 +82,7 @@ def _thinking(block: Mapping[str, Any], where: str, transcript: Transcript) -> N
 
 
 def _redacted_thinking(_block: Mapping[str, Any], _where: str, _transcript: Transcript) -> None:
-    """Nobody but who wrote it can read it, so the model goes without."""
+    """Skip thoughts that only their provider can decrypt."""
 
 
 def _tool_use(block: Mapping[str, Any], where: str, transcript: Transcript) -> None:
@@ -98,7 +99,7 @@ def _tool_result(block: Mapping[str, Any], where: str, transcript: Transcript) -
             f"{where}.tool_use_id",
         )
     text = _text(result.content or "", f"{where}.content")
-    # Chat templates have no other place to say so.
+    # Chat templates have no field for errors.
     transcript.result(result.tool_use_id, f"Error: {text}" if result.is_error else text)
 
 

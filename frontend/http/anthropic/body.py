@@ -14,7 +14,7 @@ from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals, conv
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
-FIELD_NAMES = {  # what errors name -> what it is called here
+FIELD_NAMES = {  # name in errors -> name in this API
     ".function.parameters": ".input_schema",
     ".function": "",
     "'required', to a function": "'any', to 'tool'",
@@ -40,18 +40,18 @@ MESSAGES_REFUSED: Refusals = {
 }
 
 
-_BUDGET = Meta(description="Must be given with type enabled, and used for nothing: max_tokens bounds thoughts.")
+_BUDGET = Meta(description="Required with type enabled, and otherwise ignored: max_tokens limits thoughts.")
 
 
 class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether the model thinks first, where its chat template has a choice. What bounds it is max_tokens."""
+    """Choice of thinking before the answer, for models with such a chat template; max_tokens limits thoughts."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, _BUDGET] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
     def check(self, max_tokens: int) -> None:
-        """Raises `ApiError` 400 for a budget that the answer has no room for."""
+        """Raise `ApiError` 400 unless the budget fits into the answer."""
         if self.type == "enabled" and self.budget_tokens is None:
             raise bad_request("thinking.budget_tokens is missing; give it with type 'enabled'", "thinking")
         if self.budget_tokens is not None and not 0 < self.budget_tokens < max_tokens:
@@ -62,7 +62,7 @@ class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -76,12 +76,12 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def structured_outputs(self) -> StructuredOutputs | None:
-        """What the answer must be, None for any text."""
+        """The constraint on the answer, None without one."""
         return None if self.format is None else StructuredOutputs(json=self.format.schema)
 
 
 class PromptFields(Body, kw_only=True):
-    """What makes the prompt. `cache_control` asks for what happens anyway: prefixes stay cached."""
+    """The fields of the prompt. `cache_control` is accepted and ignored: prefixes are always cached."""
 
     refused: ClassVar[Refusals] = MESSAGES_REFUSED
 
@@ -96,9 +96,9 @@ class PromptFields(Body, kw_only=True):
 
 
 class MessagesBody(PromptFields, kw_only=True):
-    """Anthropic's fields."""
+    """The body of a message request, with Anthropic's fields."""
 
-    max_tokens: Annotated[int, Meta(description="Most tokens of the answer; no more than the context can hold.")]
+    max_tokens: Annotated[int, Meta(description="Maximum number of tokens of the answer; the context may allow fewer.")]
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -108,7 +108,7 @@ class MessagesBody(PromptFields, kw_only=True):
 
 
 class CountBody(PromptFields, kw_only=True):
-    """Anthropic's fields of a count."""
+    """The body of a token count, with Anthropic's fields."""
 
 
 class _Tool(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ class _Tool(msgspec.Struct, forbid_unknown_fields=True):
     type: str | None = None
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
-    eager_input_streaming: bool | None = None  # arguments are always streamed as they are written
+    eager_input_streaming: bool | None = None  # arguments are always streamed as they are generated
 
 
 _REFUSED: Refusals = {**TOOL_REFUSED, "input_examples": (([],), "say it in the description")}
@@ -134,7 +134,7 @@ _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def tool_use(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -> ToolUse | None:
-    """The tools of a body and the choice among them; None if there are none. Raises `ApiError` 400."""
+    """Return the tools of a body and the choice among them, None without tools. Raises `ApiError` 400."""
     chosen = _ToolChoice("auto") if choice is None else convert(choice, _ToolChoice, "tool_choice")
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
     with errors_renamed(FIELD_NAMES):

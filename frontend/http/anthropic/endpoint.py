@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: answers as Anthropic's Messages API does."""
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from quire.protocol.messages import SamplingParams
 
 
 class MessagesEndpoints:
-    """The endpoints."""
+    """Handlers of the Messages API."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer with a `Message`, or with a stream of events."""
+        """Answer a conversation with a `Message`, or with a stream of events."""
         service = self._service
         body = decode(await read_body(request, service.args), MessagesBody)
         service.check_model(body.model)
@@ -53,7 +53,7 @@ class MessagesEndpoints:
             return json_response(await writer.whole())
 
     async def count_tokens(self, request: Request) -> Response:
-        """Count the tokens of a prompt, which may be too long to be answered."""
+        """Count the tokens of a prompt, which may exceed the context."""
         service = self._service
         body = decode(await read_body(request, service.args), CountBody)
         service.check_model(body.model)
@@ -87,7 +87,7 @@ class MessagesEndpoints:
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
 
     def _fitted(self, conversation: Conversation) -> Conversation:
-        """Without a limit of tokens that is beyond the context, which clients of large models always give."""
+        """Drop a token limit beyond the context, which clients of large models always send."""
         params = conversation.params
         room = self._service.llm.max_model_len - len(conversation.token_ids)
         if params.max_tokens is None or not 0 < room < params.max_tokens:
@@ -96,7 +96,7 @@ class MessagesEndpoints:
 
 
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
-    """The options of the chat template; a last message of the assistant's is continued."""
+    """Return the options of the chat template; a final message of the assistant is continued."""
     effort = None if body.output_config is None else body.output_config.effort
     kwargs = effort_kwargs(effort, "output_config.effort")
     if body.thinking is not None:
@@ -104,11 +104,13 @@ def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
     continues = last["role"] == "assistant"
     if continues and "tool_calls" in last:
         raise bad_request(
-            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user's",
+            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user",
             "messages",
         )
     if continues and not last["content"]:
-        raise bad_request("messages ends with the assistant's, which has no text to continue; give some", "messages")
+        raise bad_request(
+            "messages ends with one of the assistant that has no text to continue; give some text", "messages"
+        )
     return {
         "add_generation_prompt": not continues,
         "continue_final_message": continues,

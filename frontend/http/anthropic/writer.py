@@ -1,4 +1,4 @@
-"""Write the answer of a conversation as a message, whole or as events."""
+"""Writer of a conversation's answer as a message, complete or as events."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ INVALID_JSON = "INVALID_JSON"
 
 
 class Content:
-    """`blocks` in the order in which they began; the last one is empty until it has ended.
+    """Builds the content blocks of a message from the events of its answer.
 
-    `shows_thinking`: whether the text of thoughts is told, and not only that there were some.
+    `blocks` are in the order in which they began; the last one is empty until it has ended. `shows_thinking`: whether
+    thinking blocks have their text.
     """
 
     def __init__(self, shows_thinking: bool) -> None:
         self.blocks: list[Block] = []
         self._shows_thinking = shows_thinking
-        self._written: list[str] | None = None  # of the last block, None when there is none or it has ended
+        self._written: list[str] | None = None  # text of the last block, None if there is none or it has ended
 
     def take(self, events: list[Event]) -> Iterator[MessageStreamEvent]:
-        """Add what came of the answer."""
+        """Add events of the answer."""
         for each in events:
             match each:
                 case ContentDelta(text):
@@ -80,7 +81,7 @@ class Content:
         yield BlockStop(len(self.blocks) - 1)
 
     def _grow(self, block: Block, text: str, delta: Any) -> Iterator[MessageStreamEvent]:
-        """Add to the last block; to `block`, if the last one is of another kind."""
+        """Add to the last block, or begin `block` if the last one is of another type."""
         if self._written is None or type(self.blocks[-1]) is not type(block):
             yield from self._begin(block)
         assert self._written is not None
@@ -96,19 +97,19 @@ class Content:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """The object that a call's arguments are; one that holds their text, if they are none or were cut off."""
+    """Return a call's arguments as an object; if they are invalid or cut off, as an object that holds their text."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return {INVALID_JSON: text}
 
 
-# "timeout" and "abort": the client may send the message back to have it continued, which is what pause_turn means.
+# "timeout" and "abort": the client may send the message back to have it continued, as pause_turn means.
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "pause_turn", "abort": "pause_turn"}
 
 
 class MessageWriter:
-    """One message on its way."""
+    """Writes one message."""
 
     def __init__(
         self, service: ModelService, body: MessagesBody, conversation: Conversation, answer_id: str, request_id: str
@@ -128,24 +129,24 @@ class MessageWriter:
         )
 
     async def whole(self) -> Message:
-        """The message at its end."""
+        """Return the complete message."""
         async with aclosing(self._events()) as events:
             async for _ in events:
                 pass
         return self._message
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The events as they are sent."""
+        """Yield the encoded events."""
         async with aclosing(self._events()) as events:
             async for each in events:
                 yield event(msgspec.json.encode(each), each.name)
 
     def explain(self, error: Exception) -> bytes:
-        """The last event of a stream that has begun and fails."""
-        return event(msgspec.json.encode(error_body(self._service.refusal(error), self._request_id)), "error")
+        """Return the last event of a failed stream."""
+        return event(msgspec.json.encode(error_body(self._service.api_error(error), self._request_id)), "error")
 
     async def _events(self) -> AsyncGenerator[MessageStreamEvent, None]:
-        """Each is to be encoded before the next is asked for, as what it holds goes on growing."""
+        """Yield the events; encode each before taking the next, since their contents keep growing."""
         with errors_renamed(FIELD_NAMES):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:

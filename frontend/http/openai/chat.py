@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: answers conversations."""
+"""`POST /v1/chat/completions`: answer conversations."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from quire.frontend.text.chat.tools import check_tools
 
 
 class ChatBody(GenerationFields, kw_only=True):
-    """OpenAI's fields, and vLLM's."""
+    """The body of a chat, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
         **REFUSED,
-        "echo": ((False,), "an answer is only what the assistant says; continue_final_message continues a message"),
+        "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
     messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], NOT_EMPTY]
@@ -59,20 +59,20 @@ class ChatBody(GenerationFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
 
     @property
-    def words(self) -> dict[str, str]:
-        """What errors name, and what it is called in this body."""
+    def field_names(self) -> dict[str, str]:
+        """Names of fields in errors, with their names in this body."""
         return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
 
 class CalledFunction(msgspec.Struct, omit_defaults=True):
-    """The function of a tool call, or in a delta what came of it."""
+    """The function of a tool call, or a piece of it in a delta."""
 
     arguments: str
     name: str | None = None
 
 
 class ToolCallPart(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A tool call; `index` is for deltas."""
+    """A tool call; only deltas have `index`."""
 
     function: CalledFunction
     index: int | msgspec.UnsetType = msgspec.UNSET
@@ -81,7 +81,7 @@ class ToolCallPart(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The assistant's."""
+    """The assistant's message."""
 
     role: str = "assistant"
     content: str | None
@@ -91,7 +91,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What came of it."""
+    """A piece of the assistant's message."""
 
     role: str | None = None
     content: str | None = None
@@ -111,7 +111,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What came of one answer."""
+    """A piece of one answer."""
 
     index: int
     delta: ChatDelta
@@ -122,7 +122,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The answer."""
+    """The complete answers to a conversation."""
 
     id: str
     object: str = "chat.completion"
@@ -135,7 +135,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
-    """One event of a streamed answer."""
+    """One event of a streamed chat."""
 
     id: str
     object: str = "chat.completion.chunk"
@@ -147,13 +147,13 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 class ChatEndpoint:
-    """The endpoint."""
+    """Handler of the endpoint."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer a conversation: with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
+        """Answer a conversation with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
         service = self._service
         body = decode(await read_body(request, service.args), ChatBody)
         service.check_model(body.model)
@@ -194,10 +194,10 @@ class ChatEndpoint:
 
 
 class ChatWriter:
-    """Writes what comes of a conversation as OpenAI has it.
+    """Writes the answers of a conversation in OpenAI's shape.
 
-    When the model has chosen to call, or had to call any tool, the finish reason is "tool_calls"; when it had to call
-    the very function that `tool_choice` names, it is "stop". So it is at OpenAI and in vLLM, and clients know it.
+    The finish reason is "tool_calls" if the model chose to call a tool or had to call any; it is "stop" if it had to
+    call the function that `tool_choice` names. OpenAI and vLLM do the same, and clients rely on it.
     """
 
     def __init__(self, service: ModelService, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
@@ -210,8 +210,8 @@ class ChatWriter:
         self._shows_reasoning = body.include_reasoning is not False
 
     async def whole(self) -> ChatCompletion:
-        """The whole answer."""
-        with errors_renamed(self._body.words):
+        """Return the complete answers."""
+        with errors_renamed(self._body.field_names):
             answers, output = await self._conversation.answers(self._service.llm)
         thoughts = Thoughts()
         for answer in answers:
@@ -231,13 +231,13 @@ class ChatWriter:
         return result
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The answer as events."""
+        """Yield the answers as encoded events."""
         shown = self._body.stream_options or StreamOptions()
         usage = None if shown.include_usage else msgspec.UNSET
         chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
-        tally, thoughts, greeted = TokenTally(), Thoughts(), set[int]()
-        with errors_renamed(self._body.words):
+        tally, thoughts, begun = TokenTally(), Thoughts(), set[int]()
+        with errors_renamed(self._body.field_names):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:
                     index = delta.completion.index
@@ -245,8 +245,8 @@ class ChatWriter:
                     thoughts.add_events(index, delta.events)
                     if shown.continuous_usage_stats:
                         chunk.usage = tally.usage
-                    if index not in greeted:
-                        greeted.add(index)
+                    if index not in begun:
+                        begun.add(index)
                         chunk.choices = [ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))]
                         if self._body.return_token_ids:
                             chunk.prompt_token_ids = delta.output.prompt_token_ids
@@ -262,14 +262,14 @@ class ChatWriter:
 
     def _choice(self, answer: AssistantAnswer) -> ChatChoice:
         completion = answer.completion
-        said = answer.message
-        message = ChatMessage(content=said.content)
-        if said.reasoning_content is not None and self._shows_reasoning:
-            message.reasoning_content = said.reasoning_content
-        if said.tool_calls:
+        parsed = answer.message
+        message = ChatMessage(content=parsed.content)
+        if parsed.reasoning_content is not None and self._shows_reasoning:
+            message.reasoning_content = parsed.reasoning_content
+        if parsed.tool_calls:
             message.tool_calls = [
                 ToolCallPart(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
-                for call in said.tool_calls
+                for call in parsed.tool_calls
             ]
         choice = ChatChoice(
             index=completion.index,
@@ -285,7 +285,7 @@ class ChatWriter:
         return choice
 
     def _chunk_choices(self, delta: AnswerDelta) -> list[ChatChunkChoice]:
-        """One for each event; log probabilities, token ids and the end come with the last."""
+        """Return a choice for each event; log probabilities, token ids and the finish reason go into the last."""
         completion, body = delta.completion, self._body
         index = completion.index
         parts = [part for part in map(self._part, delta.events) if part is not None]
@@ -324,8 +324,8 @@ class ChatWriter:
 def _max_tokens(body: ChatBody) -> int | None:
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise bad_request(
-            f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} say the same thing "
-            "twice and differ; give one",
+            f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} are the same limit, "
+            "but differ; give only one",
             "max_completion_tokens",
         )
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -336,5 +336,7 @@ def _num_logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         if body.top_logprobs == 0:
             return None
-        raise bad_request("top_logprobs has a meaning only with logprobs=true", "top_logprobs")
+        raise bad_request(
+            "top_logprobs has an effect only with logprobs=true; set it, or leave top_logprobs out", "top_logprobs"
+        )
     return (body.top_logprobs or 0) if body.logprobs else None

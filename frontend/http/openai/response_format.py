@@ -1,4 +1,4 @@
-"""What the bodies of completions and chats ask an answer to be, and what is said when that can't be followed."""
+"""Constraints on answers: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
 
 
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON schema. It always holds, `strict` or not; without a schema any object does."""
+    """A JSON schema. It is always enforced, `strict` or not; without a schema, any object is allowed."""
 
     name: str
     description: str | None = None
@@ -33,20 +33,20 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     json_schema: NamedSchema
 
 
 class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag"):
-    """vLLM's, which is refused."""
+    """vLLM's structural tags, which are not supported."""
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
 
 class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's: one of the first five constrains the answer; the others say where its JSON may have white space."""
+    """A constraint in vLLM's form: exactly one of the first five fields; the others set the white space of JSON."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -59,12 +59,12 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def plain(self) -> StructuredOutputs:
-        """The same, checked. Raises `ApiError` 400."""
+        """The constraint, checked. Raises `ApiError` 400."""
         fields = msgspec.structs.asdict(self)
         if fields.pop("disable_additional_properties"):
             raise bad_request(
                 "structured_outputs.disable_additional_properties is not supported: "
-                'say "additionalProperties": false in the schema',
+                'set "additionalProperties": false in the schema',
                 "structured_outputs.disable_additional_properties",
                 "unsupported_parameter",
             )
@@ -72,7 +72,7 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def wanted_format(given: ResponseFormat | None) -> StructuredOutputs | None:
-    """What a `response_format` asks for; None if for nothing. Raises `ApiError` 400."""
+    """Return the constraint of a `response_format`, None without one. Raises `ApiError` 400."""
     match given:
         case JsonObjectFormat():
             return StructuredOutputs(json_object=True)

@@ -18,22 +18,22 @@ REQUEST_ID = "X-Request-Id"
 _GOOD_ID = r"[!-~]{1,128}"
 
 GivenId = Annotated[str, Meta(pattern=rf"^{_GOOD_ID}(?![\s\S])")]
-"""A name that a client may choose: one that a line of a log can hold. `$` would let a line break end it."""
+"""An id that a client may choose, safe in a log line. The pattern avoids `$`, which matches before a line break."""
 
 
 def new_id(prefix: str, separator: str = "-", given: str | None = None) -> str:
-    """A name such as `cmpl-8f14e45fceea167a5a36dedd4bea2543`: of its client's choice, or one that no other has."""
+    """Return an id such as `cmpl-8f14e45fceea167a5a36dedd4bea2543`: from the client's choice, or a unique one."""
     return f"{prefix}{separator}{given or secrets.token_hex(16)}"
 
 
 def request_id_of(headers: Headers) -> str:
-    """The client's name for a request, if it is one that a log line can hold; else a new one."""
+    """Return the client's id for a request, if a log line can hold it, else a new one."""
     given = headers.get(REQUEST_ID, "")
     return given if re.fullmatch(_GOOD_ID, given) else secrets.token_hex(16)
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A struct, or what is made of them, as the body."""
+    """Return a JSON response of structs."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
@@ -44,27 +44,27 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 _HEADERS = {
-    # Nothing from elsewhere, and nothing inline: a text that found its way into a page as markup could do nothing.
+    # Nothing from other origins and nothing inline: even text that got into a page as markup could do nothing.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked for each time, and answered with 304
+    "Cache-Control": "no-cache",  # revalidated each time, usually with 304
 }
 
 
 class StaticFile:
-    """One file, with the headers it is sent with."""
+    """One file, read once, with its response headers."""
 
     def __init__(self, path: Path) -> None:
         self.content = path.read_bytes()
         self.etag = f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
         self.headers = {**_HEADERS, "Content-Type": CONTENT_TYPES[path.suffix], "ETag": self.etag}
 
-    async def answer(self, request: Request) -> Response:
-        """The file, or 304 for a browser that has this version of it."""
+    async def respond(self, request: Request) -> Response:
+        """Send the file, or 304 to a browser that has this version."""
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")]
         if self.etag in known:
             return Response(status_code=304, headers={**_HEADERS, "ETag": self.etag})
@@ -72,5 +72,5 @@ class StaticFile:
 
 
 def static_files(folder: Path) -> dict[str, StaticFile]:
-    """The files of a folder that a browser understands, by name."""
+    """Return the files of a folder that browsers understand, by name."""
     return {path.name: StaticFile(path) for path in sorted(folder.iterdir()) if path.suffix in CONTENT_TYPES}

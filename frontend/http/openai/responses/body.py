@@ -24,7 +24,7 @@ RESPONSES_REFUSED: Refusals = {
     "background_options": (({},), NOT_HERE),
     "context_management": (([],), NOT_HERE),
     "conversation": ((), STORES_NOTHING),
-    "echo": ((False,), "an answer is only what the assistant says"),
+    "echo": ((False,), "the answer is only the assistant's text"),
     "image": (({},), "only text is supported"),
     "max_tool_calls": ((), "it counts calls of built-in tools, and there are none"),
     "max_tokens": ((), "use max_output_tokens"),
@@ -36,17 +36,17 @@ RESPONSES_REFUSED: Refusals = {
     "truncation": (("disabled",), "send what fits into the context"),
 }
 
-FIELD_NAMES = {  # what errors name -> what it is called here
+FIELD_NAMES = {  # name in errors -> name in this API
     ".function": "",
     '"function": {"name": ...}': '"name": ...',
     "max_tokens": "max_output_tokens",
 }
 
 LOGPROBS = "message.output_text.logprobs"
-# Thoughts are told in the open, so that they can be sent back without what the latter is for.
+# Thoughts are returned as plain text, so that clients can send them back without encrypted_content.
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 
-# Fields of Chat Completions that have no meaning for one answer in items; the values that ask for nothing.
+# Fields of Chat Completions without a meaning here, and the values of them that change nothing.
 _FOREIGN = {
     "n": (1,),
     "best_of": (1,),
@@ -57,11 +57,11 @@ _FOREIGN = {
 }
 
 
-_INPUT = Meta(description="A text, or items: messages, calls of functions, their outputs, thoughts.")
+_INPUT = Meta(description="A text, or items: messages, function calls, their outputs, thoughts.")
 
 
 class OutputTextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the text of the answer must be; all but `type` belong to json_schema."""
+    """The form of the answer's text; all fields but `type` belong to json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -71,7 +71,7 @@ class OutputTextFormat(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def structured_outputs(self) -> StructuredOutputs | None:
-        """What the answer must be for it. Raises `ApiError` 400."""
+        """The constraint on the answer, None without one. Raises `ApiError` 400."""
         if self.type == "json_schema" and self.schema is None:
             raise bad_request("text.format.schema is missing; give it with type 'json_schema'", "text.format.schema")
         match self.type:
@@ -84,14 +84,14 @@ class OutputTextFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextField(msgspec.Struct, forbid_unknown_fields=True):
-    """About the text of the answer."""
+    """Options of the answer's text."""
 
     format: OutputTextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
-    """`effort` goes to the chat template. Of thoughts there is no summary: they are told whole, whatever it says."""
+    """`effort` goes to the chat template. The summary fields are ignored: thoughts are always returned in full."""
 
     effort: Annotated[str, EFFORT] | None = None
     summary: str | None = None
@@ -99,7 +99,7 @@ class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesBody(GenerationFields, kw_only=True):
-    """OpenAI's fields, and vLLM's."""
+    """The body of a response request, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = RESPONSES_REFUSED
 
@@ -116,7 +116,7 @@ class ResponsesBody(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
-        """Raises `ApiError` 400 for what has no meaning here."""
+        """Raise `ApiError` 400 for values that have no meaning here."""
         for name, harmless in _FOREIGN.items():
             value = getattr(self, name)
             if value is not None and value not in harmless:
@@ -132,25 +132,30 @@ class ResponsesBody(GenerationFields, kw_only=True):
 
     @property
     def format(self) -> StructuredOutputs | None:
-        """What the answer must be, None for any text."""
+        """The constraint on the answer, None without one."""
         form = None if self.text is None or self.text.format is None else self.text.format.structured_outputs
         if form is not None and self.structured_outputs is not None:
-            raise bad_request("text.format and structured_outputs both say what the answer must be; give one", "text")
+            raise bad_request(
+                "text.format and structured_outputs both constrain the answer; give only one of them", "text"
+            )
         return form
 
     @property
-    def words(self) -> dict[str, str]:
-        """What errors name, and what it is called in this body."""
+    def field_names(self) -> dict[str, str]:
+        """Names of fields in errors, with their names in this body."""
         return FIELD_NAMES if self.format is None else {**FIELD_NAMES, "structured_outputs.json": "text.format.schema"}
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many log probabilities a token has besides its own, None for not even that."""
+        """Number of likeliest tokens with log probabilities at each position, None for no log probabilities."""
         check_top_logprobs(self.top_logprobs)
         if LOGPROBS in (self.include or []):
             return self.top_logprobs or 0
         if self.top_logprobs:
-            raise bad_request(f'top_logprobs has a meaning only with include=["{LOGPROBS}"]', "top_logprobs")
+            raise bad_request(
+                f'top_logprobs has an effect only with include=["{LOGPROBS}"]; set it, or leave top_logprobs out',
+                "top_logprobs",
+            )
         return None
 
 
@@ -165,7 +170,7 @@ _REFUSED: Refusals = {
 def tool_use(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, parallel: bool | None
 ) -> ToolUse | None:
-    """The tools of a body and the choice among them; None if there are none. Raises `ApiError` 400."""
+    """Return the tools of a body and the choice among them, None without tools. Raises `ApiError` 400."""
     nested = [_nested(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
     with errors_renamed(FIELD_NAMES):
         return check_tools(nested, _nested_choice(choice), parallel)

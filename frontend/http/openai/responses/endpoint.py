@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: answers, as items, what is given as items."""
+"""`POST /v1/responses`: answer a conversation of items with items."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from quire.frontend.http.transport.sse import cancelled_on_disconnect
 
 
 class ResponsesEndpoint:
-    """The endpoint."""
+    """Handlers of the Responses API."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer with a `Response`, or with a stream of events."""
+        """Answer a conversation with a `Response`, or with a stream of events."""
         service = self._service
         body = decode(await read_body(request, service.args), ResponsesBody)
         body.check()
         service.check_model(body.model)
         answer_id = new_id("resp", "_", body.request_id)
-        with errors_renamed(body.words):
+        with errors_renamed(body.field_names):
             conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ResponseWriter(service, body, conversation, answer_id)
         if body.stream:
@@ -41,11 +41,11 @@ class ResponsesEndpoint:
             return json_response(await writer.whole())
 
     async def stored(self, request: Request) -> Response:
-        """What has been stored: nothing. Raises `ApiError` 404."""
+        """Reject a request for a stored response. Raises `ApiError` 404."""
         name = request.path_params["id"].partition("/")[0]
         raise ApiError(
             404,
-            f"there is no response {name!r}: this server stores none; keep what POST /v1/responses answers",
+            f"there is no response {name!r}: this server stores none; keep the answer of POST /v1/responses",
             code="response_not_found",
             param="response_id",
         )

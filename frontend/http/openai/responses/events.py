@@ -9,44 +9,44 @@ from quire.frontend.http.openai.responses.response import Item, Part, Response
 
 
 class ResponseStreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
-    """One event; they are numbered from 0."""
+    """One event of a stream; events are numbered from 0."""
 
     sequence_number: int = 0
 
     @property
     def name(self) -> str:
-        """Its type."""
+        """The event's type."""
         return str(self.__struct_config__.tag)
 
 
 class WholeResponseEvent(ResponseStreamEvent, kw_only=True):
-    """The whole response as it is now."""
+    """An event with the whole response in its present state."""
 
     response: Response
 
 
 class Created(WholeResponseEvent, tag="response.created", kw_only=True):
-    """It exists."""
+    """The response exists."""
 
 
 class InProgress(WholeResponseEvent, tag="response.in_progress", kw_only=True):
-    """The model works on it."""
+    """The model is generating the response."""
 
 
 class Completed(WholeResponseEvent, tag="response.completed", kw_only=True):
-    """It has come to its end."""
+    """The response is complete."""
 
 
 class Incomplete(WholeResponseEvent, tag="response.incomplete", kw_only=True):
-    """It was cut off."""
+    """The response was cut off."""
 
 
 class Failed(WholeResponseEvent, tag="response.failed", kw_only=True):
-    """It will not come to its end; an `Error` has told why."""
+    """The response failed; an `Error` before this has the reason."""
 
 
 class Error(ResponseStreamEvent, tag="error", kw_only=True):
-    """What went wrong."""
+    """The error that ends a stream."""
 
     code: str | None
     message: str
@@ -68,7 +68,7 @@ class ItemDone(ResponseStreamEvent, tag="response.output_item.done", kw_only=Tru
 
 
 class ItemEvent(ResponseStreamEvent):
-    """Something about the item that is being written."""
+    """An event about the item under construction."""
 
     item_id: str
     output_index: int
@@ -89,7 +89,7 @@ class PartDone(ItemEvent, tag="response.content_part.done", kw_only=True):
 
 
 class OutputTextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
-    """More of what the assistant says."""
+    """A piece of the assistant's text."""
 
     content_index: int = 0
     delta: str
@@ -97,7 +97,7 @@ class OutputTextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True)
 
 
 class OutputTextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
-    """All of what it says."""
+    """The complete text."""
 
     content_index: int = 0
     text: str
@@ -105,27 +105,27 @@ class OutputTextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
 
 
 class ReasoningTextDelta(ItemEvent, tag="response.reasoning_text.delta", kw_only=True):
-    """More of what the model thinks."""
+    """A piece of the model's thoughts."""
 
     content_index: int = 0
     delta: str
 
 
 class ReasoningTextDone(ItemEvent, tag="response.reasoning_text.done", kw_only=True):
-    """All of what it thinks."""
+    """The complete thoughts."""
 
     content_index: int = 0
     text: str
 
 
 class ArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta", kw_only=True):
-    """More of the arguments of a call."""
+    """A piece of a call's arguments."""
 
     delta: str
 
 
 class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done", kw_only=True):
-    """All of them."""
+    """The complete arguments of a call."""
 
     name: str
     arguments: str

@@ -1,4 +1,4 @@
-"""Reads the `input` of a response as messages of a chat."""
+"""Conversion of the `input` items of a response into messages of Chat Completions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _ReasoningItem(msgspec.Struct):
     content: list[dict[str, Any]] | None = None
 
 
-_REFERENCE = "nothing is stored, so there is nothing to refer to; give the item itself"
+_REFERENCE = "nothing is stored, so references can't be resolved; give the item itself"
 _TEXTS = {  # type of a part -> the key of its text
     "input_text": "text",
     "output_text": "text",
@@ -48,7 +48,7 @@ _MEDIA = {"input_image": "images", "input_file": "files", "input_audio": "audio"
 
 
 def messages_of(given: str | Sequence[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
-    """The messages of Chat Completions that `input` and `instructions` stand for. Raises `ApiError` 400."""
+    """Return `input` and `instructions` as messages of Chat Completions. Raises `ApiError` 400."""
     transcript = Transcript()
     if instructions is not None:
         transcript.say("system", instructions)
@@ -81,7 +81,7 @@ def _function_call(item: dict[str, Any], where: str, transcript: Transcript) -> 
     try:
         arguments = msgspec.json.decode(call.arguments.strip() or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise bad_request(f"{where}.arguments is no JSON object: {error}; give the text of one", where) from None
+        raise bad_request(f"{where}.arguments is not a JSON object: {error}; give the text of one", where) from None
     transcript.call(call.call_id, call.name, arguments)
 
 
@@ -112,8 +112,8 @@ def _text(content: str | list[dict[str, Any]], where: str) -> str:
 def _part(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _TEXTS:
-        reads = f"this server reads no {_MEDIA[kind]}" if kind in _MEDIA else f"known are {', '.join(_TEXTS)}"
-        raise bad_request(f"{where} is of type {kind!r}, but {reads}; give text only", where)
+        reason = f"this server reads no {_MEDIA[kind]}" if kind in _MEDIA else f"known are {', '.join(_TEXTS)}"
+        raise bad_request(f"{where} is of type {kind!r}, but {reason}; give text only", where)
     text = part.get(_TEXTS[kind])
     if not isinstance(text, str):
         raise bad_request(f"{where}.{_TEXTS[kind]} is {kind_of(text)}; give a string", where)

@@ -10,7 +10,7 @@ from quire.frontend.http.openai.logprobs import TokenLogprob
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
-    """What the assistant says to the user."""
+    """Text of the assistant."""
 
     text: str = ""
     annotations: list[Any] = []
@@ -18,7 +18,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """What the model thinks."""
+    """Text of the model's thoughts."""
 
     text: str = ""
 
@@ -27,7 +27,7 @@ Part = OutputText | ReasoningText
 
 
 class OutputMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
-    """A message of the assistant's."""
+    """A message of the assistant."""
 
     id: str
     status: str = "in_progress"
@@ -36,7 +36,7 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=Tru
 
 
 class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
-    """A call that the client should make; `arguments` is JSON as the model wrote it."""
+    """A call that the client should make; `arguments` is JSON as the model generated it."""
 
     id: str
     status: str = "in_progress"
@@ -46,7 +46,7 @@ class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call", kw_onl
 
 
 class Reasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True):
-    """Thoughts, which are told whole and in the open."""
+    """Thoughts of the model, returned in full as plain text."""
 
     id: str
     status: str = "in_progress"
@@ -59,20 +59,20 @@ Item = OutputMessage | FunctionCall | Reasoning
 
 
 class InputTokensDetails(msgspec.Struct):
-    """`cached_tokens`: of the input, those found in the prefix cache, which costs nothing to write."""
+    """`cached_tokens`: input tokens found in the prefix cache. Writing to the cache is never counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """`reasoning_tokens`: of the output, those of its thoughts."""
+    """`reasoning_tokens`: output tokens of the thoughts."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct):
-    """Counts of tokens."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -82,20 +82,20 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response was cut off."""
+    """The reason why a response was cut off."""
 
     reason: str
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """OpenAI's. `status` is "in_progress", then "completed", "incomplete", "cancelled" or "failed"."""
+    """A response. `status` is "in_progress", then "completed", "incomplete", "cancelled" or "failed"."""
 
     id: str
     object: str = "response"

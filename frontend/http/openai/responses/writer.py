@@ -1,4 +1,4 @@
-"""Writes what comes of a conversation as a response, whole or as events."""
+"""Writer of a conversation's answer as a response, complete or as events."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import event
 from quire.frontend.http.usage import Thoughts, TokenTally
 
-# Why an answer ended -> the status of its response, its last item's, and OpenAI's word for why it is incomplete, or,
-# where they have none, ours.
+# Finish reason -> status of the response, status of its last item, and OpenAI's reason why it is incomplete (or ours,
+# where OpenAI has none).
 _ENDS = {
     "length": ("incomplete", "incomplete", "max_output_tokens"),
     "timeout": ("incomplete", "incomplete", "timeout"),
@@ -46,7 +46,7 @@ _ENDS = {
 
 
 class ResponseWriter:
-    """One response on its way."""
+    """Writes one response."""
 
     def __init__(self, service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> None:
         self._service = service
@@ -62,33 +62,33 @@ class ResponseWriter:
         self._numbers = itertools.count()
 
     async def whole(self) -> Response:
-        """The response at its end."""
+        """Return the complete response."""
         async with aclosing(self._events()) as events:
             async for _ in events:
                 pass
         return self._response
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The events as they are sent."""
+        """Yield the encoded events."""
         async with aclosing(self._events()) as events:
             async for each in events:
                 yield self._encoded(each)
 
     def explain(self, error: Exception) -> bytes:
-        """The last events of a stream that has begun and fails."""
-        refusal = self._service.refusal(error)
+        """Return the last events of a failed stream."""
+        api_error = self._service.api_error(error)
         self._response.status = "failed"
-        self._response.error = ResponseError(_error_code(refusal), refusal.message)
-        told = Error(code=refusal.code, message=refusal.message, param=refusal.param)
-        return self._encoded(told) + self._encoded(Failed(response=self._response))
+        self._response.error = ResponseError(_error_code(api_error), api_error.message)
+        event_of_error = Error(code=api_error.code, message=api_error.message, param=api_error.param)
+        return self._encoded(event_of_error) + self._encoded(Failed(response=self._response))
 
     def _encoded(self, each: ResponseStreamEvent) -> bytes:
         each.sequence_number = next(self._numbers)
         return event(msgspec.json.encode(each), each.name)
 
     async def _events(self) -> AsyncGenerator[ResponseStreamEvent, None]:
-        """Each is to be encoded before the next is asked for, as what it holds goes on growing."""
-        with errors_renamed(self._body.words):
+        """Yield the events; encode each before taking the next, since their contents keep growing."""
+        with errors_renamed(self._body.field_names):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:
                     for each in self._take(delta):
@@ -134,7 +134,7 @@ class ResponseWriter:
 
 
 def _response(service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> Response:
-    """The response before it has any output."""
+    """Return the response before it has any output."""
     return Response(
         id=answer_id,
         created_at=service.now(),
@@ -163,8 +163,8 @@ def _text(body: ResponsesBody) -> dict[str, Any]:
     return {"format": msgspec.to_builtins(form), "verbosity": "medium"}
 
 
-def _error_code(refusal: ApiError) -> str:
-    """One of OpenAI's words, which are few."""
-    if refusal.status == 429:
+def _error_code(error: ApiError) -> str:
+    """Return one of the few codes that OpenAI defines."""
+    if error.status == 429:
         return "rate_limit_exceeded"
-    return "server_error" if refusal.status >= 500 else "invalid_prompt"
+    return "server_error" if error.status >= 500 else "invalid_prompt"
