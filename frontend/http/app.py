@@ -61,7 +61,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         request_id = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
-        exchange = scope["exchange"] = Exchange(scope, send, request_id)
+        exchange = scope["exchange"] = HttpExchange(scope, send, request_id)
         scope["app"] = self  # makes the router raise for a wrong method
         try:
             await self._app(scope, receive, exchange.send)
@@ -70,7 +70,7 @@ class Gateway:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request. It runs inside the CORS middleware, so that web pages can read errors too."""
-        exchange: Exchange = scope["exchange"]
+        exchange: HttpExchange = scope["exchange"]
         try:
             self._admit(scope, Headers(scope=scope))
             await self._router(scope, receive, send)
@@ -82,7 +82,7 @@ class Gateway:
                 api_error.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
             await exchange.refuse(api_error, scope, receive, send)
 
-    def _record(self, scope: Scope, exchange: Exchange) -> None:
+    def _record(self, scope: Scope, exchange: HttpExchange) -> None:
         """Report the outcome to the access log and the metrics, which label routes and never client-chosen paths."""
         status = exchange.outcome or exchange.status
         access_log(scope, status, exchange.seconds, exchange.num_bytes, exchange.request_id)
@@ -113,7 +113,7 @@ class Cors(CORSMiddleware):
         return bad_request(message).response()
 
 
-class Exchange:
+class HttpExchange:
     """One request and its response.
 
     `status` is the one sent, 0 before that; `outcome` is the final one where a failure followed, else 0.

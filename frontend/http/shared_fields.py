@@ -32,7 +32,7 @@ def effort_kwargs(effort: str | None, field: str) -> dict[str, Any]:
     if effort is None:
         return {}
     if effort not in _EFFORTS:
-        raise bad_request(f"{field}={effort!r} is unknown; use one of {', '.join(_EFFORTS)}", field, "invalid_value")
+        raise bad_request(f"{field}={effort!r} is not known; it can be {', '.join(_EFFORTS)}", field, "invalid_value")
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
 

@@ -55,7 +55,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "echo": "Begin the answer with the prompt.",
     "logprobs": "Return log probabilities: true or false for a chat, for a completion the number of likeliest tokens.",
     "top_logprobs": "Number of likeliest tokens to return at each position; with logprobs=true.",
-    "prompt_logprobs": "Return the prompt's log probabilities, with this many of the likeliest tokens at each position.",
+    "prompt_logprobs": "Return the prompt's log probabilities, with this many likeliest tokens at each position.",
     "return_token_ids": "Return the token ids of the prompt and of the answer.",
     "return_tokens_as_token_ids": "Write tokens in log probabilities as token_id:N.",
     "return_token_strs": "Return the text of each token.",

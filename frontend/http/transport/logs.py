@@ -30,9 +30,9 @@ def configure_logging(level: str = "info", log_format: LogFormat = "text", strea
     Raises `ValueError` for an unknown level or format.
     """
     if level not in _LEVELS:
-        raise ValueError(f"log_level={level!r} is unknown; use one of {', '.join(_LEVELS)}")
+        raise ValueError(f"log_level={level!r} is not known; it can be {', '.join(_LEVELS)}")
     if log_format not in ("text", "json"):
-        raise ValueError(f"log_format={log_format!r} is unknown; use text or json")
+        raise ValueError(f"log_format={log_format!r} is not known; it can be text or json")
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     for name in _LOGGERS:
