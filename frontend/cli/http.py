@@ -13,10 +13,10 @@ from quire.frontend.cli.model import Model
 from quire.frontend.cli.output import write
 from quire.frontend.engine_args import DEMO_MODEL
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import Service, names_of
+from quire.frontend.http.server import Serving
+from quire.frontend.http.service import ModelService, names_of
 from quire.frontend.http.transport.listener import bind
 from quire.frontend.http.transport.logs import configure_logging
-from quire.frontend.http.transport.server import Serving
 from quire.frontend.metrics.otlp import request_spans
 from quire.frontend.metrics.server import ServerMetrics
 
@@ -71,7 +71,7 @@ def serving_of(
     if (spans := request_spans(flags.otlp_traces_endpoint, names[0])) is not None:
         llm.add_observer(spans)
         atexit.register(spans.close)
-    service = Service(
+    service = ModelService(
         llm=llm,
         args=args,
         names=names,
@@ -79,7 +79,7 @@ def serving_of(
         defaults=model.defaults(sampling),
         has_chat_template=model.has_chat_template,
     )
-    llm.add_observer(service.refusals)
+    llm.add_observer(service.load)
     return Serving(service, listener, _tell)
 
 

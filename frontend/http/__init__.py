@@ -1,1 +1,1 @@
-"""The HTTP server: the APIs of OpenAI and Anthropic in front of an `AsyncLLM`."""
+"""The HTTP server: OpenAI's and Anthropic's APIs in front of an `AsyncLLM`."""

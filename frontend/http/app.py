@@ -1,4 +1,4 @@
-"""The ASGI application: what happens around every route."""
+"""The ASGI application around the routes: request ids, API keys, CORS, errors, access log."""
 
 from __future__ import annotations
 
@@ -18,72 +18,72 @@ from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.anthropic.errors import error_body, is_anthropic
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import ApiKeys
-from quire.frontend.http.transport.ids import REQUEST_ID, request_id_of
 from quire.frontend.http.transport.logs import access_log
+from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
 
 ANTHROPIC_REQUEST_ID = "request-id"
-_PROMPT_FIELDS = {  # where it is not called "prompt"
+_PROMPT_FIELDS = {  # paths whose prompt field is not called "prompt"
     "/v1/chat/completions": "messages",
     "/v1/embeddings": "input",
     "/v1/messages": "messages",
     "/v1/responses": "input",
 }
-_WORKING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_REFUSED_WHILE_DRAINING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
-def make_app(service: Service) -> ASGIApp:
-    """The whole server as an ASGI application. Raises `ValueError` for API keys that can't be read."""
+def make_app(service: ModelService) -> ASGIApp:
+    """Return the whole server as an ASGI application. Raises `ValueError` if API keys can't be read."""
     return Gateway(service, routes(service))
 
 
 class Gateway:
-    """Around every request: its id, the API key, errors as the API has them, and a line in the access log."""
+    """Wraps every request: assigns its id, checks the API key, formats errors for the API, writes the access log."""
 
-    def __init__(self, service: Service, known: Sequence[Route]) -> None:
+    def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
         self._service = service
-        self._router = Router(known, redirect_slashes=False)
-        self._app: ASGIApp = self._answer
+        self._router = Router(routes, redirect_slashes=False)
+        self._app: ASGIApp = self._respond
         if service.args.cors_origins:
             self._app = Cors(
-                self._answer,
+                self._respond,
                 allow_origins=service.args.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=[REQUEST_ID],
             )
         self._keys = ApiKeys(service.args.all_api_keys())
-        self._paths: dict[Any, str] = {route.endpoint: route.path for route in known}
+        self._paths: dict[Any, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Serve one request, as ASGI defines it."""
         if scope["type"] != "http":
             return
         request_id = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
-        exchange = scope["exchange"] = Exchange(scope, send, request_id)
-        scope["app"] = self  # so that the router raises for a wrong method
+        exchange = scope["exchange"] = HttpExchange(scope, send, request_id)
+        scope["app"] = self  # makes the router raise for a wrong method
         try:
             await self._app(scope, receive, exchange.send)
         finally:
-            self._tell(scope, exchange)
+            self._record(scope, exchange)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What CORS has nothing against, and makes readable for web pages: refusals too."""
-        exchange: Exchange = scope["exchange"]
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route a request. It runs inside the CORS middleware, so that web pages can read errors too."""
+        exchange: HttpExchange = scope["exchange"]
         try:
             self._admit(scope, Headers(scope=scope))
             await self._router(scope, receive, send)
-        except asyncio.CancelledError:  # the server ends
+        except asyncio.CancelledError:  # the server is ending
             await exchange.refuse(cut_off(), scope, receive, send)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it gets an answer
-            refusal = _http_error(error) or self._service.refusal(error)
-            if refusal.code == CONTEXT_LENGTH_EXCEEDED and refusal.param is None:
-                refusal.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
-            await exchange.refuse(refusal, scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - every failure gets a response
+            api_error = _http_error(error) or self._service.api_error(error)
+            if api_error.code == CONTEXT_LENGTH_EXCEEDED and api_error.param is None:
+                api_error.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
+            await exchange.refuse(api_error, scope, receive, send)
 
-    def _tell(self, scope: Scope, exchange: Exchange) -> None:
-        """What became of it, to the access log and the metrics; these know routes, not what a client has written."""
+    def _record(self, scope: Scope, exchange: HttpExchange) -> None:
+        """Report the outcome to the access log and the metrics, which label routes and never client-chosen paths."""
         status = exchange.outcome or exchange.status
         access_log(scope, status, exchange.seconds, exchange.num_bytes, exchange.request_id)
         route = self._paths.get(scope.get("endpoint"), "other")
@@ -91,29 +91,33 @@ class Gateway:
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         self._keys.check(scope["path"].removeprefix(scope.get("root_path", "")), headers)
-        if self._service.draining and scope["method"] in _WORKING:
+        if self._service.draining and scope["method"] in _REFUSED_WHILE_DRAINING:
             raise ApiError(
                 503,
-                "the server is shutting down and takes no more requests; send it to another one",
+                "the server is shutting down and accepts no new requests; send this one to another server",
                 code="shutting_down",
                 headers={"Retry-After": str(self._service.retry_after), "Connection": "close"},
             )
 
 
 class Cors(CORSMiddleware):
-    """Lets web pages of other origins call; what it refuses is told in the shape of all errors."""
+    """Allows calls from web pages of other origins; rejections have the shape of all other errors."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """What a browser is told that asks whether it may."""
+        """Answer a browser's preflight request."""
         response = super().preflight_response(request_headers)
         if response.status_code < 400:
             return response
-        words = bytes(response.body).decode()
-        return bad_request(f"{words}; start the server with --allowed-origins for pages that may call").response()
+        reason = bytes(response.body).decode()
+        message = f"{reason}; start the server with --allowed-origins to allow pages of this origin"
+        return bad_request(message).response()
 
 
-class Exchange:
-    """One request and its answer. `outcome` is the status that it came to if another one had been sent already."""
+class HttpExchange:
+    """One request and its response.
+
+    `status` is the one sent, 0 before that; `outcome` is the final one where a failure followed, else 0.
+    """
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self.request_id = request_id
@@ -125,7 +129,7 @@ class Exchange:
         self._began = time.perf_counter()
 
     async def send(self, message: Message) -> None:
-        """What the application sends, with the request's id among the headers."""
+        """Pass on what the application sends, with the request's id added to the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -136,29 +140,29 @@ class Exchange:
             self.num_bytes += len(message.get("body", b""))
         await self._send(message)
 
-    def answer(self, refusal: ApiError) -> Response:
-        """A refusal in the shape of the API that was asked."""
-        return refusal.response(error_body(refusal, self.request_id) if self._is_anthropic else None)
+    def error_response(self, error: ApiError) -> Response:
+        """Return an error in the shape of the API that the client called."""
+        return error.response(error_body(error, self.request_id) if self._is_anthropic else None)
 
-    async def refuse(self, refusal: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with an error, if there is no answer yet and somebody to read it."""
-        if self.status == 0 and refusal.status != CLIENT_CLOSED_REQUEST:
-            await self.answer(refusal)(scope, receive, send)
-        self.outcome = refusal.status
+    async def refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond with an error, unless a response has begun or the client has left."""
+        if self.status == 0 and error.status != CLIENT_CLOSED_REQUEST:
+            await self.error_response(error)(scope, receive, send)
+        self.outcome = error.status
 
     @property
     def seconds(self) -> float:
-        """Since it came."""
+        """Seconds since the request arrived."""
         return time.perf_counter() - self._began
 
 
 def _http_error(error: Exception) -> ApiError | None:
-    """The router's own refusals in our words."""
+    """Return the router's own errors with messages that say what to do."""
     if not isinstance(error, HTTPException):
         return None
-    words: dict[int, Callable[[], str]] = {
-        404: lambda: "there is nothing here; /docs lists what there is",
-        405: lambda: f"this method is not allowed here; allowed is {(error.headers or {}).get('Allow', 'another one')}",
+    messages: dict[int, Callable[[], str]] = {
+        404: lambda: "there is nothing at this path; /docs lists the endpoints",
+        405: lambda: f"this method is not allowed here; use {(error.headers or {}).get('Allow', 'another one')}",
     }
-    message = words.get(error.status_code, lambda: error.detail)()
+    message = messages.get(error.status_code, lambda: error.detail)()
     return ApiError(error.status_code, message, headers=error.headers)

@@ -1,4 +1,4 @@
-"""A conversation on its way to its answers, whichever API asked: Chat Completions, Responses or Messages."""
+"""A conversation, from its messages to its answers, for Chat Completions, Responses and Messages alike."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.errors import grammar_errors_at
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
-from quire.frontend.http.openai.response_format import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, blamed, only_one
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
@@ -22,13 +23,63 @@ from quire.frontend.text.prompts import truncated
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
+class Transcript:
+    """Builds `messages` of Chat Completions from the pieces of other APIs.
+
+    Consecutive thoughts, texts and calls of the assistant become one message.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._calls: set[str] = set()  # by id
+
+    def say(self, role: str, text: str, merge: bool = False) -> None:
+        """Add a text of `role`. `merge`: append it to the role's last message, as always happens for the assistant."""
+        if self._is_last(role) and (merge or role == "assistant"):
+            last = self.messages[-1]
+            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """Add thoughts of the assistant to the message under construction."""
+        message = self._assistant()
+        before = message.get("reasoning_content")
+        message["reasoning_content"] = f"{before}\n{text}" if before else text
+
+    def call(self, call_id: str, name: str, arguments: Any) -> None:
+        """Add a tool call of the assistant; `arguments` is an object, or the JSON text of one."""
+        function = {"name": name, "arguments": arguments}
+        calls = self._assistant().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+        self._calls.add(call_id)
+
+    def knows_call(self, call_id: str) -> bool:
+        """Return whether the assistant made this call."""
+        return call_id in self._calls
+
+    def result(self, call_id: str, text: str) -> None:
+        """Add the result of a call."""
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _is_last(self, role: str) -> bool:
+        return bool(self.messages) and self.messages[-1]["role"] == role
+
+    def _assistant(self) -> dict[str, Any]:
+        """Return the assistant's message under construction, which is the last one."""
+        if not self._is_last("assistant"):
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What an API asks the assistant, in the form of Chat Completions. `template` are options of the chat template.
+    """A request to the assistant in the form of Chat Completions, whichever API it came by.
 
-    `structured_outputs`: what the answer must be, once the model has thought and unless it calls a tool; `format_field`
-    is where the client says so. Tools are in the prompt even if `tool_choice` is "none": they stay where the
-    conversation's other requests have them, so that its prefix is found in the cache.
+    `template`: options of the chat template. `structured_outputs`: the constraint on the answer, which applies after
+    the thoughts and unless the model calls a tool; `format_field`: the field in which the client gave it. Tools are in
+    the prompt even if `tool_choice` is "none": the conversation's other requests have them in the same place, so its
+    prefix is found in the cache.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -43,23 +94,23 @@ class Turn:
     structured_outputs: StructuredOutputs | None = None
     format_field: str = RESPONSE_FORMAT
 
-    async def begin(self, service: Service) -> Conversation:
-        """The conversation, written as a prompt. Raises `ValueError` or `ApiError` for what can't be."""
+    async def begin(self, service: ModelService) -> Conversation:
+        """Return the conversation with its prompt rendered. Raises `ValueError` or `ApiError` if it is invalid."""
         service.check_count(1, self.params)
         structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
         tools = None if self.tools is None else self.tools.for_template()
         prompt = await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
-        text, written = prompt.text or "", service.llm.answer_format
-        asked_in = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
-        async with blamed(asked_in):
+        text, answer_format = prompt.text or "", service.llm.answer_format
+        constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
+        async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
-            params = written.params(params, text, self.tools)
+            params = answer_format.params(params, text, self.tools)
         return Conversation(
             token_ids=truncated(prompt, self.truncate, service.llm.max_model_len).token_ids,
             params=params,
-            new_parser=lambda: written.parser(text, self.tools),
+            new_parser=lambda: answer_format.parser(text, self.tools),
             tools=self.tools,
-            format_field=asked_in,
+            format_field=constraint_field,
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout=self.timeout,
@@ -69,7 +120,10 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What the model is asked. `new_parser` makes the reader of one answer; `format_field` constrains what it says."""
+    """A prompt and how to read its answers.
+
+    `new_parser` makes the parser of one answer; `format_field` is the field to name if the engine rejects the grammar.
+    """
 
     token_ids: list[int]
     params: SamplingParams
@@ -82,7 +136,7 @@ class Conversation:
     trace: TraceContext | None = None
 
     def outputs(self, llm: AsyncLLM, kind: Literal["cumulative", "delta"]) -> Outputs:
-        """What the engine makes of it."""
+        """Return the engine's outputs."""
         return llm.generate(
             {"prompt_token_ids": self.token_ids},
             self.params,
@@ -93,39 +147,39 @@ class Conversation:
             trace=self.trace,
         )
 
-    async def answers(self, llm: AsyncLLM) -> tuple[list[Answer], RequestOutput]:
-        """All answers, whole."""
-        async with blamed(self.format_field, self.tools):
+    async def answers(self, llm: AsyncLLM) -> tuple[list[AssistantAnswer], RequestOutput]:
+        """Return all answers, complete."""
+        async with grammar_errors_at(self.format_field, self.tools):
             output = await last_of(self.outputs(llm, "cumulative"))
         return [self._answer(completion) for completion in output.outputs], output
 
-    async def deltas(self, llm: AsyncLLM) -> AsyncGenerator[Delta, None]:
-        """What comes of the answers, as it comes."""
+    async def deltas(self, llm: AsyncLLM) -> AsyncGenerator[AnswerDelta, None]:
+        """Yield the increments of all answers as they arrive."""
         parsers = [self.new_parser() for _ in range(self.params.n)]
         ended: set[int] = set()
-        checked = False
-        async with blamed(self.format_field, self.tools), aclosing(self.outputs(llm, "delta")) as outputs:
+        deadline_checked = False
+        async with grammar_errors_at(self.format_field, self.tools), aclosing(self.outputs(llm, "delta")) as outputs:
             async for output in outputs:
-                if not checked:
+                if not deadline_checked:
                     check_deadline(output)
-                    checked = True
+                    deadline_checked = True
                 for completion in grown(output, ended):
                     parser = parsers[completion.index]
                     events = parser.feed(completion.text)
                     if completion.finish_reason is not None:
                         events += parser.finish()
-                    yield Delta(events, completion, output, parser.finish_reason(completion.finish_reason))
+                    yield AnswerDelta(events, completion, output, parser.finish_reason(completion.finish_reason))
 
-    def _answer(self, completion: CompletionOutput) -> Answer:
+    def _answer(self, completion: CompletionOutput) -> AssistantAnswer:
         parser = self.new_parser()
         parser.feed(completion.text)
         parser.finish()
-        return Answer(completion, parser.message, parser.finish_reason(completion.finish_reason) or "stop")
+        return AssistantAnswer(completion, parser.message, parser.finish_reason(completion.finish_reason) or "stop")
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """What came of one of the answers: its events, and the tokens they were read from."""
+class AnswerDelta:
+    """An increment of one answer: its events, and the tokens that they were parsed from."""
 
     events: list[Event]
     completion: CompletionOutput
@@ -134,8 +188,8 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One whole answer, and why it ended: "tool_calls" when it is the client's turn to call."""
+class AssistantAnswer:
+    """One complete answer and its finish reason: "tool_calls" if the client is to make the calls."""
 
     completion: CompletionOutput
     message: AssistantMessage

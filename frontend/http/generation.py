@@ -1,4 +1,4 @@
-"""Runs what one body asks for: several prompts as one stream, or all to their end."""
+"""Outputs of the prompts of one body: merged into one stream, or each run to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Outputs = AsyncGenerator[RequestOutput, None]
 
 
 async def last_of(outputs: Outputs) -> RequestOutput:
-    """The last output of a stream, which holds everything."""
+    """Return the last output of a cumulative stream, which holds everything."""
     last: RequestOutput | None = None
     async with aclosing(outputs):
         async for output in outputs:
@@ -24,7 +24,7 @@ async def last_of(outputs: Outputs) -> RequestOutput:
 
 
 async def all_of(streams: Sequence[Outputs]) -> list[RequestOutput]:
-    """The last output of each; when one fails, the others are aborted and its error is raised."""
+    """Return the last output of each stream; if one fails, abort the others and raise its error."""
     if len(streams) == 1:
         return [await last_of(streams[0])]
     tasks = [asyncio.ensure_future(last_of(stream)) for stream in streams]
@@ -37,13 +37,13 @@ async def all_of(streams: Sequence[Outputs]) -> list[RequestOutput]:
 
 
 async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """The outputs of all as they come, each with the index of its stream."""
+    """Yield the outputs of all streams as they arrive, each with the index of its stream."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as outputs:
             async for output in outputs:
                 yield 0, output
         return
-    room = asyncio.Semaphore(len(streams))  # so that a consumer that waits holds them up
+    room = asyncio.Semaphore(len(streams))  # backpressure: a slow consumer pauses the streams
     queue: asyncio.Queue[tuple[int, RequestOutput] | None] = asyncio.Queue()
 
     async def forward(index: int, outputs: Outputs) -> None:
@@ -69,22 +69,22 @@ async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, Reques
 
 
 def check_deadline(output: RequestOutput) -> None:
-    """Raises `ApiError` 504 when the time of a request was up before it had anything to show."""
+    """Raise `ApiError` 504 if the request's time was up before its first token."""
     if all(each.finish_reason == "timeout" and not each.token_ids for each in output.outputs):
         raise ApiError(
             504,
-            "the time that the request was given (X-Request-Timeout, or the server's limit) was up before its first "
-            "token; give it more, or try again when fewer requests wait",
+            "the request's time limit (X-Request-Timeout, or the server's) was up before its first token; allow more "
+            "time, or try again when fewer requests are waiting",
             code="deadline_exceeded",
         )
 
 
 def grown(output: RequestOutput, ended: set[int]) -> list[CompletionOutput]:
-    """The completions of a delta that have something to tell; `ended` keeps those that have told their end."""
-    news = [
+    """Return the completions of a delta that have grown or ended; `ended` accumulates the indices of ended ones."""
+    changed = [
         each
         for each in output.outputs
         if each.index not in ended and (each.token_ids or each.text or each.finish_reason is not None)
     ]
-    ended.update(each.index for each in news if each.finish_reason is not None)
-    return news
+    ended.update(each.index for each in changed if each.finish_reason is not None)
+    return changed

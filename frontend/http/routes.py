@@ -1,57 +1,56 @@
-"""What the server answers, and what its document tells of it."""
+"""The table of all endpoints, with the types that `/openapi.json` describes."""
 
 from __future__ import annotations
 
 from starlette.routing import Route
 
 from quire.frontend.http.anthropic.body import CountBody, MessagesBody
-from quire.frontend.http.anthropic.endpoint import Messages
-from quire.frontend.http.anthropic.errors import AnthropicErrorAnswer
+from quire.frontend.http.anthropic.endpoint import MessagesEndpoints
+from quire.frontend.http.anthropic.errors import AnthropicErrorResponse
 from quire.frontend.http.anthropic.message import EVENTS as MESSAGE_EVENTS
 from quire.frontend.http.anthropic.message import Message, TokenCount
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.documentation.pages import Documentation
-from quire.frontend.http.openai.chat import Chat, ChatBody, ChatChunk, ChatCompletion
-from quire.frontend.http.openai.completions import Completion, CompletionBody, Completions
-from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, Embeddings
+from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
+from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
+from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
 from quire.frontend.http.openai.responses.body import ResponsesBody
-from quire.frontend.http.openai.responses.endpoint import Responses
+from quire.frontend.http.openai.responses.endpoint import ResponsesEndpoint
 from quire.frontend.http.openai.responses.events import EVENTS as RESPONSE_EVENTS
 from quire.frontend.http.openai.responses.response import Response
 from quire.frontend.http.operations.endpoints import (
     DetokenizeBody,
     Detokenized,
-    Endpoints,
     Health,
     ModelCard,
     ModelList,
+    OperatorEndpoints,
     TokenizeBody,
     Tokens,
     Version,
 )
-from quire.frontend.http.operations.page import page_routes
-from quire.frontend.http.operations.view import EngineView, view_routes
-from quire.frontend.http.service import Service
+from quire.frontend.http.operations.view import EngineView, page_routes, view_routes
+from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.recent import RecentRates
 
 
-def routes(service: Service) -> list[Route]:
-    """All that can be asked for, in the order of `/openapi.json`, which tells of every `Operation`."""
+def routes(service: ModelService) -> list[Route]:
+    """Return all routes in the order of `/openapi.json`, which documents every `Operation`."""
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining)
-    table = [*_openai(service), *_anthropic(service), *_small(service), *page_routes()]
+    table = [*_openai(service), *_anthropic(service), *_operator(service), *page_routes()]
     table += view_routes(view, service.stream)
     table += Documentation(service, table).routes()
     return table
 
 
-def _openai(service: Service) -> list[Route]:
-    responses = Responses(service)
+def _openai(service: ModelService) -> list[Route]:
+    responses = ResponsesEndpoint(service)
     return [
         Operation(
             "/v1/chat/completions",
-            Chat(service).create,
+            ChatEndpoint(service).create,
             body=ChatBody,
             answer=ChatCompletion,
             events=[ChatChunk],
@@ -61,17 +60,17 @@ def _openai(service: Service) -> list[Route]:
         ),
         Operation(
             "/v1/completions",
-            Completions(service).create,
+            CompletionsEndpoint(service).create,
             body=CompletionBody,
-            answer=Completion,
-            events=[Completion],
+            answer=TextCompletion,
+            events=[TextCompletion],
             ends_with_done=True,
             generates=True,
             example={"prompt": "Once upon a time", "max_tokens": 60},
         ),
         Operation(
             "/v1/embeddings",
-            Embeddings(service).create,
+            EmbeddingsEndpoint(service).create,
             body=EmbeddingBody,
             answer=EmbeddingList,
             generates=True,
@@ -90,8 +89,8 @@ def _openai(service: Service) -> list[Route]:
     ]
 
 
-def _anthropic(service: Service) -> list[Route]:
-    messages = Messages(service)
+def _anthropic(service: ModelService) -> list[Route]:
+    messages = MessagesEndpoints(service)
     return [
         Operation(
             "/v1/messages",
@@ -100,7 +99,7 @@ def _anthropic(service: Service) -> list[Route]:
             answer=Message,
             events=MESSAGE_EVENTS,
             generates=True,
-            error=AnthropicErrorAnswer,
+            error=AnthropicErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
         ),
         Operation(
@@ -108,25 +107,25 @@ def _anthropic(service: Service) -> list[Route]:
             messages.count_tokens,
             body=CountBody,
             answer=TokenCount,
-            error=AnthropicErrorAnswer,
+            error=AnthropicErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
     ]
 
 
-def _small(service: Service) -> list[Route]:
-    small = Endpoints(service)
+def _operator(service: ModelService) -> list[Route]:
+    endpoints = OperatorEndpoints(service)
     return [
-        Operation("/v1/models", small.models, answer=ModelList),
-        Operation("/v1/models/{name:path}", small.model, answer=ModelCard, errors=[404]),
+        Operation("/v1/models", endpoints.models, answer=ModelList),
+        Operation("/v1/models/{name:path}", endpoints.model, answer=ModelCard, errors=[404]),
         Operation(
-            "/tokenize", small.tokenize, body=TokenizeBody, answer=Tokens, example={"prompt": "Once upon a time"}
+            "/tokenize", endpoints.tokenize, body=TokenizeBody, answer=Tokens, example={"prompt": "Once upon a time"}
         ),
         Operation(
-            "/detokenize", small.detokenize, body=DetokenizeBody, answer=Detokenized, example={"tokens": [1, 2, 3]}
+            "/detokenize", endpoints.detokenize, body=DetokenizeBody, answer=Detokenized, example={"tokens": [1, 2, 3]}
         ),
-        Operation("/health", small.health, answer=Health, errors=[503]),
-        Operation("/ready", small.ready, answer=Health, errors=[503]),
-        Operation("/version", small.version, answer=Version),
-        Operation("/metrics", small.metrics, media_types=["text/plain", "application/openmetrics-text"]),
+        Operation("/health", endpoints.health, answer=Health, errors=[503]),
+        Operation("/ready", endpoints.ready, answer=Health, errors=[503]),
+        Operation("/version", endpoints.version, answer=Version),
+        Operation("/metrics", endpoints.metrics, media_types=["text/plain", "application/openmetrics-text"]),
     ]

@@ -1,4 +1,4 @@
-"""What every endpoint works with: the model, its names and defaults, and the limits of the server."""
+"""The served model as every endpoint sees it: its names and defaults, and the limits of the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
-from quire.frontend.http.transport.retry_after import RetryAfter
+from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.transport.sse import DONE, EventStream, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
@@ -32,11 +32,11 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 
 @dataclass
-class Service:
+class ModelService:
     """The server's one model, in an engine that may run anywhere.
 
-    `names`: what clients may call it, the first is its own. `defaults`: its own values of sampling parameters.
-    `has_chat_template`: whether it can answer conversations.
+    `names`: the names that clients may use, the one that responses use first. `defaults`: the model's own sampling
+    parameters. `has_chat_template`: whether it can answer conversations.
     """
 
     llm: AsyncLLM
@@ -46,42 +46,42 @@ class Service:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     has_chat_template: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
-    refusals: RetryAfter = field(default_factory=RetryAfter)
+    load: RetryAfter = field(default_factory=RetryAfter)
     draining: bool = False
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's, if it has one."""
+        """The model's tokenizer, if it has one."""
         return self.llm.tokenizer
 
     @property
     def name(self) -> str:
-        """What answers call the model."""
+        """The model's name in responses."""
         return self.names[0]
 
     async def warm_up(self) -> None:
-        """Load what a first chat needs, so that it does not wait for that."""
-        with suppress(ValueError):  # there is no template, or one that has its own mind about conversations
+        """Load what the first chat needs, so that no client waits for it."""
+        with suppress(ValueError):  # the model has no chat template, or one that rejects this conversation
             await self.llm.chat_prompt([{"role": "user", "content": "Hello"}])
-        _ = self.llm.answer_format  # which is found out once
+        _ = self.llm.answer_format  # cached from here on
 
     @property
     def public_names(self) -> list[str]:
-        """The names that the list of models shows: without the model's folder, unless that is all."""
+        """The names that `/v1/models` lists: without the model's folder, unless it is the only one."""
         return [name for name in dict.fromkeys(self.names) if not name.startswith("/")] or list(self.names[:1])
 
     @staticmethod
     def now() -> int:
-        """The time as answers tell it: seconds since 1970."""
+        """Return the time as responses give it: seconds since 1970."""
         return int(time.time())
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which a request that was refused is worth another try."""
-        return self.refusals.seconds
+        """Seconds after which a rejected request is worth another try."""
+        return self.load.seconds
 
     def check_model(self, name: str | None) -> None:
-        """Raises `ApiError` 404 unless `name` is the model's; a request that names none means this one."""
+        """Raise `ApiError` 404 unless `name` is one of the model's or None."""
         if name is None or name in self.names:
             return
         known = ", ".join(self.public_names)
@@ -93,7 +93,7 @@ class Service:
         )
 
     def check_count(self, num_prompts: int, params: SamplingParams) -> None:
-        """Raises `ApiError` 400 for more completions than one body may ask for."""
+        """Raise `ApiError` 400 for more completions than one body may request."""
         name = "n" if params.best_of is None else "best_of"
         each = getattr(params, name)
         count = num_prompts * each
@@ -105,10 +105,10 @@ class Service:
             )
 
     def check_template(self, chat_template: str | None) -> None:
-        """Raises `ApiError` 400 for a client's own template, unless such are trusted."""
+        """Raise `ApiError` 400 for a client's own chat template, unless the server trusts them."""
         if chat_template is not None and not self.args.trust_request_chat_template:
             raise bad_request(
-                "chat_template is not taken from clients, since a template can keep the server from all other work; "
+                "chat_template is not accepted from clients, since a template can block the server indefinitely; "
                 "use the model's, or start the server with --trust-request-chat-template",
                 "chat_template",
             )
@@ -116,47 +116,48 @@ class Service:
     async def prepared(
         self, prompts: Sequence[str | list[int]], last: int | None, add_special_tokens: bool
     ) -> Sequence[PromptType]:
-        """The prompts of a body for `generate` and `embed`, which make ready what is a body's only one themselves."""
+        """Prepare the prompts of a body for `generate` and `embed`, which prepare a single prompt themselves."""
         if len(prompts) == 1:
             return prompts
         return await self.llm.prompts(prompts, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens)
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text; those of a long one are made on another thread, while streams go on."""
+        """Return the tokens of a text; a long one is tokenized on another thread, so that streams continue."""
         encode = functools.partial(self.require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(encode) if len(text) > LONG_TEXT else encode()
 
     def prompt_text(self, output: RequestOutput) -> str:
-        """The prompt in words, as it was given or as its tokens are read."""
+        """Return the prompt as text: as it was given, or decoded from its tokens."""
         if output.prompt is not None:
             return output.prompt
         return self.require_tokenizer().decode(output.prompt_token_ids, skip_special_tokens=False)
 
-    def refusal(self, error: Exception) -> ApiError:
-        """What a client is told of an exception; a defect is logged, and told without its details."""
-        refusal = api_error(error, self.retry_after)
-        if refusal is None:
-            logger.error("a request failed by a defect of the server", exc_info=error)
-            refusal = ApiError(500, f"the server failed ({type(error).__name__}); its log tells more", code="internal")
-        return refusal
+    def api_error(self, error: Exception) -> ApiError:
+        """Return the error response for an exception; a defect is logged, and its details are kept from the client."""
+        response = api_error(error, self.retry_after)
+        if response is None:
+            logger.error("a request failed because of a defect in the server", exc_info=error)
+            message = f"the server failed ({type(error).__name__}); its log has the details"
+            response = ApiError(500, message, code="internal")
+        return response
 
     def stream(
         self, events: AsyncGenerator[bytes, None], explain: Callable[[Exception], bytes] | None = None
     ) -> EventStream:
-        """The answer that is made of `events`; an error ends it as an event, OpenAI's unless `explain` makes it."""
+        """Return a streamed response; an error ends it as an event, in OpenAI's shape unless `explain` is given."""
         return EventStream(events, explain or self._last_events, self.metrics.http.stream)
 
     def _last_events(self, error: Exception) -> bytes:
-        return event(msgspec.json.encode(self.refusal(error).body)) + DONE
+        return event(msgspec.json.encode(self.api_error(error).body)) + DONE
 
     def require_tokenizer(self) -> Tokenizer:
-        """Raises `ApiError` 400 when the model has none."""
+        """Return the tokenizer. Raises `ApiError` 400 if the model has none."""
         if self.tokenizer is None:
-            raise bad_request("this model has no tokenizer, so it takes and gives token ids only")
+            raise bad_request("this model has no tokenizer, so it accepts and returns token ids only")
         return self.tokenizer
 
     def timeout(self, request: Request) -> float | None:
-        """Seconds that a request may take: the header's, but no more than the server's."""
+        """Return the seconds that a request may take: the header's, but at most the server's."""
         text, most = request.headers.get(TIMEOUT_HEADER), self.args.request_timeout
         if text is None:
             return most
@@ -170,7 +171,7 @@ class Service:
 
 
 def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:
-    """What clients may call a model: the names given, or its folder's name, and the folder itself."""
+    """Return the names of a model: those given, or its folder's name and the folder itself."""
     if args.served_model_names:
         return list(args.served_model_names)
     return ["quire-demo" if model == demo_model else Path(model).name, model]

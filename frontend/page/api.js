@@ -15,7 +15,7 @@ export function setKey(key) {
   remember("key", key);
 }
 
-/** The response of `path`, whose status is a success. With a `body` it is a POST. */
+/** Return the successful response of `path`. With a `body` the request is a POST. */
 export async function call(path, { body, signal } = {}) {
   const headers = {};
   const key = recall("key", "");
@@ -28,7 +28,7 @@ export async function call(path, { body, signal } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server can't be reached. Is it still running?");
+    throw new ApiError("The server is not reachable. Is it still running?");
   }
   if (!response.ok) throw await problem(response);
   return response;
@@ -36,11 +36,11 @@ export async function call(path, { body, signal } = {}) {
 
 async function problem(response) {
   const text = await response.text().catch(() => "");
-  return new ApiError(explain(response.status, words(text), response.headers.get("Retry-After")), response.status);
+  return new ApiError(explain(response.status, errorMessage(text), response.headers.get("Retry-After")), response.status);
 }
 
-/** What an error in OpenAI's shape says. */
-export function words(text) {
+/** Return the message of an error in OpenAI's shape. */
+export function errorMessage(text) {
   try {
     const body = JSON.parse(text);
     return body.error?.message ?? body.message ?? body.detail ?? "";
@@ -49,10 +49,10 @@ export function words(text) {
   }
 }
 
-function explain(status, said, wait) {
-  if (status === 401) return "This server asks for an API key. Enter one below and send again.";
-  if (status === 403) return "This API key may not do that.";
+function explain(status, message, wait) {
+  if (status === 401) return "This server requires an API key. Enter one below and send again.";
+  if (status === 403) return "This API key is not allowed to do that.";
   if (status === 429) return `The server is busy. Try again in ${wait ?? "a few"} seconds.`;
-  if (status === 503) return `The server takes no requests at the moment. ${said}`;
-  return said || `The server answered with status ${status}.`;
+  if (status === 503) return `The server accepts no requests now. ${message}`;
+  return message || `The server answered with status ${status}.`;
 }

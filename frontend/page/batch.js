@@ -1,4 +1,4 @@
-// The last step: who was in it, what it computed of each, and how far each is.
+// The last step: its requests, what it computed for each, and their progress.
 
 import { count, milliseconds, whole } from "./numbers.js";
 import { fillRows, rowOf, write } from "./rows.js";
@@ -46,7 +46,7 @@ function makeRow() {
   return row;
 }
 
-/** The track: prompt tokens computed before, outputs, and what this step added; all tracks have the same scale. */
+/** Fill a row; its track shows prompt tokens computed before, outputs, and this step's tokens, all on one scale. */
 function fillRow(row, { number, inPrefill, tokens, computed, prompt, output }, longest) {
   write(row.querySelector(".name"), `#${number}`);
   const before = Math.max(0, computed - tokens);
@@ -57,5 +57,5 @@ function fillRow(row, { number, inPrefill, tokens, computed, prompt, output }, l
   write(row.querySelector(".what"), `${inPrefill ? "prefill" : "decode"} +${whole(tokens)}`);
   const size = inPrefill ? `${whole(computed)} of ${whole(prompt)}` : `${whole(prompt)} + ${whole(output)}`;
   write(row.querySelector(".size"), size);
-  row.querySelector(".track").title = `${whole(prompt)} prompt tokens, ${whole(output)} new ones, ${whole(computed)} computed`;
+  row.querySelector(".track").title = `${whole(prompt)} prompt tokens, ${whole(output)} output tokens, ${whole(computed)} computed`;
 }

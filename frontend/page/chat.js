@@ -1,25 +1,25 @@
-// The conversation: sends, streams, stops, and does it again.
+// The conversation: send, stream, stop, regenerate.
 
-import { ApiError, call, words } from "./api.js";
+import { ApiError, call, errorMessage } from "./api.js";
 import { Conversation, increment } from "./conversation.js";
 import { AnswerView, UserView, button } from "./messages.js";
 import { events } from "./sse.js";
 import { Timing } from "./timing.js";
 
-const ENDS = { length: "cut at the limit of tokens", timeout: "its time was up", abort: "stopped" };
-const NEAR_END = 60; // pixels from the end of the log at which it goes on to follow the answer
+const ENDS = { length: "token limit reached", timeout: "time limit reached", abort: "stopped" };
+const NEAR_END = 60; // pixels from the end of the log within which it follows the answer
 
 export class Chat {
   model = null;
   canChat = true; // whether the model has a chat template
   #conversation = new Conversation();
   #views = new Map(); // message -> view
-  #running = null; // AbortController of the answer that streams
+  #running = null; // AbortController of the streaming answer
   #editing = null;
 
   /**
-   * `page`: {log, welcome, input, status}; `settings`: a Settings; `on.busy(truth)` when an answer begins and ends,
-   * `on.editing(truth)`, `on.unauthorized()` when a key is wanted.
+   * `page`: {log, welcome, input, status}; `settings`: a Settings; `on.busy(isBusy)` when an answer begins and ends,
+   * `on.editing(isEditing)`, `on.unauthorized()` when a key is needed.
    */
   constructor(page, settings, on) {
     this.page = page;
@@ -48,7 +48,7 @@ export class Chat {
   }
 
   async regenerate() {
-    // What has the focus is about to go; the next Tab should begin here and not at the top.
+    // The focused element is about to be removed; the next Tab should begin here and not at the top.
     if (this.page.log.contains(document.activeElement)) this.page.log.focus({ preventScroll: true });
     this.#cutAfter(this.#conversation.last("user"));
     await this.#answer();
@@ -101,11 +101,11 @@ export class Chat {
     this.#conversation.messages.pop();
   }
 
-  /** Takes away what follows a message, also an answer that failed, which is only seen. */
+  /** Remove everything after a message, including failed answers, which are not in the conversation. */
   #cutAfter(message) {
     const { root } = this.#views.get(message);
     while (root.nextElementSibling) root.nextElementSibling.remove();
-    for (const gone of this.#conversation.cutAfter(message)) this.#views.delete(gone);
+    for (const removed of this.#conversation.cutAfter(message)) this.#views.delete(removed);
   }
 
   async #answer() {
@@ -116,7 +116,7 @@ export class Chat {
     this.#offer(null);
     const running = (this.#running = new AbortController());
     this.on.busy(true);
-    this.page.status.textContent = "The answer is coming.";
+    this.page.status.textContent = "Answering.";
     const timing = new Timing();
     let end = "";
     try {
@@ -127,28 +127,28 @@ export class Chat {
     }
     view.end([String(timing), end].filter(Boolean).join(" · "));
     this.page.status.textContent = end ? `The answer has ended: ${end}.` : "The answer is complete.";
-    if (this.#running !== running) return; // a new conversation has begun meanwhile
+    if (this.#running !== running) return; // a new conversation has begun in the meantime
     this.#running = null;
     this.on.busy(false);
     this.#offer(view);
   }
 
-  /** Streams an answer into `message` and `view`; returns why it ended. */
+  /** Stream an answer into `message` and `view`; return its finish reason. */
   async #stream(path, body, message, view, timing) {
     const response = await call(path, { body, signal: this.#running.signal });
     let finish = null;
     for await (const { data } of events(response)) {
-      if (data === "[DONE]") continue; // and then the connection ends, which must not look like a client that left
+      if (data === "[DONE]") continue; // read on to the end, or the server sees a disconnect
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(words(data) || "The server gave up on this answer.");
-      const news = increment(chunk);
-      if (news.text || news.reasoning || news.entries.length) timing.arrived(news.entries.length || 1);
-      if (news.usage) timing.counted(news.usage.completion_tokens);
-      message.content += news.text;
-      finish = news.finish ?? finish;
-      view.append(news);
+      if (chunk.error) throw new ApiError(errorMessage(data) || "The server ended this answer with an error.");
+      const added = increment(chunk);
+      if (added.text || added.reasoning || added.entries.length) timing.arrived(added.entries.length || 1);
+      if (added.usage) timing.counted(added.usage.completion_tokens);
+      message.content += added.text;
+      finish = added.finish ?? finish;
+      view.append(added);
     }
-    if (finish === null) throw new ApiError("The answer broke off: the server closed the connection.");
+    if (finish === null) throw new ApiError("The answer is incomplete: the server closed the connection.");
     return finish;
   }
 
@@ -162,7 +162,7 @@ export class Chat {
     if (error.status === 401) this.on.unauthorized();
   }
 
-  /** Lets the last answer be made again and the last message be changed; with null, nothing. */
+  /** Show the actions of the last answer and the last message; with null, none. */
   #offer(view) {
     for (const other of this.#views.values()) other.setActions();
     if (!view) return;
@@ -171,14 +171,14 @@ export class Chat {
     this.#views.get(this.#conversation.last("user"))?.setActions(button("Edit", () => this.edit()));
   }
 
-  /** Keeps the end in sight, unless the reader has scrolled away from it. */
+  /** Keep the end in view, unless the reader has scrolled away from it. */
   #follow(always = false) {
     const { log } = this.page;
     if (always) this.following = true;
     if (this.following) log.scrollTop = log.scrollHeight;
   }
 
-  /** To be called when the reader scrolls. */
+  /** Handle scrolling by the reader. */
   scrolled() {
     const { log } = this.page;
     this.following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;

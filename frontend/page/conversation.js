@@ -1,7 +1,7 @@
 // A conversation, and the requests that continue it.
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty"];
-const TOP = 5; // probabilities that are shown of each token
+const TOP = 5; // likeliest tokens shown for each token
 
 export class Conversation {
   messages = []; // {role: "user" | "assistant", content}
@@ -12,7 +12,7 @@ export class Conversation {
     return message;
   }
 
-  /** Drops all after a message; returns what it has dropped. */
+  /** Remove and return all messages after one. */
   cutAfter(message) {
     return this.messages.splice(this.messages.indexOf(message) + 1);
   }
@@ -21,7 +21,7 @@ export class Conversation {
     return this.messages.findLast((message) => message.role === role);
   }
 
-  /** Path and body of the request for the next answer. `chat`: by messages, else the text simply goes on. */
+  /** Return path and body of the request for the next answer. `chat`: send messages, else a text to continue. */
   request(model, settings, chat) {
     const body = { model, stream: true, stream_options: { include_usage: true } };
     for (const name of NUMBERS) {
@@ -45,7 +45,7 @@ export class Conversation {
   }
 }
 
-/** What a chunk of either endpoint adds: {text, reasoning, entries, finish, usage}. */
+/** Return the increment in a chunk of either endpoint: {text, reasoning, entries, finish, usage}. */
 export function increment(chunk) {
   const choice = chunk.choices?.[0];
   const delta = choice?.delta;
@@ -58,7 +58,7 @@ export function increment(chunk) {
   };
 }
 
-/** Logprobs of either endpoint as [{token, logprob, top: [{token, logprob}]}]. */
+/** Return the logprobs of either endpoint as [{token, logprob, top: [{token, logprob}]}]. */
 function entries(logprobs) {
   if (!logprobs) return [];
   if (logprobs.content) {

@@ -1,4 +1,4 @@
-// The engine as it is now. Connected only while it can be seen: nobody pays for a view that nobody has.
+// The live state of the engine. Connected only while it is visible, since the view costs engine time.
 
 import { BatchView } from "./batch.js";
 import { call } from "./api.js";
@@ -30,13 +30,13 @@ export class EnginePanel {
     this.#update();
   }
 
-  /** Connects again at once, with a new key for instance. */
+  /** Reconnect at once, for example with a new key. */
   retry() {
     this.#disconnect();
     this.#update();
   }
 
-  /** To be called when the colours have changed. */
+  /** Repaint after the colours have changed. */
   repaint() {
     this.pages.paint();
   }
@@ -60,11 +60,11 @@ export class EnginePanel {
     try {
       const response = await call("view/events", { signal: stream.signal });
       for await (const { event, data } of events(response)) this.#take(event, JSON.parse(data));
-      problem = "The server has closed the view; trying again …";
+      problem = "The server closed the view; reconnecting …";
     } catch (error) {
       problem = error.message;
     }
-    if (this.#stream !== stream) return; // it was closed from here
+    if (this.#stream !== stream) return; // this page closed it
     this.pulse.className = "pulse";
     this.#say(problem, true);
     this.#timer = setTimeout(() => {

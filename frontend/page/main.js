@@ -1,4 +1,4 @@
-// Brings the page to life.
+// Wires up the page.
 
 import { call, setKey } from "./api.js";
 import { Chat } from "./chat.js";
@@ -29,7 +29,7 @@ function write(text) {
   grow();
 }
 
-/** Makes the field as high as its text. */
+/** Fit the field's height to its text. */
 function grow() {
   input.style.height = "auto";
   input.style.height = `${input.scrollHeight}px`;
@@ -60,8 +60,8 @@ async function loadModel() {
 }
 
 function welcome(canChat) {
-  const words = "Your words go to this server and nowhere else.";
-  return canChat ? words : `This model continues texts: begin one. ${words}`;
+  const privacy = "Your messages go to this server and nowhere else.";
+  return canChat ? privacy : `This model continues texts: start one. ${privacy}`;
 }
 
 // Messages
@@ -121,7 +121,7 @@ async function useKey() {
   if ($("key-row").hidden) input.focus();
 }
 
-// What can be opened and switched
+// Panels and switches
 
 function setSettingsOpen(isOpen) {
   disclose($("toggle-settings"), $("settings"), isOpen);

@@ -1,4 +1,4 @@
-// How messages look.
+// Views of messages.
 
 import { appendTokens } from "./tokens.js";
 
@@ -16,7 +16,7 @@ export function button(text, onclick) {
   return made;
 }
 
-/** A message with its foot, in which buttons stand while it is the last of its kind. */
+/** A message with its foot, which has buttons while it is the last of its kind. */
 export class MessageView {
   constructor(role, who) {
     this.root = element("article", `message ${role}`);
@@ -39,13 +39,13 @@ export class UserView extends MessageView {
   }
 }
 
-/** An answer as it comes. What comes is shown with the next frame, so that a fast model leaves the page time to live. */
+/** An answer as it arrives. Increments are shown once per frame, so that the page stays responsive with a fast model. */
 export class AnswerView extends MessageView {
   #reasoning = element("div", "text reasoning");
   #figures = element("span", "figures");
-  #waiting = []; // increments
+  #pending = []; // increments
 
-  /** `onGrowth` is called when it has become longer. */
+  /** `onGrowth` is called when the answer has grown. */
   constructor(who, onGrowth) {
     super("assistant", who);
     this.onGrowth = onGrowth;
@@ -56,23 +56,23 @@ export class AnswerView extends MessageView {
   }
 
   append(increment) {
-    if (!this.#waiting.length) requestAnimationFrame(() => this.#show());
-    this.#waiting.push(increment);
+    if (!this.#pending.length) requestAnimationFrame(() => this.#show());
+    this.#pending.push(increment);
   }
 
   #show() {
-    for (const increment of this.#waiting.splice(0)) this.#write(increment);
+    for (const increment of this.#pending.splice(0)) this.#write(increment);
     this.onGrowth();
   }
 
   #write({ text, reasoning, entries }) {
     if (reasoning) this.#reasoning.append(reasoning);
     if (!text && !entries.length) return;
-    if (entries.length) this.text.tabIndex = 0; // from here the arrow keys go through the tokens
+    if (entries.length) this.text.tabIndex = 0; // the arrow keys start here
     appendTokens(this.text, text, entries);
   }
 
-  /** `figures`: a line for the foot. */
+  /** End the answer; `figures` is a line for the foot. */
   end(figures) {
     this.#show();
     this.root.classList.remove("streaming");

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers formatted for people.
 
 const WHOLE = new Intl.NumberFormat("en");
 
@@ -6,12 +6,12 @@ export function whole(number) {
   return WHOLE.format(number);
 }
 
-/** "1 token", "1,200 tokens". */
+/** Return "1 token", "1,200 tokens". */
 export function count(number, noun, plural = `${noun}s`) {
   return `${whole(number)} ${number === 1 ? noun : plural}`;
 }
 
-/** Three digits: "0", "0.42", "8.5", "420", "12,300". */
+/** Return about three digits: "0", "0.42", "8.5", "420", "12,300". */
 export function short(number) {
   if (number === 0) return "0";
   if (number >= 100) return whole(Math.round(number));

@@ -1,4 +1,4 @@
-// The KV pool as a map: a square a page, or a square for several, in which the states of its pages are mixed.
+// The KV pool as a map: one square per page, or per several pages, with the colours of their states mixed.
 
 import { count, whole } from "./numbers.js";
 import { write } from "./rows.js";
@@ -8,7 +8,7 @@ const SMALLEST = 4; // pixels of a cell with its gap
 const LARGEST = 14;
 
 export class PagesView {
-  #picture = null; // {cells: Uint8Array, perCell}
+  #map = null; // {cells: Uint8Array, perCell}
 
   constructor(root) {
     this.canvas = root.querySelector("#pages");
@@ -21,16 +21,16 @@ export class PagesView {
   show({ pages }) {
     pages.num_pages.forEach((number, state) => write(this.counts[state], whole(number)));
     const total = pages.num_pages.reduce((sum, number) => sum + number);
-    const each = pages.pages_per_cell > 1 ? `, ${pages.pages_per_cell} a square` : "";
+    const each = pages.pages_per_cell > 1 ? `, ${pages.pages_per_cell} per square` : "";
     write(this.size, `${whole(total)} of ${count(pages.page_size, "token")}${each}`);
-    this.#picture = { cells: Uint8Array.fromBase64?.(pages.cells) ?? decode(pages.cells), perCell: pages.pages_per_cell };
+    this.#map = { cells: Uint8Array.fromBase64?.(pages.cells) ?? decode(pages.cells), perCell: pages.pages_per_cell };
     this.paint();
   }
 
   paint() {
     const width = this.canvas.clientWidth;
-    if (!this.#picture || !width) return;
-    const { cells, perCell } = this.#picture;
+    if (!this.#map || !width) return;
+    const { cells, perCell } = this.#map;
     const number = perCell === 1 ? cells.length : cells.length / STATES.length;
     const { side, columns } = layout(number, width);
     const height = Math.ceil(Math.ceil(number / columns) * side);
@@ -40,7 +40,7 @@ export class PagesView {
     const context = this.canvas.getContext("2d");
     const colours = this.swatches.map((swatch) => rgb(getComputedStyle(swatch).backgroundColor));
     const gap = Math.round((side > 6 ? 2 : 1) * scale);
-    const edge = (index) => Math.round(index * side * scale); // on whole pixels, or gaps would blur
+    Math.round(index * side * scale); // on whole pixels, or gaps would blur => const edge = (index) => Math.round(index * side * scale); // whole pixels, or gaps would blur => Math.round(index * side * scale); // on whole pixels, or gaps would blur
     for (let cell = 0; cell < number; cell += 1) {
       const [column, row] = [cell % columns, Math.floor(cell / columns)];
       const [left, top] = [edge(column), edge(row)];
@@ -50,7 +50,7 @@ export class PagesView {
   }
 }
 
-/** The largest squares with which the map is at most about as high as it is wide. */
+/** Return the largest squares with which the map is at most about as high as it is wide. */
 function layout(number, width) {
   const fitting = Math.max(SMALLEST, Math.min(LARGEST, Math.sqrt((width * width * 0.6) / number)));
   const columns = Math.floor(width / fitting);

@@ -1,4 +1,4 @@
-// The beginnings that most prompts share.
+// The prefixes with the most cache hits.
 
 import { count } from "./numbers.js";
 import { fillRows, rowOf, write } from "./rows.js";
@@ -23,7 +23,7 @@ function make() {
 }
 
 function fill(row, { hits, pages, users, is_salted: isSalted, first, last }, most, pageSize) {
-  write(row.querySelector(".first"), isSalted ? "kept private by its cache salt" : first);
+  write(row.querySelector(".first"), isSalted ? "hidden: it has a cache salt" : first);
   write(row.querySelector(".last"), last && `… ${last.slice(-END)}`);
   row.title = isSalted ? "" : `${first} … ${last}`;
   row.querySelector(".heat").style.width = `${(100 * hits) / most}%`;

@@ -1,10 +1,10 @@
-// Who waits, the first of them by name.
+// The waiting requests: how many, and the first ones in detail.
 
 import { count, whole } from "./numbers.js";
 import { fillRows, write } from "./rows.js";
 
 const ROWS = 6;
-const WORDS = { preempted: ", preempted", waiting_for_structured_output_grammar: ", for its grammar" };
+const STATUS = { preempted: ", preempted", waiting_for_structured_output_grammar: ", compiling its grammar" };
 
 export class QueueView {
   constructor(root) {
@@ -13,14 +13,14 @@ export class QueueView {
   }
 
   show({ stats, waiting, waiting_tokens: tokens }) {
-    const words = stats.waiting
+    const text = stats.waiting
       ? `${count(stats.waiting, "request")} with ${count(tokens, "prompt token")}`
-      : "Nobody waits.";
-    write(this.summary, words);
+      : "No requests are waiting.";
+    write(this.summary, text);
     fillRows(this.list, waiting.slice(0, ROWS), () => document.createElement("li"), fill);
   }
 }
 
 function fill(item, [number, prompt, seconds, status]) {
-  write(item, `#${number} · ${whole(prompt)} · ${seconds.toFixed(1)} s${WORDS[status] ?? ""}`);
+  write(item, `#${number} · ${whole(prompt)} · ${seconds.toFixed(1)} s${STATUS[status] ?? ""}`);
 }

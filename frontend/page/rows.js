@@ -1,13 +1,13 @@
-// Lists whose rows are used again from picture to picture, so that nothing flickers.
+// Lists that reuse their rows from picture to picture, so that nothing flickers.
 
-/** Makes `list` have a row for each of `items`: `make()` gives a new one, `fill(row, item)` writes into it. */
+/** Give `list` one row per item: `make()` returns a new row, `fill(row, item)` writes into it. */
 export function fillRows(list, items, make, fill) {
   while (list.children.length > items.length) list.lastElementChild.remove();
   while (list.children.length < items.length) list.append(make());
   items.forEach((item, index) => fill(list.children[index], item));
 }
 
-/** An element with children of these classes, as [tag, class]. */
+/** Return an element with children given as [tag, class]. */
 export function rowOf(tag, ...children) {
   const row = document.createElement(tag);
   for (const [name, className] of children) {
@@ -18,7 +18,7 @@ export function rowOf(tag, ...children) {
   return row;
 }
 
-/** Sets a text only where it has changed. */
+/** Set a text only if it has changed. */
 export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

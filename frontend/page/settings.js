@@ -1,4 +1,4 @@
-// The sampling controls. A field that is empty leaves its value to the server.
+// The sampling controls. The server chooses the value of an empty field.
 
 import { recall, remember } from "./store.js";
 
@@ -13,7 +13,7 @@ export class Settings {
     fieldset.addEventListener("input", () => remember("settings", this.values));
   }
 
-  /** By name: numbers, texts and truths; what is empty or out of range is left out. */
+  /** Values by name: numbers, texts and booleans, without those that are empty or out of range. */
   get values() {
     const values = {};
     for (const field of this.#fields) {

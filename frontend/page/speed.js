@@ -1,4 +1,4 @@
-// Tokens a second and latencies, with their last minute as lines.
+// Tokens per second and latencies, with their last minute as sparklines.
 
 import { milliseconds, short } from "./numbers.js";
 
@@ -42,7 +42,7 @@ function tile(root, label, line, value, write) {
   };
 }
 
-/** A sparkline from zero to its highest value. A value that is null keeps the one before. */
+/** A sparkline from zero to its highest value. A null repeats the value before it. */
 class Line {
   #values = [];
 

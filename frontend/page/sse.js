@@ -1,6 +1,6 @@
 // Server-sent events of a fetch: an EventSource can neither POST nor send a key.
 
-/** Yields the {event, data} of a response's body as they come; `data` is text. */
+/** Yield the {event, data} of a response's body as they arrive; `data` is text. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,8 +1,8 @@
-// What the page remembers in this browser.
+// Values that the page remembers in this browser.
 
 const PREFIX = "quire.";
 
-/** The remembered value, or `fallback` where there is none or storage is forbidden. */
+/** Return the remembered value, or `fallback` without one or if storage is forbidden. */
 export function recall(name, fallback) {
   try {
     const text = localStorage.getItem(PREFIX + name);
@@ -16,6 +16,6 @@ export function remember(name, value) {
   try {
     localStorage.setItem(PREFIX + name, JSON.stringify(value));
   } catch {
-    // Storage is full or forbidden; the value lasts as long as the page.
+    // Storage is full or forbidden; the value is lost with the page.
   }
 }

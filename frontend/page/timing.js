@@ -1,6 +1,6 @@
-// How fast an answer came, as its reader saw it.
+// The speed of an answer as its reader saw it.
 
-// Less than this is how fast the browser reads what had come already.
+// Shorter times measure how fast the browser reads its buffer.
 const SHORTEST_SECONDS = 0.05;
 
 export class Timing {
@@ -9,19 +9,19 @@ export class Timing {
   #last = null;
   #tokens = 0;
 
-  /** Something has come, with so many tokens where that is known. */
+  /** Record an arrival of `tokens` tokens. */
   arrived(tokens) {
     this.#last = performance.now();
     this.#first ??= this.#last;
     this.#tokens += tokens;
   }
 
-  /** The server's own count. */
+  /** Take the server's own count. */
   counted(tokens) {
     this.#tokens = tokens;
   }
 
-  /** "120 tokens · 85.3 tok/s · TTFT 41 ms", as far as known. */
+  /** Return "120 tokens · 85.3 tok/s · TTFT 41 ms", as far as known. */
   toString() {
     if (this.#first === null) return "";
     const parts = [`${this.#tokens} ${this.#tokens === 1 ? "token" : "tokens"}`];

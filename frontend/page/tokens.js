@@ -1,12 +1,12 @@
-// Text that is made of tokens, each with its probability and what else might have stood there.
+// Text made of tokens, each with its probability and the likeliest alternatives.
 
 const details = new WeakMap(); // span -> entry
 
-/** Appends text whose tokens are `entries` to `parent`. Model output is only ever inserted as text. */
+/** Append text whose tokens are `entries` to `parent`. Model output is always inserted as text, never as markup. */
 export function appendTokens(parent, text, entries) {
   let rest = text;
   entries.forEach((entry, index) => {
-    // Half a character has no text of its own; what it begins stands with the token that ends it.
+    // Part of a character has no text of its own; the character goes to the token that completes it.
     const isLast = index === entries.length - 1;
     const piece = isLast ? rest : rest.startsWith(entry.token) ? entry.token : "";
     rest = rest.slice(piece.length);
@@ -15,7 +15,7 @@ export function appendTokens(parent, text, entries) {
   if (!entries.length) parent.append(rest);
 }
 
-/** A token's span; the space before its word stands outside, or it would be seen at the ends of lines. */
+/** Return a token's nodes; leading space stays outside of the span, or it would show at the ends of lines. */
 function tokenNodes(text, entry) {
   const word = text.trimStart() || text;
   return [text.slice(0, text.length - word.length), tokenSpan(word, entry)];
@@ -33,7 +33,7 @@ function tokenSpan(text, entry) {
   return span;
 }
 
-/** Shows the probabilities of the token under the pointer or in focus; arrow keys go from token to token. */
+/** Show the probabilities of the token under the pointer or in focus; arrow keys move between tokens. */
 export function watchTokens(log, tooltip) {
   const over = (event) => event.target.closest?.(".token");
   const hide = () => { tooltip.hidden = true; };
@@ -82,7 +82,7 @@ function row({ token, logprob }, chosen) {
   return line;
 }
 
-/** A token as one can read it: spaces and line ends are signs. */
+/** Return a token with visible spaces and line breaks. */
 function visible(token) {
   return token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "(nothing)";
 }

@@ -1,4 +1,4 @@
-"""A real server for tests: the process that `quire serve` is, and clients of it."""
+"""A real server for tests: a process of `quire serve`, and requests to it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _SERVING = re.compile(r"quire: serving (\S+) at (\S+)")
 
 @dataclass
 class Reply:
-    """What a request got."""
+    """The response to a request."""
 
     status: int
-    headers: dict[str, str]  # by names in small letters
+    headers: dict[str, str]  # by names in lower case
     body: bytes
 
     def json(self) -> Any:
-        """The body, decoded."""
+        """Return the decoded body."""
         return json.loads(self.body)
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error in OpenAI's shape, all of whose members are there."""
+        """The error in OpenAI's shape, with all of its members."""
         error = self.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}, error
         assert error["message"], error
@@ -48,7 +48,7 @@ class Reply:
 
 @dataclass
 class Server:
-    """`quire serve` in a process of its own, on a free port. At the end no page of its engine may be held."""
+    """`quire serve` in a process of its own, on a free port. At the end, its engine must hold no pages."""
 
     process: subprocess.Popen[str]
     url: str
@@ -59,7 +59,7 @@ class Server:
 
     @classmethod
     def start(cls, *arguments: str, environment: dict[str, str] | None = None) -> Self:
-        """Start one; it is ready when this returns."""
+        """Start a server and wait until it is ready."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _COMMAND, "serve", "--port", "0", *arguments],
             stdin=subprocess.DEVNULL,
@@ -87,7 +87,7 @@ class Server:
         headers: dict[str, str] | None = None,
         method: str | None = None,
     ) -> Reply:
-        """GET, or POST with a body: JSON of any value, or bytes as they are."""
+        """Send a GET, or with a body a POST: any value as JSON, bytes unchanged."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         given = {} if data is None else {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, {**given, **(headers or {})}, method=method)
@@ -99,7 +99,7 @@ class Server:
                 return Reply(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
     def check_pages(self) -> None:
-        """Wait until nothing runs, then count: free + cached + held = total, and none is held."""
+        """Wait until the engine is idle, then check that no page is held and that the counts of pages add up."""
         with LLM(engine_address=self.engine_address) as llm:
             deadline = time.monotonic() + PATIENCE
             while (stats := llm.stats())["running"] + stats["waiting"]:
@@ -108,7 +108,7 @@ class Server:
             assert stats["pages_held"] == 0, stats
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; returns the exit status, and `log` is whole."""
+        """Send a signal and wait for the end; return the exit status. `log` is then complete."""
         self.process.send_signal(number)
         status = self.process.wait(PATIENCE)
         assert self._reader is not None
@@ -137,13 +137,13 @@ class Server:
 
 
 def events_of(body: bytes) -> list[Any]:
-    """The data of server-sent events, decoded; `[DONE]` is the text."""
+    """Return the decoded data of server-sent events; `[DONE]` stays a text."""
     data = [line.removeprefix("data: ") for line in body.decode().split("\n") if line.startswith("data: ")]
     return [line if line == "[DONE]" else json.loads(line) for line in data]
 
 
 def folder_of_demo_model() -> Path:
-    """The embedded model."""
+    """Return the folder of the demo model."""
     from quire.frontend.engine_args import DEMO_MODEL
 
     return Path(DEMO_MODEL)

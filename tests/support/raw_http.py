@@ -1,4 +1,4 @@
-"""HTTP by hand, for tests of what no client would send."""
+"""HTTP by hand, for requests that no client would send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http_server import PATIENCE, Reply
 
 
 class RawConnection:
-    """One connection: what is sent is sent as it is, and answers are read one after another."""
+    """One connection that sends bytes unchanged and reads one response after another."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -21,7 +21,7 @@ class RawConnection:
 
     @property
     def address(self) -> str:
-        """Our end of it, as the server's access log writes it."""
+        """The address of our end, as in the server's access log."""
         return "{}:{}".format(*self.socket.getsockname())
 
     def send(self, data: bytes) -> Self:
@@ -30,25 +30,25 @@ class RawConnection:
         return self
 
     def reply(self) -> Reply:
-        """The next answer, whole."""
+        """Return the next response, complete."""
         response = self.begin_reply()
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
     def begin_reply(self) -> http.client.HTTPResponse:
-        """The next answer, of which only the headers are read."""
+        """Return the next response after reading only its headers."""
         response = http.client.HTTPResponse(self.socket)
         response.begin()
         return response
 
     def is_closed(self) -> bool:
-        """Wait for what comes next; whether that is the end of the connection."""
+        """Wait for the next byte; return whether the connection ended instead."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
             return True
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -59,7 +59,7 @@ class RawConnection:
 
 
 def post(path: str, body: Any, *headers: str, length: int | None = None) -> bytes:
-    """A request as bytes; `body` is JSON of any value, or bytes as they are."""
+    """Return a POST request as bytes; `body` is any value for JSON, or bytes to send unchanged."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [
         f"POST {path} HTTP/1.1",

@@ -1,4 +1,4 @@
-"""An HTTP server that answers as a test wants it to: with words of its own, or not at all."""
+"""An HTTP server that responds as a test wants: correctly, wrongly or not at all."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Answer = Callable[["Exchange"], None]
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One connection; `body` is what the client has sent last."""
+    """One connection; `body` is the latest one that the client sent."""
 
     protocol_version = "HTTP/1.1"
     body: dict[str, Any]
     server: RudeServer
 
     def do_GET(self) -> None:
-        """What there is besides completions."""
+        """Serve one of the server's `pages`."""
         page = self.server.pages.get(self.path)
         self.whole(404 if page is None else 200, json.dumps(page or {}).encode())
 
     def do_POST(self) -> None:
-        """A completion, as the test wants it."""
+        """Answer a completion as the test wants."""
         self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
         if self.path == "/reset_prefix_cache":
             self.whole(404, b"")
@@ -36,26 +36,26 @@ class Exchange(BaseHTTPRequestHandler):
         self.server.answer(self)
 
     def whole(self, status: int, body: bytes, **headers: str) -> None:
-        """An answer with a length."""
+        """Send a response with a Content-Length."""
         self.begin(status, Content_Length=str(len(body)), **headers)
         self.wfile.write(body)
 
     def begin(self, status: int = 200, **headers: str) -> None:
-        """The headers."""
+        """Send the headers."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
     def stream(self, *pieces: bytes) -> None:
-        """A whole stream, each piece a chunk."""
+        """Send a complete stream, each piece as a chunk."""
         self.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked")
         for piece in pieces:
             self.chunk(piece)
         self.wfile.write(b"0\r\n\r\n")
 
     def chunk(self, piece: bytes) -> None:
-        """A piece of a stream."""
+        """Send a piece of a stream."""
         self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
 
     def drop(self) -> None:
@@ -63,11 +63,11 @@ class Exchange(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class RudeServer(ThreadingHTTPServer):
-    """It keeps what it was sent. Several requests a connection are allowed."""
+    """Keeps the requests that it receives, any number of them per connection."""
 
     daemon_threads = True
 
@@ -82,7 +82,7 @@ class RudeServer(ThreadingHTTPServer):
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 
     def handle_error(self, *_: object) -> None:
-        """A client that has gone is no news."""
+        """Ignore clients that have disconnected."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -97,7 +97,7 @@ class RudeServer(ThreadingHTTPServer):
 
 
 def event(text: str | None = None, **more: Any) -> bytes:
-    """A chunk of a completion as an event."""
+    """Return a chunk of a completion as an event."""
     choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": more.pop("finish_reason", None)}]
     return b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n"
 

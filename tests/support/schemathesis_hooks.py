@@ -1,4 +1,4 @@
-"""What schemathesis does with the requests that it makes up, see `frontend/http/documentation/schemathesis.toml`."""
+"""Hooks for the requests that schemathesis generates; see `tests/frontend/http/documentation/schemathesis.toml`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT = "X-Request-Timeout"
 
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
-    """Give a minute for each time that is one: a millionth of a second is up before the first token, rightly so."""
+    """Replace each valid time limit by a minute: a microsecond is up before the first token."""
     try:
         seconds = float((case.headers or {}).get(TIMEOUT, "nan"))
     except ValueError:

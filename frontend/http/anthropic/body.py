@@ -1,19 +1,20 @@
-"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`, and their tools."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quire.frontend.http.effort import EFFORT
-from quire.frontend.http.errors import bad_request
-from quire.frontend.http.openai.fields import NOT_HERE
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals
+from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
+from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals, convert
+from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
-WORDS = {  # what errors name -> what it is called here
+FIELD_NAMES = {  # name in errors -> name in this API
     ".function.parameters": ".input_schema",
     ".function": "",
     "'required', to a function": "'any', to 'tool'",
@@ -39,18 +40,18 @@ MESSAGES_REFUSED: Refusals = {
 }
 
 
-_BUDGET = Meta(description="Must be given with type enabled, and used for nothing: max_tokens bounds thoughts.")
+_BUDGET = Meta(description="Required with type enabled, and otherwise ignored: max_tokens limits thoughts.")
 
 
-class Thinking(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether the model thinks first, where its chat template has a choice. What bounds it is max_tokens."""
+class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """Choice of thinking before the answer, for models with such a chat template; max_tokens limits thoughts."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, _BUDGET] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
     def check(self, max_tokens: int) -> None:
-        """Raises `ApiError` 400 for a budget that the answer has no room for."""
+        """Raise `ApiError` 400 unless the budget fits into the answer."""
         if self.type == "enabled" and self.budget_tokens is None:
             raise bad_request("thinking.budget_tokens is missing; give it with type 'enabled'", "thinking")
         if self.budget_tokens is not None and not 0 < self.budget_tokens < max_tokens:
@@ -60,8 +61,8 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True):
             )
 
 
-class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """JSON of a schema."""
+class OutputSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -71,16 +72,16 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     """`effort` goes to the chat template, `format` constrains the answer."""
 
     effort: Annotated[str, EFFORT] | None = None
-    format: OutputFormat | None = None
+    format: OutputSchema | None = None
 
     @property
     def structured_outputs(self) -> StructuredOutputs | None:
-        """What the answer must be, None for any text."""
+        """The constraint on the answer, None without one."""
         return None if self.format is None else StructuredOutputs(json=self.format.schema)
 
 
 class PromptFields(Body, kw_only=True):
-    """What makes the prompt. `cache_control` asks for what happens anyway: prefixes stay cached."""
+    """The fields of the prompt. `cache_control` is accepted and ignored: prefixes are always cached."""
 
     refused: ClassVar[Refusals] = MESSAGES_REFUSED
 
@@ -89,15 +90,15 @@ class PromptFields(Body, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None
 
 
 class MessagesBody(PromptFields, kw_only=True):
-    """Anthropic's fields."""
+    """The body of a message request, with Anthropic's fields."""
 
-    max_tokens: Annotated[int, Meta(description="Most tokens of the answer; no more than the context can hold.")]
+    max_tokens: Annotated[int, Meta(description="Maximum number of tokens of the answer; the context may allow fewer.")]
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -107,4 +108,55 @@ class MessagesBody(PromptFields, kw_only=True):
 
 
 class CountBody(PromptFields, kw_only=True):
-    """Anthropic's fields of a count."""
+    """The body of a token count, with Anthropic's fields."""
+
+
+class _Tool(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None  # arguments are always streamed as they are generated
+
+
+_REFUSED: Refusals = {**TOOL_REFUSED, "input_examples": (([],), "say it in the description")}
+
+
+class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def tool_use(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -> ToolUse | None:
+    """Return the tools of a body and the choice among them, None without tools. Raises `ApiError` 400."""
+    chosen = _ToolChoice("auto") if choice is None else convert(choice, _ToolChoice, "tool_choice")
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    with errors_renamed(FIELD_NAMES):
+        return check_tools(functions, _mode(chosen), not chosen.disable_parallel_tool_use)
+
+
+def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        raise bad_request(
+            f"{where} is of type {kind!r}; this server has no tools of its own, so give name, description and "
+            "input_schema",
+            f"{where}.type",
+        )
+    given = convert(tool, _Tool, where, _REFUSED)
+    function = {"name": given.name, "description": given.description, "parameters": given.input_schema}
+    return {"type": "function", "function": {**function, "strict": bool(given.strict)}}
+
+
+def _mode(choice: _ToolChoice) -> str | dict[str, Any]:
+    if choice.type != "tool":
+        return _MODES[choice.type]
+    if choice.name is None:
+        raise bad_request("tool_choice.name is missing; give it with type 'tool'", "tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: answers as Anthropic's Messages API does."""
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,28 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.anthropic.blocks import chat_messages
-from quire.frontend.http.anthropic.body import WORDS, CountBody, MessagesBody, PromptFields
+from quire.frontend.http.anthropic.body import FIELD_NAMES, CountBody, MessagesBody, PromptFields, tool_use
 from quire.frontend.http.anthropic.message import TokenCount
-from quire.frontend.http.anthropic.tools import tool_use
 from quire.frontend.http.anthropic.writer import MessageWriter
 from quire.frontend.http.conversation import Conversation, Turn
-from quire.frontend.http.effort import effort_variables
-from quire.frontend.http.errors import bad_request
-from quire.frontend.http.service import Service
+from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import effort_kwargs
 from quire.frontend.http.transport.bodies import decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
-from quire.frontend.http.wording import worded
 from quire.frontend.sampling import RANGES, check_range
 from quire.protocol.messages import SamplingParams
 
 
-class Messages:
-    """The endpoints."""
+class MessagesEndpoints:
+    """Handlers of the Messages API."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer with a `Message`, or with a stream of events."""
+        """Answer a conversation with a `Message`, or with a stream of events."""
         service = self._service
         body = decode(await read_body(request, service.args), MessagesBody)
         service.check_model(body.model)
@@ -47,7 +44,7 @@ class Messages:
             timeout=service.timeout(request),
             trace=TraceContext("chat", request.headers, answer_id),
         )
-        with worded(WORDS):
+        with errors_renamed(FIELD_NAMES):
             conversation = self._fitted(await turn.begin(service))
         writer = MessageWriter(service, body, conversation, answer_id, request.scope["request_id"])
         if body.stream:
@@ -56,7 +53,7 @@ class Messages:
             return json_response(await writer.whole())
 
     async def count_tokens(self, request: Request) -> Response:
-        """Count the tokens of a prompt, which may be too long to be answered."""
+        """Count the tokens of a prompt, which may exceed the context."""
         service = self._service
         body = decode(await read_body(request, service.args), CountBody)
         service.check_model(body.model)
@@ -90,7 +87,7 @@ class Messages:
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
 
     def _fitted(self, conversation: Conversation) -> Conversation:
-        """Without a limit of tokens that is beyond the context, which clients of large models always give."""
+        """Drop a token limit beyond the context, which clients of large models always send."""
         params = conversation.params
         room = self._service.llm.max_model_len - len(conversation.token_ids)
         if params.max_tokens is None or not 0 < room < params.max_tokens:
@@ -99,19 +96,21 @@ class Messages:
 
 
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
-    """The options of the chat template; a last message of the assistant's is continued."""
+    """Return the options of the chat template; a final message of the assistant is continued."""
     effort = None if body.output_config is None else body.output_config.effort
-    kwargs = effort_variables(effort, "output_config.effort")
+    kwargs = effort_kwargs(effort, "output_config.effort")
     if body.thinking is not None:
         kwargs["enable_thinking"] = body.thinking.type != "disabled"
     continues = last["role"] == "assistant"
     if continues and "tool_calls" in last:
         raise bad_request(
-            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user's",
+            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user",
             "messages",
         )
     if continues and not last["content"]:
-        raise bad_request("messages ends with the assistant's, which has no text to continue; give some", "messages")
+        raise bad_request(
+            "messages ends with one of the assistant that has no text to continue; give some text", "messages"
+        )
     return {
         "add_generation_prompt": not continues,
         "continue_final_message": continues,

@@ -1,4 +1,4 @@
-"""Refusals in Anthropic's shape."""
+"""Errors in Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _TYPES = {
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path, below the root path, is of Anthropic's API."""
+    """Return whether a path, without the root path, belongs to Anthropic's API."""
     return path == _PATH or path.startswith(f"{_PATH}/")
 
 
 class AnthropicErrorDetails(msgspec.Struct):
-    """What is wrong, for programs and in words."""
+    """The error: its type for programs, a message for people."""
 
     type: str
     message: str
 
 
-class AnthropicErrorAnswer(msgspec.Struct, tag_field="type", tag="error"):
-    """An error as Anthropic has it."""
+class AnthropicErrorResponse(msgspec.Struct, tag_field="type", tag="error"):
+    """An error in Anthropic's shape."""
 
     error: AnthropicErrorDetails
     request_id: str
 
 
-def error_body(error: ApiError, request_id: str) -> AnthropicErrorAnswer:
-    """What is sent, as JSON or as an event of a stream that has begun."""
+def error_body(error: ApiError, request_id: str) -> AnthropicErrorResponse:
+    """Return the JSON body, which is also the data of the event that ends a failed stream."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return AnthropicErrorAnswer(AnthropicErrorDetails(kind, error.message), request_id)
+    return AnthropicErrorResponse(AnthropicErrorDetails(kind, error.message), request_id)

@@ -1,4 +1,4 @@
-"""The message that answers, and the events of a streamed one."""
+"""The message of an answer, and the events of a streamed one."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 import msgspec
 
 
-class Text(msgspec.Struct, tag_field="type", tag="text"):
-    """What the assistant says."""
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """Text of the assistant."""
 
     text: str = ""
 
 
-class Thinking(msgspec.Struct, tag_field="type", tag="thinking"):
-    """What the model thinks. Nobody has to prove who thought it, so there is no signature."""
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """Thoughts of the model. `signature` is empty: nothing verifies it."""
 
     thinking: str = ""
     signature: str = ""
 
 
-class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A call that the client should make."""
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A tool call that the client should make."""
 
     id: str
     name: str
     input: dict[str, Any] = {}
 
 
-Block = Text | Thinking | ToolUse
+Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Usage(msgspec.Struct):
-    """Counts of tokens; of the prompt, `input_tokens` leaves out those that were found in the prefix cache."""
+class MessageUsage(msgspec.Struct):
+    """Token counts; `input_tokens` excludes those that were found in the prefix cache."""
 
     input_tokens: int
     output_tokens: int
@@ -41,7 +41,7 @@ class Usage(msgspec.Struct):
 
 
 class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
-    """The assistant's. `stop_reason` is None until its end."""
+    """The assistant's message. `stop_reason` is None until it ends."""
 
     id: str
     role: str = "assistant"
@@ -49,88 +49,88 @@ class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
     content: list[Block] = []
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: Usage
+    usage: MessageUsage
 
 
-class StreamEvent(msgspec.Struct, tag_field="type"):
-    """One event."""
+class MessageStreamEvent(msgspec.Struct, tag_field="type"):
+    """One event of a stream."""
 
     @property
     def name(self) -> str:
-        """Its type."""
+        """The event's type."""
         return str(self.__struct_config__.tag)
 
 
-class MessageStart(StreamEvent, tag="message_start"):
-    """The message, without content."""
+class MessageStart(MessageStreamEvent, tag="message_start"):
+    """The message begins, without content."""
 
     message: Message
 
 
-class Ping(StreamEvent, tag="ping"):
-    """The connection lives."""
+class PingEvent(MessageStreamEvent, tag="ping"):
+    """The connection is alive."""
 
 
-class BlockStart(StreamEvent, tag="content_block_start"):
-    """A block begins; it is empty."""
+class BlockStart(MessageStreamEvent, tag="content_block_start"):
+    """An empty block begins."""
 
     index: int
     content_block: Block
 
 
 class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
-    """More of what the assistant says."""
+    """A piece of text."""
 
     text: str
 
 
 class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
-    """More of what the model thinks."""
+    """A piece of thoughts."""
 
     thinking: str
 
 
 class InputJsonDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
-    """More of the JSON text of a call's input."""
+    """A piece of the JSON text of a call's input."""
 
     partial_json: str
 
 
-class BlockDelta(StreamEvent, tag="content_block_delta"):
+class BlockDelta(MessageStreamEvent, tag="content_block_delta"):
     """A block grows."""
 
     index: int
     delta: TextDelta | ThinkingDelta | InputJsonDelta
 
 
-class BlockStop(StreamEvent, tag="content_block_stop"):
+class BlockStop(MessageStreamEvent, tag="content_block_stop"):
     """A block has ended."""
 
     index: int
 
 
 class Stop(msgspec.Struct):
-    """Why the message ends."""
+    """The reason why the message ended."""
 
     stop_reason: str | None
     stop_sequence: str | None
 
 
-class MessageDelta(StreamEvent, tag="message_delta"):
-    """What is known of the message at its end."""
+class MessageDelta(MessageStreamEvent, tag="message_delta"):
+    """The fields of the message that are known at its end."""
 
     delta: Stop
-    usage: Usage
+    usage: MessageUsage
 
 
-class MessageStop(StreamEvent, tag="message_stop"):
+class MessageStop(MessageStreamEvent, tag="message_stop"):
     """The message has ended."""
 
 
 class TokenCount(msgspec.Struct):
-    """The tokens of a prompt."""
+    """The number of tokens of a prompt."""
 
     input_tokens: int
 
 
-EVENTS = (MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)
+EVENTS = (MessageStart, PingEvent, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)

@@ -1,92 +1,170 @@
-"""Writes what comes of a conversation as a message, whole or as events."""
+"""Writer of a conversation's answer as a message, complete or as events."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
-from quire.frontend.http.anthropic.body import WORDS, MessagesBody
-from quire.frontend.http.anthropic.content import Content
+from quire.frontend.http.anthropic.body import FIELD_NAMES, MessagesBody
 from quire.frontend.http.anthropic.errors import error_body
 from quire.frontend.http.anthropic.message import (
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    InputJsonDelta,
     Message,
     MessageDelta,
     MessageStart,
     MessageStop,
-    Ping,
+    MessageStreamEvent,
+    MessageUsage,
+    PingEvent,
     Stop,
-    StreamEvent,
-    Usage,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
 )
-from quire.frontend.http.conversation import Conversation, Delta
-from quire.frontend.http.openai.usage import Tally
-from quire.frontend.http.service import Service
+from quire.frontend.http.conversation import AnswerDelta, Conversation
+from quire.frontend.http.errors import errors_renamed
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import event
-from quire.frontend.http.wording import worded
+from quire.frontend.http.usage import TokenTally
+from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 
-# "timeout" and "abort": the client may send the message back to have it continued, which is what pause_turn means.
+INVALID_JSON = "INVALID_JSON"
+
+
+class Content:
+    """Builds the content blocks of a message from the events of its answer.
+
+    `blocks` are in the order in which they began; the last one is empty until it has ended. `shows_thinking`: whether
+    thinking blocks have their text.
+    """
+
+    def __init__(self, shows_thinking: bool) -> None:
+        self.blocks: list[Block] = []
+        self._shows_thinking = shows_thinking
+        self._written: list[str] | None = None  # text of the last block, None if there is none or it has ended
+
+    def take(self, events: list[Event]) -> Iterator[MessageStreamEvent]:
+        """Add events of the answer."""
+        for each in events:
+            match each:
+                case ContentDelta(text):
+                    yield from self._grow(TextBlock(), text, TextDelta(text))
+                case ReasoningDelta(text):
+                    shown = text if self._shows_thinking else ""
+                    yield from self._grow(ThinkingBlock(), shown, ThinkingDelta(shown))
+                case ToolCallStart(_, call_id, name):
+                    yield from self._begin(ToolUseBlock(call_id, name))
+                case ToolCallArguments(_, text):
+                    yield from self._grow(self.blocks[-1], text, InputJsonDelta(text))
+
+    def end(self) -> Iterator[MessageStreamEvent]:
+        """End the last block."""
+        if self._written is None:
+            return
+        text, self._written = "".join(self._written), None
+        match self.blocks[-1]:
+            case TextBlock() as block:
+                block.text = text
+            case ThinkingBlock() as thoughts:
+                thoughts.thinking = text
+            case ToolUseBlock() as call:
+                call.input = _input(text)
+        yield BlockStop(len(self.blocks) - 1)
+
+    def _grow(self, block: Block, text: str, delta: Any) -> Iterator[MessageStreamEvent]:
+        """Add to the last block, or begin `block` if the last one is of another type."""
+        if self._written is None or type(self.blocks[-1]) is not type(block):
+            yield from self._begin(block)
+        assert self._written is not None
+        if text:
+            self._written.append(text)
+            yield BlockDelta(len(self.blocks) - 1, delta)
+
+    def _begin(self, block: Block) -> Iterator[MessageStreamEvent]:
+        yield from self.end()
+        self.blocks.append(block)
+        self._written = []
+        yield BlockStart(len(self.blocks) - 1, block)
+
+
+def _input(text: str) -> dict[str, Any]:
+    """Return a call's arguments as an object; if they are invalid or cut off, as an object that holds their text."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {INVALID_JSON: text}
+
+
+# "timeout" and "abort": the client may send the message back to have it continued, as pause_turn means.
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "pause_turn", "abort": "pause_turn"}
 
 
 class MessageWriter:
-    """One message on its way."""
+    """Writes one message."""
 
     def __init__(
-        self, service: Service, body: MessagesBody, conversation: Conversation, answer_id: str, request_id: str
+        self, service: ModelService, body: MessagesBody, conversation: Conversation, answer_id: str, request_id: str
     ) -> None:
         self._service = service
         self._body = body
         self._conversation = conversation
         self._request_id = request_id
         self._content = Content(body.thinking is None or body.thinking.display != "omitted")
-        self._tally = Tally()
+        self._tally = TokenTally()
         self._begun = False
         self._message = Message(
             id=answer_id,
             model=service.name,
             content=self._content.blocks,
-            usage=Usage(len(conversation.token_ids), 0, 0),
+            usage=MessageUsage(len(conversation.token_ids), 0, 0),
         )
 
     async def whole(self) -> Message:
-        """The message at its end."""
+        """Return the complete message."""
         async with aclosing(self._events()) as events:
             async for _ in events:
                 pass
         return self._message
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The events as they are sent."""
+        """Yield the encoded events."""
         async with aclosing(self._events()) as events:
             async for each in events:
                 yield event(msgspec.json.encode(each), each.name)
 
     def explain(self, error: Exception) -> bytes:
-        """The last event of a stream that has begun and fails."""
-        return event(msgspec.json.encode(error_body(self._service.refusal(error), self._request_id)), "error")
+        """Return the last event of a failed stream."""
+        return event(msgspec.json.encode(error_body(self._service.api_error(error), self._request_id)), "error")
 
-    async def _events(self) -> AsyncGenerator[StreamEvent, None]:
-        """Each is to be encoded before the next is asked for, as what it holds goes on growing."""
-        with worded(WORDS):
+    async def _events(self) -> AsyncGenerator[MessageStreamEvent, None]:
+        """Yield the events; encode each before taking the next, since their contents keep growing."""
+        with errors_renamed(FIELD_NAMES):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:
                     for each in self._take(delta):
                         yield each
 
-    def _take(self, delta: Delta) -> Iterator[StreamEvent]:
+    def _take(self, delta: AnswerDelta) -> Iterator[MessageStreamEvent]:
         self._tally.add_delta(delta.output, delta.completion)
         self._message.usage = self._usage()
         if not self._begun:
             self._begun = True
             yield MessageStart(self._message)
-            yield Ping()
+            yield PingEvent()
         yield from self._content.take(delta.events)
         if delta.finish_reason is not None:
             yield from self._end(delta)
 
-    def _end(self, delta: Delta) -> Iterator[StreamEvent]:
+    def _end(self, delta: AnswerDelta) -> Iterator[MessageStreamEvent]:
         yield from self._content.end()
         message, stop = self._message, delta.completion.stop_reason
         message.stop_reason = self._stop_reason(delta.finish_reason or "stop")
@@ -101,7 +179,7 @@ class MessageWriter:
             return "model_context_window_exceeded" if full else "max_tokens"
         return _STOP_REASONS[reason]
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> MessageUsage:
         usage = self._tally.usage
         cached = usage.prompt_tokens_details.cached_tokens
-        return Usage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+        return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)

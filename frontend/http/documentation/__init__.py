@@ -1,1 +1,1 @@
-"""The server's own documentation: the OpenAPI document and the page that shows it."""
+"""The server's documentation: `/openapi.json`, and `/docs`, the page that shows it."""

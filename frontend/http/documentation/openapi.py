@@ -1,4 +1,4 @@
-"""The document of the server: OpenAPI 3.1, made of its routes and of the structs that they read and write."""
+"""The OpenAPI 3.1 document of the server, made from its routes and the structs that they read and write."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from typing import Any
 
 from starlette.routing import compile_path
 
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.documentation.schemas import Schema, Schemas
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
 from quire.frontend.version import installed_version
 
 EVENT_STREAM = "text/event-stream"
 
 _DESCRIPTION = """\
-This server answers with the model `{model}`, by the APIs of OpenAI and Anthropic. Fields have the names and
-meanings that these and vLLM give them; one that is not known, or not supported, is refused by name with status 400.
+This server offers the model `{model}` through OpenAI's and Anthropic's APIs. Fields have the names and meanings of
+these APIs and of vLLM; an unknown or unsupported field is rejected with status 400 and an error that names it.
 """
 _ERRORS = {
     400: "The request can't be served as it is; `param` names the field.",
-    401: "An API key is missing, or is not one of this server's.",
-    404: "There is no model of that name, or nothing at this path.",
+    401: "The API key is missing or wrong.",
+    404: "There is no model with this name, or nothing at this path.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "Too many requests wait; try again after Retry-After seconds.",
-    500: "The server failed; its log tells more.",
-    503: "The server takes no requests at the moment: it shuts down, or its engine is dead.",
-    504: "The time that the request was given was up before its first token.",
+    429: "Too many requests are waiting; try again after Retry-After seconds.",
+    500: "The server failed; its log has the details.",
+    503: "The server accepts no requests now: it is shutting down, or its engine is dead.",
+    504: "The request's time limit was up before its first token.",
 }
 _HEADERS: dict[str, Schema] = {
     "X-Request-Id": {
-        "description": "The id of the request in the server's log: the client's own, if it sent one.",
+        "description": "The request's id in the server's log: the client's, if it sent one.",
         "required": True,
         "schema": {"type": "string"},
     },
     "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
-    "WWW-Authenticate": {"description": "How a key is given.", "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "How to send a key.", "schema": {"type": "string"}},
 }
 _HEADERS_OF = {401: ["WWW-Authenticate"], 429: ["Retry-After"]}
 _PARAMETERS: dict[str, Schema] = {
     "X-Request-Id": {
         "name": "X-Request-Id",
         "in": "header",
-        "description": "An id for the request, up to 128 printable ASCII characters; any other is replaced.",
+        "description": "An id for the request, at most 128 printable ASCII characters; any other is replaced.",
         "schema": {"type": "string"},
     },
     "X-Request-Timeout": {
         "name": "X-Request-Timeout",
         "in": "header",
-        "description": "Seconds that the request may take. What there is by then is the answer.",
+        "description": "Seconds that the request may take. The answer then ends with what has been generated.",
         "schema": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
     },
 }
@@ -65,15 +65,15 @@ _SECURITY: dict[str, Schema] = {
 }
 
 
-def document(service: Service, operations: Iterable[Operation]) -> dict[str, Any]:
-    """All operations, as a document of OpenAPI 3.1."""
-    told = list(operations)
-    schemas = Schemas(kind for operation in told for kind in _types(operation))
-    for operation in told:
+def document(service: ModelService, operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of these operations."""
+    known = list(operations)
+    schemas = Schemas(kind for operation in known for kind in _types(operation))
+    for operation in known:
         if operation.body is not None:
-            schemas.tell_body(operation.body, service.public_names, service.llm.vocab_size)
+            schemas.describe_body(operation.body, service.public_names, service.llm.vocab_size)
     paths: dict[str, Any] = {}
-    for operation in told:
+    for operation in known:
         for method in operation.documented_methods:
             path = compile_path(operation.path)[1]
             paths.setdefault(path, {})[method.lower()] = _operation(operation, method, service, schemas)
@@ -89,7 +89,7 @@ def document(service: Service, operations: Iterable[Operation]) -> dict[str, Any
         "paths": paths,
         "components": {
             "schemas": schemas.components,
-            "responses": _error_responses(told, schemas),
+            "responses": _error_responses(known, schemas),
             "headers": _HEADERS,
             "parameters": _PARAMETERS,
             "securitySchemes": _SECURITY,
@@ -102,10 +102,10 @@ def _types(operation: Operation) -> list[Any]:
     return [kind for kind in kinds if kind is not None]
 
 
-def _operation(operation: Operation, method: str, service: Service, schemas: Schemas) -> Schema:
-    summary, description = _words(operation)
+def _operation(operation: Operation, method: str, service: ModelService, schemas: Schemas) -> Schema:
+    summary, description = _texts(operation)
     _, path, converters = compile_path(operation.path)
-    told: Schema = {
+    entry: Schema = {
         "operationId": _identifier(method, path),
         "summary": summary,
         "description": description,
@@ -120,16 +120,16 @@ def _operation(operation: Operation, method: str, service: Service, schemas: Sch
         },
     }
     if operation.body is not None:
-        told["requestBody"] = {"required": True, "content": {"application/json": _body(operation, service, schemas)}}
+        entry["requestBody"] = {"required": True, "content": {"application/json": _body(operation, service, schemas)}}
     if path in OPEN_PATHS:
-        told["security"] = []
-    return told
+        entry["security"] = []
+    return entry
 
 
-def _words(operation: Operation) -> tuple[str, str]:
-    """The first sentence of the handler's docstring, and the rest."""
-    words = inspect.getdoc(operation.endpoint) or ""
-    summary, _, description = words.partition(".")
+def _texts(operation: Operation) -> tuple[str, str]:
+    """Return the first sentence of the handler's docstring, and the rest."""
+    text = inspect.getdoc(operation.endpoint) or ""
+    summary, _, description = text.partition(".")
     return " ".join(summary.split()), description.strip()
 
 
@@ -141,7 +141,7 @@ def _path_parameter(name: str, example: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "example": example}
 
 
-def _body(operation: Operation, service: Service, schemas: Schemas) -> Schema:
+def _body(operation: Operation, service: ModelService, schemas: Schemas) -> Schema:
     content: Schema = {"schema": schemas.of(operation.body)}
     if operation.example is not None:
         content["example"] = {"model": service.name, **operation.example}
@@ -164,7 +164,7 @@ def _answer(operation: Operation, schemas: Schemas) -> Schema:
 
 
 def _event(operation: Operation, schemas: Schemas) -> Schema:
-    """One event of a stream, which is what a schema of event streams is understood to describe."""
+    """Return the schema of one event, which is by convention the schema of an event stream."""
     kinds = [schemas.of(kind) for kind in (*operation.events, operation.error)]
     data: Schema = {
         "type": "string",
@@ -194,7 +194,7 @@ def _error_responses(operations: Iterable[Operation], schemas: Schemas) -> Schem
 
 
 def _name(operation: Operation, status: int) -> str:
-    """Of an error's response, such as `NotFoundErrorAnswer`: one for each status and shape."""
+    """Return the component name of an error's response, such as `NotFoundErrorResponse`: one per status and shape."""
     return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "") + operation.error.__name__
 
 

@@ -1,4 +1,4 @@
-"""`/openapi.json`, and `/docs`, the page that shows it."""
+"""The endpoints `/openapi.json` and `/docs`."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.frontend.http.documentation.openapi import document
-from quire.frontend.http.documentation.operations import Operation
-from quire.frontend.http.service import Service
-from quire.frontend.http.transport.static_file import static_files
+from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.transport.responses import static_files
 
 _FOLDER = Path(__file__).parent / "docs"
 
 
 class Documentation:
-    """Tells of `routes`, to which its own may be added later: the document is made when it is first asked for."""
+    """Documents `routes`, to which its own may be added later: the document is made at the first request for it."""
 
-    def __init__(self, service: Service, routes: Sequence[Route]) -> None:
+    def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
         self._service = service
         self._routes = routes
         self._files = static_files(_FOLDER)
 
     def routes(self) -> list[Route]:
-        """Its own."""
+        """Return the routes of the documentation itself."""
         return [
             Operation("/openapi.json", self.openapi, answer=dict[str, Any]),
             Operation("/docs", self.page, media_types=["text/html"]),
             *(
-                Route(f"/docs/{name}", file.answer, include_in_schema=False)
+                Route(f"/docs/{name}", file.respond, include_in_schema=False)
                 for name, file in self._files.items()
                 if name != "index.html"
             ),
@@ -45,8 +45,8 @@ class Documentation:
         return Response(self._document, media_type="application/json")
 
     async def page(self, request: Request) -> Response:
-        """Show this document in a browser."""
-        return await self._files["index.html"].answer(request)
+        """Show this document as a page. For browsers."""
+        return await self._files["index.html"].respond(request)
 
     @cached_property
     def _document(self) -> bytes:

@@ -1,11 +1,10 @@
-"""JSON schemas of the structs that bodies and answers are, with the ranges in which values are taken."""
+"""JSON schemas of the structs of bodies and answers, with the accepted ranges of values."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,33 +16,31 @@ from quire.frontend.http.transport.bodies import Body
 Schema = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/"
-_MODULES = re.compile(r"[\w.]*\.(\w+\.\w+)")  # structs of one name in two modules are told with their whole path
 _NUMBERS = ("integer", "number")
 
 
 class Schemas:
-    """The schemas of types, and the components that they refer to."""
+    """The schemas of types, and the components to which they refer."""
 
     def __init__(self, types: Iterable[Any]) -> None:
         kinds = list(dict.fromkeys(types))
         found, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE + "{name}")
-        names = {name: _MODULES.sub(r"\1", name) for name in components}
-        self._of = {kind: _renamed(schema, names) for kind, schema in zip(kinds, found, strict=True)}
-        self.components: dict[str, Schema] = {names[name]: _renamed(value, names) for name, value in components.items()}
+        self._of = dict(zip(kinds, found, strict=True))
+        self.components: dict[str, Schema] = components
         for schema in self.components.values():
             if "description" in schema:
                 schema["description"] = inspect.cleandoc(schema["description"])
             if schema.get("additionalProperties") is False:
-                schema["additionalProperties"] = {"type": "null"}  # which is as good as left out
+                schema["additionalProperties"] = {"type": "null"}  # null is the same as leaving a field out
 
     def of(self, kind: Any) -> Schema:
-        """The schema of one of the types, most often a reference."""
+        """Return the schema of one of the types, usually a reference."""
         return dict(self._of[kind])
 
-    def tell_body(self, kind: type[Body], models: Sequence[str], vocab_size: int) -> None:
-        """Tell of a body's fields what they mean, in which range they are taken, and which ones ask for nothing.
+    def describe_body(self, kind: type[Body], models: Sequence[str], vocab_size: int) -> None:
+        """Add to a body's fields their meaning and range, and add the fields that are not supported.
 
-        Whole numbers in the lists of a body are token ids.
+        Integers in the lists of a body are token ids.
         """
         component = self.components[self._of[kind]["$ref"].removeprefix(_REFERENCE)]
         properties = component["properties"]
@@ -58,30 +55,16 @@ class Schemas:
         if "model" in properties:
             properties["model"] = {"enum": [*models, None], "description": DESCRIPTIONS["model"]}
         for name, why in sorted(kind.refused.items()):
-            properties[name] = _refusal(*why)
-
-
-def _renamed(schema: Schema, names: Mapping[str, str]) -> Schema:
-    """The same with shorter names of components in its references."""
-
-    def rename(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {
-                key: _REFERENCE + names[each.removeprefix(_REFERENCE)] if key == "$ref" else rename(each)
-                for key, each in value.items()
-            }
-        return [rename(each) for each in value] if isinstance(value, list) else value
-
-    return dict(rename(schema))
+            properties[name] = _unsupported(*why)
 
 
 def _branches(schema: Schema) -> list[Schema]:
-    """What a value may be."""
+    """Return the alternatives of a schema."""
     return list(schema.get("anyOf", [schema]))
 
 
 def _limit(schema: Schema, limits: tuple[float, float, bool]) -> None:
-    """Set the bounds of a number, or of the numbers among what a field may be or list."""
+    """Set the bounds of a number, also where it is an alternative or an item of a list."""
     low, high, closed = limits
     for branch in _branches(schema):
         if branch.get("type") == "array":
@@ -94,6 +77,6 @@ def _limit(schema: Schema, limits: tuple[float, float, bool]) -> None:
             branch.setdefault("maximum", high)
 
 
-def _refusal(harmless: tuple[object, ...], why: str) -> Schema:
-    """A field that is known and not supported; beside null only what asks for nothing is taken."""
+def _unsupported(harmless: tuple[object, ...], why: str) -> Schema:
+    """Return the schema of a field that is not supported: only null and values that change nothing are accepted."""
     return {"enum": [None, *harmless], "description": f"Not supported: {why}.", "x-refused": True}

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: answers conversations."""
+"""`POST /v1/chat/completions`: answer conversations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.conversation import Answer, Conversation, Delta, Turn
-from quire.frontend.http.documentation.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
-from quire.frontend.http.effort import EFFORT, effort_variables
-from quire.frontend.http.errors import bad_request
+from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
+from quire.frontend.http.conversation import AnswerDelta, AssistantAnswer, Conversation, Turn
+from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import (
     REFUSED,
     GenerationFields,
@@ -24,23 +23,22 @@ from quire.frontend.http.openai.fields import (
 )
 from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
 from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
-from quire.frontend.http.openai.usage import Tally, Thoughts, Usage, usage_of
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import EFFORT, effort_kwargs
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
-from quire.frontend.http.wording import worded
+from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally, usage_of
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.tools import check_tools
 
 
 class ChatBody(GenerationFields, kw_only=True):
-    """OpenAI's fields, and vLLM's."""
+    """The body of a chat, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
         **REFUSED,
-        "echo": ((False,), "an answer is only what the assistant says; continue_final_message continues a message"),
+        "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
     messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], NOT_EMPTY]
@@ -61,29 +59,29 @@ class ChatBody(GenerationFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
 
     @property
-    def words(self) -> dict[str, str]:
-        """What errors name, and what it is called in this body."""
+    def field_names(self) -> dict[str, str]:
+        """Names of fields in errors, with their names in this body."""
         return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
 
-class Function(msgspec.Struct, omit_defaults=True):
-    """The function of a tool call, or in a delta what came of it."""
+class CalledFunction(msgspec.Struct, omit_defaults=True):
+    """The function of a tool call, or a piece of it in a delta."""
 
     arguments: str
     name: str | None = None
 
 
 class ToolCallPart(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A tool call; `index` is for deltas."""
+    """A tool call; only deltas have `index`."""
 
-    function: Function
+    function: CalledFunction
     index: int | msgspec.UnsetType = msgspec.UNSET
     id: str | None = None
     type: str | None = None
 
 
-class Message(msgspec.Struct, kw_only=True):
-    """The assistant's."""
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The assistant's message."""
 
     role: str = "assistant"
     content: str | None
@@ -92,8 +90,8 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCallPart] | msgspec.UnsetType = msgspec.UNSET
 
 
-class MessageDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What came of it."""
+class ChatDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A piece of the assistant's message."""
 
     role: str | None = None
     content: str | None = None
@@ -101,22 +99,22 @@ class MessageDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
     tool_calls: list[ToolCallPart] | None = None
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class ChatChoice(msgspec.Struct, kw_only=True):
     """One answer."""
 
     index: int
-    message: Message
+    message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: int | str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChunkChoice(msgspec.Struct, kw_only=True):
-    """What came of one answer."""
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """A piece of one answer."""
 
     index: int
-    delta: MessageDelta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
@@ -124,38 +122,38 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The answer."""
+    """The complete answers to a conversation."""
 
     id: str
     object: str = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
-    usage: Usage
+    choices: list[ChatChoice]
+    usage: CompletionUsage
     prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
-    """One event of a streamed answer."""
+    """One event of a streamed chat."""
 
     id: str
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChunkChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Chat:
-    """The endpoint."""
+class ChatEndpoint:
+    """Handler of the endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer a conversation: with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
+        """Answer a conversation with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
         service = self._service
         body = decode(await read_body(request, service.args), ChatBody)
         service.check_model(body.model)
@@ -170,7 +168,7 @@ class Chat:
     def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
         service = self._service
         service.check_template(body.chat_template)
-        effort = effort_variables(body.reasoning_effort, "reasoning_effort")
+        effort = effort_kwargs(body.reasoning_effort, "reasoning_effort")
         kwargs = {**effort, **(body.chat_template_kwargs or {})}
         if body.documents is not None:
             kwargs.setdefault("documents", body.documents)
@@ -196,13 +194,13 @@ class Chat:
 
 
 class ChatWriter:
-    """Writes what comes of a conversation as OpenAI has it.
+    """Writes the answers of a conversation in OpenAI's shape.
 
-    When the model has chosen to call, or had to call any tool, the finish reason is "tool_calls"; when it had to call
-    the very function that `tool_choice` names, it is "stop". So it is at OpenAI and in vLLM, and clients know it.
+    The finish reason is "tool_calls" if the model chose to call a tool or had to call any; it is "stop" if it had to
+    call the function that `tool_choice` names. OpenAI and vLLM do the same, and clients rely on it.
     """
 
-    def __init__(self, service: Service, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
+    def __init__(self, service: ModelService, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
         self._service = service
         self._body = body
         self._conversation = conversation
@@ -212,8 +210,8 @@ class ChatWriter:
         self._shows_reasoning = body.include_reasoning is not False
 
     async def whole(self) -> ChatCompletion:
-        """The whole answer."""
-        with worded(self._body.words):
+        """Return the complete answers."""
+        with errors_renamed(self._body.field_names):
             answers, output = await self._conversation.answers(self._service.llm)
         thoughts = Thoughts()
         for answer in answers:
@@ -233,13 +231,13 @@ class ChatWriter:
         return result
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The answer as events."""
+        """Yield the answers as encoded events."""
         shown = self._body.stream_options or StreamOptions()
         usage = None if shown.include_usage else msgspec.UNSET
         chunk = ChatChunk(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
-        tally, thoughts, greeted = Tally(), Thoughts(), set[int]()
-        with worded(self._body.words):
+        tally, thoughts, begun = TokenTally(), Thoughts(), set[int]()
+        with errors_renamed(self._body.field_names):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:
                     index = delta.completion.index
@@ -247,9 +245,9 @@ class ChatWriter:
                     thoughts.add_events(index, delta.events)
                     if shown.continuous_usage_stats:
                         chunk.usage = tally.usage
-                    if index not in greeted:
-                        greeted.add(index)
-                        chunk.choices = [ChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))]
+                    if index not in begun:
+                        begun.add(index)
+                        chunk.choices = [ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))]
                         if self._body.return_token_ids:
                             chunk.prompt_token_ids = delta.output.prompt_token_ids
                         yield event(encode(chunk))
@@ -262,18 +260,18 @@ class ChatWriter:
             yield event(encode(chunk))
         yield DONE
 
-    def _choice(self, answer: Answer) -> Choice:
+    def _choice(self, answer: AssistantAnswer) -> ChatChoice:
         completion = answer.completion
-        said = answer.message
-        message = Message(content=said.content)
-        if said.reasoning_content is not None and self._shows_reasoning:
-            message.reasoning_content = said.reasoning_content
-        if said.tool_calls:
+        parsed = answer.message
+        message = ChatMessage(content=parsed.content)
+        if parsed.reasoning_content is not None and self._shows_reasoning:
+            message.reasoning_content = parsed.reasoning_content
+        if parsed.tool_calls:
             message.tool_calls = [
-                ToolCallPart(id=call.id, type="function", function=Function(call.arguments, call.name))
-                for call in said.tool_calls
+                ToolCallPart(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
+                for call in parsed.tool_calls
             ]
-        choice = Choice(
+        choice = ChatChoice(
             index=completion.index,
             message=message,
             finish_reason=self._finish_reason(answer.finish_reason),
@@ -286,15 +284,15 @@ class ChatWriter:
             choice.token_ids = completion.token_ids
         return choice
 
-    def _chunk_choices(self, delta: Delta) -> list[ChunkChoice]:
-        """One for each event; log probabilities, token ids and the end come with the last."""
+    def _chunk_choices(self, delta: AnswerDelta) -> list[ChatChunkChoice]:
+        """Return a choice for each event; log probabilities, token ids and the finish reason go into the last."""
         completion, body = delta.completion, self._body
         index = completion.index
         parts = [part for part in map(self._part, delta.events) if part is not None]
-        choices = [ChunkChoice(index=index, delta=part) for part in parts]
+        choices = [ChatChunkChoice(index=index, delta=part) for part in parts]
         shows_tokens = bool(body.logprobs or body.return_token_ids)
         if not choices and (delta.finish_reason is not None or (shows_tokens and completion.token_ids)):
-            choices = [ChunkChoice(index=index, delta=MessageDelta())]
+            choices = [ChatChunkChoice(index=index, delta=ChatDelta())]
         if not choices:
             return []
         last = choices[-1]
@@ -310,24 +308,24 @@ class ChatWriter:
         tools = self._conversation.tools
         return "stop" if reason == "tool_calls" and tools is not None and tools.choice.named else reason
 
-    def _part(self, event: Event) -> MessageDelta | None:
+    def _part(self, event: Event) -> ChatDelta | None:
         match event:
             case ContentDelta(text):
-                return MessageDelta(content=text)
+                return ChatDelta(content=text)
             case ReasoningDelta(text):
-                return MessageDelta(reasoning_content=text) if self._shows_reasoning else None
+                return ChatDelta(reasoning_content=text) if self._shows_reasoning else None
             case ToolCallStart(index, call_id, name):
-                call = ToolCallPart(index=index, id=call_id, type="function", function=Function("", name))
+                call = ToolCallPart(index=index, id=call_id, type="function", function=CalledFunction("", name))
             case ToolCallArguments(index, text):
-                call = ToolCallPart(index=index, function=Function(text))
-        return MessageDelta(tool_calls=[call])
+                call = ToolCallPart(index=index, function=CalledFunction(text))
+        return ChatDelta(tool_calls=[call])
 
 
 def _max_tokens(body: ChatBody) -> int | None:
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise bad_request(
-            f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} say the same thing "
-            "twice and differ; give one",
+            f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} are the same limit, "
+            "but differ; give only one",
             "max_completion_tokens",
         )
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -338,5 +336,7 @@ def _num_logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         if body.top_logprobs == 0:
             return None
-        raise bad_request("top_logprobs has a meaning only with logprobs=true", "top_logprobs")
+        raise bad_request(
+            "top_logprobs has an effect only with logprobs=true; set it, or leave top_logprobs out", "top_logprobs"
+        )
     return (body.top_logprobs or 0) if body.logprobs else None

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: continues texts."""
+"""`POST /v1/completions`: continue texts."""
 
 from __future__ import annotations
 
@@ -13,35 +13,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.errors import bad_request
+from quire.frontend.http.errors import bad_request, grammar_errors_at
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
 from quire.frontend.http.openai.fields import REFUSED, GenerationFields, StreamOptions, sampling_params
 from quire.frontend.http.openai.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
-from quire.frontend.http.openai.response_format import (
-    RESPONSE_FORMAT,
-    STRUCTURED_OUTPUTS,
-    ResponseFormat,
-    blamed,
-    only_one,
-    wanted_format,
-)
-from quire.frontend.http.openai.usage import Tally, Usage, usage_of
-from quire.frontend.http.service import Service
+from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
+from quire.frontend.http.usage import CompletionUsage, TokenTally, usage_of
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from quire.protocol.messages import SamplingParams
 
 
 class CompletionBody(GenerationFields, kw_only=True):
-    """OpenAI's fields, and vLLM's."""
+    """The body of a completion, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
         **REFUSED,
         "prompt_embeds": ((), "give the prompt as text or token ids"),
-        "suffix": (("",), "no model here fills in the middle; give the text before as prompt"),
+        "suffix": (("",), "fill-in-the-middle is not available; give the preceding text as prompt"),
     }
 
     prompt: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
@@ -51,8 +44,8 @@ class CompletionBody(GenerationFields, kw_only=True):
     response_format: ResponseFormat | None = None
 
 
-class Choice(msgspec.Struct, kw_only=True):
-    """One completion of one prompt, or what came of it."""
+class TextChoice(msgspec.Struct, kw_only=True):
+    """One completion of one prompt, or a piece of it."""
 
     index: int
     text: str
@@ -64,25 +57,25 @@ class Choice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
-    """The answer, or a chunk of it."""
+class TextCompletion(msgspec.Struct, kw_only=True):
+    """The completions of all prompts, or one event of a stream of them."""
 
     id: str
     object: str = "text_completion"
     created: int
     model: str
-    choices: list[Choice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    choices: list[TextChoice]
+    usage: CompletionUsage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Completions:
-    """The endpoint."""
+class CompletionsEndpoint:
+    """Handler of the endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Continue texts: with a `Completion`, or with a stream of them."""
+        """Continue texts with a `TextCompletion`, or with a stream of them."""
         service = self._service
         body = decode(await read_body(request, service.args), CompletionBody)
         service.check_model(body.model)
@@ -94,9 +87,9 @@ class Completions:
 
 
 class CompletionTask:
-    """One body on its way to its answer."""
+    """Runs the prompts of one body and writes their completions."""
 
-    def __init__(self, service: Service, body: CompletionBody, request: Request) -> None:
+    def __init__(self, service: ModelService, body: CompletionBody, request: Request) -> None:
         self._service = service
         self._body = body
         self._timeout = service.timeout(request)
@@ -119,37 +112,41 @@ class CompletionTask:
         if body.echo:
             if body.logprobs is not None and params.prompt_logprobs is None:
                 params.prompt_logprobs = body.logprobs
-            params.max_tokens = params.max_tokens or 1  # a prompt's log probabilities alone: what is drawn is left out
+            params.max_tokens = (
+                params.max_tokens or 1
+            )  # for a prompt's log probabilities alone; the sampled token is left out
         return params
 
-    async def run(self) -> Completion:
-        """The whole answer."""
+    async def run(self) -> TextCompletion:
+        """Return all completions."""
         async with self._blamed():
             outputs = await all_of(await self._streams("cumulative"))
-        choices = [choice for number, output in enumerate(outputs) for choice in self._choices(number, output)]
+        choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
         usage = self._counted(usage_of(outputs))
-        return Completion(id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage)
+        return TextCompletion(
+            id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage
+        )
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The answer as events."""
+        """Yield the completions as encoded events."""
         shown = self._body.stream_options or StreamOptions()
         usage = None if shown.include_usage else msgspec.UNSET
-        tally, offsets = Tally(), dict[int, int]()
-        chunk = Completion(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
+        tally, offsets = TokenTally(), dict[int, int]()
+        chunk = TextCompletion(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
         seen: set[int] = set()
         ended: defaultdict[int, set[int]] = defaultdict(set)
         held: defaultdict[int, list[CompletionOutput]] = defaultdict(list)
         async with self._blamed():
-            async for number, output in merged(await self._streams("delta")):
-                tally.add(number, output)
+            async for prompt_index, output in merged(await self._streams("delta")):
+                tally.add(prompt_index, output)
                 if not seen:
                     check_deadline(output)
-                held[number] += grown(output, ended[number])
+                held[prompt_index] += grown(output, ended[prompt_index])
                 if self._waits_for_prompt(output):
                     continue
-                for completion in held.pop(number):
-                    index = number * self._params.n + completion.index
+                for completion in held.pop(prompt_index):
+                    index = prompt_index * self._params.n + completion.index
                     parts = self._parts(index, completion, offsets, output if index not in seen else None)
                     seen.add(index)
                     for choice in parts:
@@ -163,19 +160,19 @@ class CompletionTask:
         yield DONE
 
     def _blamed(self) -> AbstractAsyncContextManager[None]:
-        return blamed(STRUCTURED_OUTPUTS if self._body.response_format is None else RESPONSE_FORMAT)
+        return grammar_errors_at(STRUCTURED_OUTPUTS if self._body.response_format is None else RESPONSE_FORMAT)
 
     @property
     def _leaves_out_answer(self) -> bool:
         return bool(self._body.echo) and self._body.max_tokens == 0
 
     def _waits_for_prompt(self, output: RequestOutput) -> bool:
-        """Whether what a prompt echoes is not known yet; its first completion computes it, and others may be ahead."""
+        """Return whether the echo's log probabilities are missing; another completion may be ahead of the first."""
         echoes = bool(self._body.echo) and self._body.logprobs is not None
         return echoes and output.prompt_logprobs is None and not output.finished
 
-    def _counted(self, usage: Usage) -> Usage:
-        """`usage` without the token that is left out."""
+    def _counted(self, usage: CompletionUsage) -> CompletionUsage:
+        """Return `usage` without the token that is left out."""
         if self._leaves_out_answer:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         return usage
@@ -199,11 +196,11 @@ class CompletionTask:
             for prompt in prompts
         ]
 
-    def _choices(self, number: int, output: RequestOutput) -> list[Choice]:
-        return [self._whole(number, output, completion) for completion in output.outputs]
+    def _choices(self, prompt_index: int, output: RequestOutput) -> list[TextChoice]:
+        return [self._whole(prompt_index, output, completion) for completion in output.outputs]
 
-    def _whole(self, number: int, output: RequestOutput, completion: CompletionOutput) -> Choice:
-        body, index = self._body, number * self._params.n + completion.index
+    def _whole(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> TextChoice:
+        body, index = self._body, prompt_index * self._params.n + completion.index
         text, token_ids = completion.text, completion.token_ids
         positions: Sequence[Any] = completion.logprobs or []
         if self._leaves_out_answer:
@@ -213,7 +210,7 @@ class CompletionTask:
             text = self._service.prompt_text(output) + text
             shown_ids = [*output.prompt_token_ids, *token_ids]
             positions = [*_prompt_positions(output), *positions]
-        choice = Choice(
+        choice = TextChoice(
             index=index,
             text=text,
             finish_reason="length" if self._leaves_out_answer else completion.finish_reason,
@@ -229,17 +226,17 @@ class CompletionTask:
 
     def _parts(
         self, index: int, completion: CompletionOutput, offsets: dict[int, int], begun: RequestOutput | None
-    ) -> list[Choice]:
-        """What a stream tells of a completion; with its prompt, `begun`, where that is asked for and it begins."""
+    ) -> list[TextChoice]:
+        """Return the choices for a delta; `begun` is the output with which the completion begins, for its echo."""
         echo = [] if begun is None or not self._body.echo else [self._echo(index, begun, offsets)]
         parts = [*echo, self._delta(index, completion, offsets)]
         if begun is not None and self._body.return_token_ids:
             parts[0].prompt_token_ids = begun.prompt_token_ids
         return parts
 
-    def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> Choice:
-        """The prompt, with which a streamed completion begins."""
-        choice = Choice(index=index, text=self._service.prompt_text(output))
+    def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> TextChoice:
+        """Return the prompt as the beginning of a streamed completion."""
+        choice = TextChoice(index=index, text=self._service.prompt_text(output))
         if self._body.logprobs is not None:
             positions = _prompt_positions(output)
             choice.logprobs = self._writer.completion(positions, output.prompt_token_ids, self._body.logprobs, 0)
@@ -248,10 +245,10 @@ class CompletionTask:
             choice.token_ids = []
         return choice
 
-    def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> Choice:
+    def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> TextChoice:
         if self._leaves_out_answer:
-            return Choice(index=index, text="", finish_reason=completion.finish_reason and "length")
-        choice = Choice(
+            return TextChoice(index=index, text="", finish_reason=completion.finish_reason and "length")
+        choice = TextChoice(
             index=index,
             text=completion.text,
             finish_reason=completion.finish_reason,
@@ -269,12 +266,12 @@ class CompletionTask:
 
 
 def _prompt_positions(output: RequestOutput) -> Sequence[PositionLogprobs | None]:
-    """The log probabilities of a prompt's tokens, all None if its time was up before they were computed."""
+    """Return the log probabilities of a prompt's tokens, all None if time was up before they were computed."""
     return output.prompt_logprobs or [None] * len(output.prompt_token_ids)
 
 
 def prompts_of(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:
-    """A text, token ids, or a list of either; `name` is the field's."""
+    """Return the list of prompts in field `name`: a text, token ids, or a list of either."""
     if isinstance(given, str):
         return [given]
     if not given:

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: texts as vectors."""
+"""`POST /v1/embeddings`: turn texts into vectors."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.openai.completions import prompts_of
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals, decode, read_body
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.outputs import EmbeddingRequestOutput
 from quire.protocol.messages import PoolingParams, SamplingParams
 
 
 class EmbeddingBody(Body, kw_only=True):
-    """OpenAI's fields and vLLM's. `pooling_type`: a text is its last token's hidden state, or the mean of all."""
+    """The body of an embedding request, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
         "embed_dtype": (("float32",), "embeddings are float32"),
         "messages": ((), "use input; POST /tokenize writes a conversation as token ids"),
-        "request_id": ((), "this answer has no id; the header X-Request-Id names a request"),
-        "task": (("embed",), "embeddings are all that is pooled"),
+        "request_id": ((), "this answer has no id; use the header X-Request-Id to name a request"),
+        "task": (("embed",), "only embeddings are supported"),
         "truncation_side": (("left",), "truncate_prompt_tokens keeps the last tokens"),
     }
 
@@ -46,7 +46,7 @@ class EmbeddingBody(Body, kw_only=True):
 
 
 class EmbeddingData(msgspec.Struct, kw_only=True):
-    """One text's vector: a list, or in base64 as little-endian float32."""
+    """One text's vector, as a list or as base64 of little-endian float32."""
 
     object: str = "embedding"
     index: int
@@ -54,14 +54,14 @@ class EmbeddingData(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """Tokens of all texts."""
+    """Token counts of all texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
-    """The answer."""
+    """The vectors of all texts."""
 
     object: str = "list"
     data: list[EmbeddingData]
@@ -69,14 +69,14 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-class Embeddings:
-    """The endpoint."""
+class EmbeddingsEndpoint:
+    """Handler of the endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Turn texts into vectors: an `EmbeddingList`."""
+        """Turn texts into vectors. The answer is an `EmbeddingList`."""
         service = self._service
         body = decode(await read_body(request, service.args), EmbeddingBody)
         service.check_model(body.model)
@@ -94,7 +94,7 @@ class Embeddings:
     async def _embed(
         self, body: EmbeddingBody, prompts: list[str | list[int]], request: Request
     ) -> list[EmbeddingRequestOutput]:
-        """All of them; when one fails, the others are aborted."""
+        """Return the embeddings of all prompts; if one fails, abort the others."""
         params = PoolingParams(
             pooling_type=body.pooling_type or "last",
             dimensions=body.dimensions,

@@ -12,16 +12,10 @@ from msgspec import Meta
 from quire.frontend import sampling
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.openai.response_format import StructuredOutputsField
+from quire.frontend.http.shared_fields import NOT_HERE
 from quire.frontend.http.transport.bodies import Body, Refusals
-from quire.frontend.http.transport.ids import GivenId
+from quire.frontend.http.transport.responses import GivenId
 from quire.protocol.messages import SamplingParams
-
-NOT_HERE = "this server does not have it"
-
-TOOL_REFUSED: Refusals = {
-    "allowed_callers": ((["direct"],), "no code is run here"),
-    "defer_loading": ((False,), "the model is shown all tools"),
-}
 
 REFUSED: Refusals = {
     "audio": ((), "only text is supported"),

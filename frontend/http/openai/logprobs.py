@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes that OpenAI has for them: of completions, and of chats."""
+"""Log probabilities in OpenAI's two shapes: for completions and for chats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Of a completion, a list entry a token; `text_offset` counts characters from the beginning of the text."""
+    """Log probabilities of a completion, one list entry per token; `text_offset` counts characters of the text."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -21,7 +21,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct):
-    """One token that could have stood there."""
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
@@ -29,7 +29,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """The token that stands there, and the likeliest ones."""
+    """The token at a position, and the likeliest ones."""
 
     token: str
     logprob: float
@@ -38,34 +38,34 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of a message."""
+    """Log probabilities of a message."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class TokenWriter:
-    """Writes tokens as text, or as `token_id:N`, which is the same for no two tokens."""
+    """Writes tokens as text, or as the unambiguous `token_id:N`."""
 
     def __init__(self, tokenizer: Tokenizer | None, as_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids or tokenizer is None
 
     def text(self, token_id: int) -> str:
-        """The token in words."""
+        """Return the token as text."""
         if self._as_ids or self._tokenizer is None:
             return f"token_id:{token_id}"
         return self._tokenizer.token_text(token_id)
 
     def bytes(self, token_id: int) -> list[int] | None:
-        """Its UTF-8 bytes, which may be a part of a character; None where they cannot be known."""
+        """Return the token's UTF-8 bytes, which may be part of a character; None if they are unknown."""
         piece = None if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
         return None if piece is None else list(piece)
 
     def completion(
         self, positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int], top: int, offset: int
     ) -> CompletionLogprobs:
-        """The log probabilities of `token_ids`, whose text begins at character `offset`; None for the first token."""
+        """Return the log probabilities of `token_ids`, whose text begins at character `offset`."""
         result = CompletionLogprobs([], [], [], [])
         for token_id, position in zip(token_ids, positions, strict=True):
             text = self.text(token_id)
@@ -77,7 +77,7 @@ class TokenWriter:
         return result
 
     def chat(self, positions: Sequence[PositionLogprobs], token_ids: Sequence[int], top: int) -> ChatLogprobs:
-        """The log probabilities of `token_ids`, with the `top` likeliest of each position."""
+        """Return the log probabilities of `token_ids`, with the `top` likeliest tokens at each position."""
         content = []
         for token_id, position in zip(token_ids, positions, strict=True):
             likeliest = [
@@ -87,19 +87,19 @@ class TokenWriter:
             content.append(TokenLogprob(self.text(token_id), entry.logprob, self.bytes(token_id), likeliest))
         return ChatLogprobs(content)
 
-    def _top(self, position: PositionLogprobs, drawn: int, top: int) -> dict[str, float]:
-        """The likeliest, and after them the one that was drawn if it is none of them, as OpenAI has it."""
-        likeliest = {**dict(ranked(position, top)), drawn: position[drawn]}
+    def _top(self, position: PositionLogprobs, sampled: int, top: int) -> dict[str, float]:
+        """Return the likeliest tokens, followed by the sampled one if it is not among them, as OpenAI does."""
+        likeliest = {**dict(ranked(position, top)), sampled: position[sampled]}
         return {self.text(token_id): entry.logprob for token_id, entry in likeliest.items()}
 
 
 def ranked(position: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:
-    """The `top` likeliest of a position, best first."""
+    """Return the `top` likeliest tokens of a position, likeliest first."""
     return sorted(((token, entry) for token, entry in position.items() if entry.rank <= top), key=lambda e: e[1].rank)
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> list[Any] | None:
-    """vLLM's shape of the log probabilities of a prompt: a dict by token id for each position, None for the first."""
+    """Return a prompt's log probabilities in vLLM's shape: a dict by token id per position, None for the first."""
     if positions is None:
         return None
     return [

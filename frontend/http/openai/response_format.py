@@ -1,24 +1,17 @@
-"""What the bodies of completions and chats ask an answer to be, and what is said when that can't be followed."""
+"""Constraints on answers: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from quire.frontend.errors import RequestError
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
-from quire.frontend.text.chat.refusal import refused_grammar, tool_at_fault
-from quire.frontend.text.chat.tools import ToolUse
 from quire.protocol.messages import StructuredOutputs
 
-STRUCTURED_OUTPUTS = "structured_outputs"
-RESPONSE_FORMAT = "response_format"
 _ONLY_FALSE = Meta(extra_json_schema={"const": False})
 
 
@@ -31,7 +24,7 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
 
 
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON schema. It always holds, `strict` or not; without a schema any object does."""
+    """A JSON schema. It is always enforced, `strict` or not; without a schema, any object is allowed."""
 
     name: str
     description: str | None = None
@@ -40,20 +33,20 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     json_schema: NamedSchema
 
 
 class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag"):
-    """vLLM's, which is refused."""
+    """vLLM's structural tags, which are not supported."""
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
 
 class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's: one of the first five constrains the answer; the others say where its JSON may have white space."""
+    """A constraint in vLLM's form: exactly one of the first five fields; the others set the white space of JSON."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -66,12 +59,12 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def plain(self) -> StructuredOutputs:
-        """The same, checked. Raises `ApiError` 400."""
+        """The constraint, checked. Raises `ApiError` 400."""
         fields = msgspec.structs.asdict(self)
         if fields.pop("disable_additional_properties"):
             raise bad_request(
                 "structured_outputs.disable_additional_properties is not supported: "
-                'say "additionalProperties": false in the schema',
+                'set "additionalProperties": false in the schema',
                 "structured_outputs.disable_additional_properties",
                 "unsupported_parameter",
             )
@@ -79,7 +72,7 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def wanted_format(given: ResponseFormat | None) -> StructuredOutputs | None:
-    """What a `response_format` asks for; None if for nothing. Raises `ApiError` 400."""
+    """Return the constraint of a `response_format`, None without one. Raises `ApiError` 400."""
     match given:
         case JsonObjectFormat():
             return StructuredOutputs(json_object=True)
@@ -95,31 +88,6 @@ def wanted_format(given: ResponseFormat | None) -> StructuredOutputs | None:
                 "unsupported_parameter",
             )
     return None
-
-
-def only_one(
-    structured: StructuredOutputs | None, wanted: StructuredOutputs | None, field: str = RESPONSE_FORMAT
-) -> StructuredOutputs | None:
-    """What of `structured_outputs` and the API's own `field` is given. Raises `ApiError` 400 for both."""
-    if structured is not None and wanted is not None:
-        raise bad_request(f"{field} and structured_outputs both say what the answer must be; give one of them", field)
-    return wanted if structured is None else structured
-
-
-@asynccontextmanager
-async def blamed(field: str, tools: ToolUse | None = None) -> AsyncIterator[None]:
-    """Tell a grammar that the engine refuses in words of the client's: by the tool at fault, or else by `field`.
-
-    Raises `ToolError` or `ApiError` 400.
-    """
-    try:
-        yield
-    except RequestError as error:
-        why = refused_grammar(error)
-        if why is None:
-            raise
-        at_fault = await asyncio.to_thread(tool_at_fault, error, tools)
-        raise at_fault or bad_request(f"{field} can't be used: {why}", field) from None
 
 
 def _checked(fields: dict[str, Any], field: str) -> StructuredOutputs:

@@ -1,1 +1,1 @@
-"""Endpoints for operators: health, models, tokens, and the page with its live view."""
+"""Endpoints for operators: health, metrics, models, tokens, and the page with its live view."""

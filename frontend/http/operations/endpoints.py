@@ -1,4 +1,4 @@
-"""The small endpoints: health, version, models, tokens."""
+"""The endpoints for health, version, metrics, models and tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.http.documentation.chat_schemas import MESSAGE, TOOL
+from quire.frontend.http.chat_schemas import MESSAGE, TOOL
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.bodies import Body, decode, read_body
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.version import installed_version
 
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 
 class Health(msgspec.Struct):
-    """The server is well."""
+    """The state of the server."""
 
     status: str = "ok"
 
 
 class Version(msgspec.Struct):
-    """Quire's."""
+    """The version of Quire."""
 
     version: str
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """The model under one of its names. `created`: when the server started; `root`: its folder."""
+    """The model under one of its names. `created`: the server's start time; `root`: the model's folder."""
 
     id: str
     object: str = "model"
@@ -50,14 +50,14 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All names of the model."""
+    """The model under each of its names."""
 
     object: str = "list"
     data: list[ModelCard]
 
 
 class Tokens(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The tokens of a prompt, and how many the context can hold. `token_strs`: their texts."""
+    """The tokens of a prompt. `max_model_len`: the context length; `token_strs`: the text of each token."""
 
     count: int
     max_model_len: int
@@ -66,13 +66,13 @@ class Tokens(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Detokenized(msgspec.Struct):
-    """The text of tokens."""
+    """The text of a list of tokens."""
 
     prompt: str
 
 
 class TokenizeBody(Body, kw_only=True):
-    """`prompt` or `messages`, and options of the chat template. Names are vLLM's."""
+    """Either `prompt` or `messages`, with options of the chat template; the names are vLLM's."""
 
     model: str | None = None
     prompt: str | None = None
@@ -87,25 +87,25 @@ class TokenizeBody(Body, kw_only=True):
 
 
 class DetokenizeBody(Body, kw_only=True):
-    """Tokens to read. Names are vLLM's."""
+    """Tokens to decode; the names are vLLM's."""
 
     model: str | None = None
     tokens: list[int]
 
 
 async def _read(tokens: Sequence[int], read: Callable[[], T]) -> T:
-    """What `read` makes of tokens; of many on another thread, while streams go on."""
+    """Return the result of `read`, called on another thread if there are many tokens, so that streams continue."""
     return await asyncio.to_thread(read) if len(tokens) > LONG_TEXT else read()
 
 
-class Endpoints:
-    """What the small endpoints answer."""
+class OperatorEndpoints:
+    """Handlers of the endpoints for operators."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def health(self, _request: Request) -> Response:
-        """Whether the engine steps, or has nothing to do. Asks for no key."""
+        """Check that the engine is making steps, or is idle. Needs no API key."""
         try:
             await self._service.llm.check_health()
         except EngineDeadError as error:
@@ -113,33 +113,33 @@ class Endpoints:
         return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
-        """Whether requests are taken: not while the server shuts down."""
+        """Check that the server accepts requests: not while it is shutting down."""
         if self._service.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         return await self.health(request)
 
     async def version(self, _request: Request) -> Response:
-        """The version of the server."""
+        """Return the version of the server."""
         return json_response(Version(installed_version()))
 
     async def metrics(self, request: Request) -> Response:
-        """Show the metrics. In Prometheus' text format, or in OpenMetrics' if that is asked for."""
+        """Return the metrics. In Prometheus' text format, or in OpenMetrics' if Accept asks for it."""
         service = self._service
         body, media_type = await service.metrics.render(service.llm, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
     async def models(self, _request: Request) -> Response:
-        """List the model, by each of its names."""
+        """List the model under each of its names."""
         return json_response(ModelList(data=[self._model(name) for name in self._service.public_names]))
 
     async def model(self, request: Request) -> Response:
-        """Tell of the model by one of its names."""
+        """Describe the model under one of its names."""
         name = request.path_params["name"]
         self._service.check_model(name)
         return json_response(self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
-        """Give the tokens of a text, or of a conversation as the chat template writes it."""
+        """Return the tokens of a text, or of a conversation rendered by the chat template."""
         service = self._service
         body = decode(await read_body(request, service.args), TokenizeBody)
         service.check_model(body.model)
@@ -167,7 +167,7 @@ class Endpoints:
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
-        """Give the text of tokens."""
+        """Return the text of tokens."""
         service = self._service
         body = decode(await read_body(request, service.args), DetokenizeBody)
         service.check_model(body.model)
@@ -176,7 +176,9 @@ class Endpoints:
     def _text(self, tokens: list[int]) -> str:
         vocab_size = self._service.llm.vocab_size
         if (wrong := next((token for token in tokens if not 0 <= token < vocab_size), None)) is not None:
-            raise bad_request(f"tokens holds {wrong}, and ids go from 0 to {vocab_size - 1}", "tokens")
+            raise bad_request(
+                f"tokens holds {wrong}, which is out of range; token ids are 0 to {vocab_size - 1}", "tokens"
+            )
         return self._service.require_tokenizer().decode(tokens, skip_special_tokens=False)
 
     def _model(self, name: str) -> ModelCard:

@@ -1,4 +1,4 @@
-"""What the page draws: a snapshot of the engine with rates, and with text where the engine has token ids."""
+"""Pictures for the page: snapshots of the engine with rates, and with text in place of token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, Waiti
 
 
 class PrefixPicture(msgspec.Struct):
-    """A `HotPrefix` with the text of its first and its last page."""
+    """A `HotPrefix` with the text of its first and last page."""
 
     hits: int
     pages: int
@@ -31,10 +31,11 @@ class PagesPicture(msgspec.Struct):
 
 
 class Picture(msgspec.Struct):
-    """One moment. `stats` are the fields of `SchedulerStats`; entries of `batch` and `waiting` are arrays of theirs.
+    """The engine at one moment.
 
-    Rates are those of the whole engine since the picture before. `ttft` and `itl` are means of this server's requests
-    in seconds, None where there was nothing to measure.
+    `stats` holds the fields of `SchedulerStats`; entries of `batch` and `waiting` are arrays of their fields. Rates are
+    those of the whole engine since the previous picture. `ttft` and `itl` are means over this server's requests in
+    seconds, None without a measurement.
     """
 
     stats: dict[str, Any]
@@ -51,14 +52,14 @@ class Picture(msgspec.Struct):
 
 
 class PictureMaker:
-    """Makes pictures of the snapshots that follow one another."""
+    """Makes pictures of consecutive snapshots."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._before: EngineSnapshot | None = None
 
     def picture(self, snapshot: EngineSnapshot) -> Picture:
-        """The next one. Without a tokenizer, prefixes are shown as token ids."""
+        """Return the picture of the next snapshot. Without a tokenizer, prefixes are shown as token ids."""
         before, self._before = self._before or snapshot, snapshot
         seconds = snapshot.timestamp - before.timestamp
         prefill = snapshot.total_prefill_tokens - before.total_prefill_tokens

@@ -1,9 +1,10 @@
-"""The live view of the engine: one poller for all who look, and none when nobody does."""
+"""The page at `/`, and its live view of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -11,15 +12,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.operations.picture import Picture, PictureMaker
+from quire.frontend.http.transport.responses import static_files
 from quire.frontend.http.transport.sse import event
 from quire.frontend.metrics.recent import RecentRates
 from quire.protocol.messages import EngineSnapshot
 
 PERIOD = 0.25  # seconds between two pictures
-_MOST_COST = 0.01  # of the engine's time; a pool that takes longer to look at is looked at less often
-_PATIENCE = 5.0  # seconds until a step that goes on is told of
+_MAX_COST = 0.01  # share of the engine's time; a pool that takes longer to snapshot is polled less often
+_PATIENCE = 5.0  # seconds after which a long step is reported
 
 
 class History(msgspec.Struct):
@@ -29,50 +31,50 @@ class History(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """Why there is no picture at the moment, in words."""
+    """The reason why there is no picture now."""
 
     message: str
 
 
 class EngineView:
-    """Server-sent events for any number of viewers: `history` once, then `picture` or `problem` again and again.
+    """Server-sent events for any number of viewers: `history` once, then `picture` or `problem` repeatedly.
 
-    While there are viewers one task asks the engine for a snapshot, `PERIOD` seconds after the one before or later, so
-    that it costs the engine less than a hundredth of its time. A viewer that reads slowly misses pictures and nobody
-    waits for it. All of it belongs to one event loop.
+    While there are viewers, one task polls the engine for snapshots, every `PERIOD` seconds or less often, so that they
+    take less than a hundredth of the engine's time. A viewer that reads slowly skips pictures and delays no other. All
+    methods run on one event loop.
     """
 
     def __init__(self, llm: AsyncLLM, recent: RecentRates, is_draining: Callable[[], bool] = lambda: False) -> None:
-        """`recent` is an observer of `llm`. `is_draining`: whether the server is to stop, and all streams with it."""
+        """Observe `llm` through `recent`, its observer; `is_draining` returns whether the server is shutting down."""
         self._llm = llm
         self._recent = recent
         self._is_draining = is_draining
-        self._event = b""  # the latest, none before the first
-        self._news = asyncio.Event()
-        self._seen_until = 0.0  # of the recent points, the time of the last that was told
+        self._event = b""  # the latest, empty before the first
+        self._updated = asyncio.Event()
+        self._sent_until = 0.0  # time of the latest recent point that a picture included
         self._viewers = 0
         self._poller: asyncio.Task[None] | None = None
 
     @property
     def viewers(self) -> int:
-        """How many look at the moment."""
+        """Number of viewers now."""
         return self._viewers
 
     @property
     def is_polling(self) -> bool:
-        """Whether the engine is asked for snapshots."""
+        """True if the engine is being polled for snapshots."""
         return self._poller is not None
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The events of one viewer, until it is closed or the server drains."""
+        """Yield the events of one viewer, until it disconnects or the server drains."""
         self._join()
         try:
             yield event(msgspec.json.encode(self._history()), "history")
             while not self._is_draining():
-                news = self._news  # what comes while the viewer reads is for the next turn
+                updated = self._updated  # an update while the viewer reads is for the next turn
                 if self._event:
                     yield self._event
-                await news.wait()
+                await updated.wait()
         finally:
             self._leave()
 
@@ -97,34 +99,54 @@ class EngineView:
             pause = PERIOD
             try:
                 snapshot = await asyncio.wait_for(self._llm.snapshot(), _PATIENCE)
-                self._tell("picture", self._picture(maker, snapshot))
-                pause = max(PERIOD, snapshot.seconds / _MOST_COST)
+                self._publish("picture", self._picture(maker, snapshot))
+                pause = max(PERIOD, snapshot.seconds / _MAX_COST)
             except TimeoutError:
-                self._tell("problem", Problem(f"The engine is busy with one step for more than {_PATIENCE:g} seconds."))
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who look are told, and it may pass
-                self._tell("problem", Problem(f"The engine gives no answer: {error}"))
+                self._publish(
+                    "problem", Problem(f"The engine has been busy with one step for more than {_PATIENCE:g} seconds.")
+                )
+            except Exception as error:  # noqa: BLE001 - viewers see any failure, and it may pass
+                self._publish("problem", Problem(f"The engine does not respond: {error}"))
             await asyncio.sleep(pause)
 
     def _picture(self, maker: PictureMaker, snapshot: EngineSnapshot) -> Picture:
         picture = maker.picture(snapshot)
-        news = [point for point in self._recent.points() if point.time > self._seen_until]
-        for point in news:  # most often there is one
-            self._seen_until = point.time
+        points = [point for point in self._recent.points() if point.time > self._sent_until]
+        for point in points:  # usually one
+            self._sent_until = point.time
             picture.ttft = picture.ttft if point.ttft is None else point.ttft
             picture.itl = picture.itl if point.itl is None else point.itl
         return picture
 
-    def _tell(self, name: str, data: msgspec.Struct) -> None:
+    def _publish(self, name: str, data: msgspec.Struct) -> None:
         self._event = event(msgspec.json.encode(data), name)
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        updated, self._updated = self._updated, asyncio.Event()
+        updated.set()
 
 
 def view_routes(view: EngineView, stream: Callable[[AsyncGenerator[bytes, None]], Response]) -> list[Route]:
-    """`GET /view/events`; `stream` makes an answer of events."""
+    """Return the route `GET /view/events`; `stream` makes a response of events."""
 
     async def events(_request: Request) -> Response:
-        """Tell what the engine does. First a minute of history, then a picture about four times a second, for good."""
+        """Stream the engine's state. A minute of history, then a picture about four times a second, without end."""
         return stream(view.events())
 
     return [Operation("/view/events", events, events=[History, Picture, Problem])]
+
+
+_FOLDER = Path(__file__).parents[2] / "page"
+
+
+def page_routes() -> list[Route]:
+    """Return the routes `GET /`, and `GET /page/...` for each file of the page."""
+    files = static_files(_FOLDER)
+    index = files.pop("index.html")
+
+    async def page(request: Request) -> Response:
+        """Show a chat with the model and a live view of the engine. For browsers."""
+        return await index.respond(request)
+
+    return [
+        Operation("/", page, media_types=["text/html"]),
+        *(Route(f"/page/{name}", file.respond, include_in_schema=False) for name, file in files.items()),
+    ]

@@ -1,1 +1,1 @@
-"""HTTP itself: sockets, connections, bodies, server-sent events, access logs, API keys."""
+"""HTTP itself, independent of any API: sockets, connections, bodies, server-sent events, access log, API keys."""

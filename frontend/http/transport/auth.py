@@ -1,4 +1,4 @@
-"""API keys."""
+"""API keys of the server."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from starlette.datastructures import Headers
 
 from quire.frontend.http.errors import ApiError
 
-OPEN_PATHS = ("/health",)  # what a load balancer asks, which has no key
+OPEN_PATHS = ("/health",)  # for load balancers, which have no key
 
 
 class ApiKeys:
-    """The keys of a server. With none it is open to all who can reach it.
+    """The keys of a server. Without any, it is open to everyone who can reach it.
 
-    A key comes as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as the password of HTTP's basic authentication,
-    for which a browser asks by itself.
+    A client sends a key as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as the password of HTTP basic
+    authentication, for which browsers prompt by themselves.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
     def check(self, path: str, headers: Headers) -> None:
-        """Raises `ApiError` 401 unless the headers hold a key, or none is needed."""
+        """Raise `ApiError` 401 unless the headers hold a key, or none is needed."""
         if not self._digests or path in OPEN_PATHS:
             return
         given = _key_of(headers)
         if given is None:
-            raise _unauthorized("this server asks for an API key; send the header Authorization: Bearer KEY", headers)
+            raise _unauthorized("this server requires an API key; send the header Authorization: Bearer KEY", headers)
         digest = _digest(given)
-        # All are compared, so that the time tells neither which one matches nor how far one does.
+        # Compare with all keys in constant time, so that the time reveals nothing about them.
         if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
             raise _unauthorized("the API key is not one of this server's; check it", headers)
 
@@ -55,7 +55,7 @@ def _key_of(headers: Headers) -> str | None:
 
 
 def _unauthorized(message: str, headers: Headers) -> ApiError:
-    """A browser that opens the page is told to ask its user; programs are not, nor the page's own requests."""
+    """Return the error of status 401; only a browser that opens the page is told to prompt its user."""
     is_page = "text/html" in headers.get("accept", "")
     challenge = 'Basic realm="quire", charset="UTF-8"' if is_page else "Bearer"
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": challenge})

@@ -1,4 +1,4 @@
-"""Reads bodies: bounded in size and time, and decoded into what they are declared to be."""
+"""Request bodies: read within bounds of size and time, and decoded into their declared types."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request
 
 Refusals = Mapping[str, tuple[tuple[object, ...], str]]
-"""Fields that are known and not supported: the values that ask for nothing, and why any other is refused."""
+"""Known fields that are not supported: the values that change nothing, and why others are rejected."""
 
 
-NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})  # of a list; what is said of an empty one is up to who checks it
+NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})  # only documents a list; its reader checks it
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a request says; a field it does not know is an error, as is one of `refused` that asks for something."""
+    """A request's body; an unknown field is an error, and so is one of `refused` with a value that has a meaning."""
 
     refused: ClassVar[Refusals] = {}
 
@@ -38,7 +38,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL
 
 
 async def read_body(request: Request, args: ServerArgs) -> bytes:
-    """The body of a request. Raises `ApiError` 415, 413 or 408."""
+    """Return the body of a request. Raises `ApiError` 415, 413 or 408."""
     _check_headers(request, args.max_body_bytes)
     chunks: list[bytes] = []
     size = 0
@@ -56,7 +56,9 @@ async def read_body(request: Request, args: ServerArgs) -> bytes:
             code="request_timeout",
         ) from None
     except ClientDisconnect:
-        raise ApiError(CLIENT_CLOSED_REQUEST, "the client left before it had sent its request") from None
+        raise ApiError(
+            CLIENT_CLOSED_REQUEST, "the client closed the connection before it had sent its request"
+        ) from None
     return b"".join(chunks)
 
 
@@ -84,7 +86,7 @@ def _too_large(size: int, most: int) -> ApiError:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """The body as what it is declared to be. Raises `ApiError` 400 that names the field."""
+    """Return the body as a `kind`. Raises `ApiError` 400 that names the field at fault."""
     if not body:
         raise bad_request("the body is empty; send a JSON object")
     try:
@@ -108,17 +110,17 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 
 def _check_json(body: bytes) -> None:
-    """Raise `DecodeError` for what is no JSON: a field may have been refused before the body broke off."""
-    with suppress(msgspec.ValidationError, RecursionError):  # it is JSON that nothing here can hold
+    """Raise `DecodeError` if the body is not JSON: an earlier error may hide that it breaks off."""
+    with suppress(msgspec.ValidationError, RecursionError):  # it is JSON, but no value can hold it
         msgspec.json.decode(body)
 
 
 def without_refused(
     given: Mapping[str, Any], known: Collection[str], refused: Refusals, where: str = ""
 ) -> dict[str, Any]:
-    """Without the fields that ask for nothing: such ones of `refused`, and ones not among the `known` that are null.
+    """Return `given` without fields that change nothing: harmless ones of `refused`, and unknown ones that are null.
 
-    `where` is the part of the body that this is. Raises `ApiError` 400 for one of `refused` that asks for something.
+    `where`: the path of this part of the body. Raises `ApiError` 400 for one of `refused` with any other value.
     """
     fields = {name: value for name, value in given.items() if value is not None or name in known}
     for name in refused.keys() & fields.keys():
@@ -130,12 +132,12 @@ def without_refused(
 
 
 def _same(given: object, known: object) -> bool:
-    """Whether two values are equal in JSON, where 0 is not false."""
+    """Return whether two values are equal in JSON, where 0 is not false."""
     return type(given) is type(known) and given == known
 
 
 def convert(value: Any, kind: type[S], where: str, refused: Refusals | None = None) -> S:
-    """A part of a body, which stands at `where` in it, as a struct. Raises `ApiError` 400 that names the field."""
+    """Return the part of a body at `where` as a struct. Raises `ApiError` 400 that names the field at fault."""
     try:
         if refused and isinstance(value, Mapping):
             value = without_refused(value, kind.__struct_fields__, refused, where)
@@ -145,7 +147,7 @@ def convert(value: Any, kind: type[S], where: str, refused: Refusals | None = No
 
 
 def _converted(value: Any, kind: type[S]) -> S:
-    """`value` as a struct, less what is null within it where a field is not known. Raises `ValidationError`."""
+    """Return `value` as a struct, ignoring unknown fields that are null. Raises `ValidationError`."""
     while True:
         try:
             return msgspec.convert(value, kind, str_keys=True)
@@ -155,10 +157,10 @@ def _converted(value: Any, kind: type[S]) -> S:
 
 
 def _drops_nulls(value: Any, error: msgspec.ValidationError) -> bool:
-    """Take what is null out of the object in which a field is not known; whether this field was.
+    """Remove all nulls from the object with the unknown field; return whether that field was one of them.
 
-    All at once, so that the number of such fields does not count. An object that may hold anything, as a JSON schema
-    does, knows all fields and keeps its own.
+    All are removed at once, so that the cost does not grow with their number. An object that may hold anything, such
+    as a JSON schema, has no unknown fields and keeps its nulls.
     """
     name, match = _unknown_field(error), _AT.fullmatch(str(error))
     if name is None or match is None:
@@ -174,25 +176,23 @@ def _drops_nulls(value: Any, error: msgspec.ValidationError) -> bool:
 
 
 def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:
-    """Status 400 in words that name the field as its sender wrote it; `where` is the part of the body it is in."""
+    """Return an error of status 400 that names the field as the client wrote it, in the part of the body at `where`."""
     match = _AT.fullmatch(str(error))
     path = (where + ((match["path"] or "") if match else "")).removeprefix(".")
     what = match["what"] if match else str(error)
     if (unknown := _UNKNOWN.fullmatch(what)) is not None:
         name = f"{path}.{unknown['name']}".removeprefix(".")
-        return bad_request(
-            f"{name} is not a known field; leave it out, or check how it is written", name, "unknown_field"
-        )
+        return bad_request(f"{name} is not a known field; leave it out, or check its spelling", name, "unknown_field")
     if (missing := _MISSING.fullmatch(what)) is not None:
         name = f"{path}.{missing['name']}".removeprefix(".")
         return bad_request(f"{name} is missing; it is required", name, "missing_field")
     if not path:
-        return bad_request(f"the body is not as it should be: {what[:1].lower()}{what[1:]}")
+        return bad_request(f"the body is invalid: {what[:1].lower()}{what[1:]}")
     return bad_request(f"{path}: {what[:1].lower()}{what[1:]}", path, "invalid_value")
 
 
 def _unknown_field(error: msgspec.ValidationError) -> str | None:
-    """The name of the unknown field that it is about, None for another mistake."""
+    """Return the name of the unknown field that caused the error, None for any other error."""
     match = _AT.fullmatch(str(error))
     unknown = None if match is None else _UNKNOWN.fullmatch(match["what"])
     return None if unknown is None else unknown["name"]

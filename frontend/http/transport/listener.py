@@ -1,4 +1,4 @@
-"""The socket that the server listens at."""
+"""The socket on which the server listens."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from quire.frontend.http.args import ServerArgs
 
-_OTHER_FILES = 128  # sockets of the engine, files of the model, and what comes and goes
+_OTHER_FILES = 128  # sockets of the engine, files of the model, temporary ones
 
 
 def bind(args: ServerArgs, port: int) -> socket.socket:
-    """The socket that `args` asks for, at this port. Raises `OSError` that says what to do."""
+    """Return a socket bound as `args` asks, at this port. Raises `OSError` that says what to do."""
     return _tcp_socket(args, port) if args.uds is None else _unix_socket(args.uds)
 
 
 @contextmanager
 def removed(path: str | None) -> Iterator[None]:
-    """Remove a UNIX socket at the end of the `with`."""
+    """Remove the UNIX socket at the end of the `with`."""
     try:
         yield
     finally:
@@ -30,7 +30,7 @@ def removed(path: str | None) -> Iterator[None]:
 
 
 def allow_connections(count: int) -> int:
-    """Raise the process's limit of open files so that `count` connections fit; returns how many of them do."""
+    """Raise the process's limit of open files to fit `count` connections; return how many of them fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -47,12 +47,14 @@ def _unix_socket(path: str) -> socket.socket:
         listener.bind(path)
     except OSError as error:
         listener.close()
-        raise OSError(f"the UNIX socket {path} can't be had: {error.strerror}; remove it, or name another") from None
+        raise OSError(
+            f"the UNIX socket {path} is not available: {error.strerror}; remove it, or choose another path"
+        ) from None
     return listener
 
 
 def _remove_dead_socket(path: str) -> None:
-    """Remove what a server left that was killed; one that somebody listens at stays."""
+    """Remove the socket of a server that was killed, but not one on which a process listens."""
     with suppress(OSError):
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             return
@@ -76,7 +78,6 @@ def _tcp_socket(args: ServerArgs, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise OSError(
-            f"port {port} on {args.host} can't be had: {error.strerror}; choose another with --port, 0 for a free one"
-        ) from None
+        message = f"port {port} on {args.host} is not available: {error.strerror}"
+        raise OSError(f"{message}; choose another with --port, 0 for a free one") from None
     return listener

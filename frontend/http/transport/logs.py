@@ -1,4 +1,4 @@
-"""What the server writes to its log: lines for people, or JSON for programs; and which requests it has answered.
+"""The server's log, as text for people or JSON for programs, with a line for each request.
 
 No prompt, no answer, no header and no query string (in which some clients put their keys) is ever logged here.
 """
@@ -16,18 +16,18 @@ from urllib.parse import quote
 LogFormat = Literal["text", "json"]
 
 _LEVELS = ("debug", "info", "warning", "error", "critical")
-_LOGGERS = ("quire", "uvicorn")  # uvicorn.error and the like are below it
-_QUIET = {"/health", "/ready", "/metrics"}  # asked for every few seconds, by programs
-_MOST_CHARS = 500  # of a path or an id, which a client has chosen
+_LOGGERS = ("quire", "uvicorn")  # with their children, such as uvicorn.error
+_QUIET = {"/health", "/ready", "/metrics"}  # polled by programs every few seconds
+_MAX_CHARS = 500  # of a path or an id, which clients choose
 _FIELDS = ("request_id", "method", "path", "status", "duration_ms", "bytes", "client")
 
 _ACCESS = logging.getLogger("quire.access")
 
 
 def configure_logging(level: str = "info", log_format: LogFormat = "text", stream: TextIO | None = None) -> None:
-    """Let the server's loggers write to `stream` (stderr if None), in place of what they wrote to before.
+    """Make the server's loggers write to `stream` (stderr if None), and only there.
 
-    Raises `ValueError` for a level or a format that there is not.
+    Raises `ValueError` for an unknown level or format.
     """
     if level not in _LEVELS:
         raise ValueError(f"log_level={level!r} is not known; it can be {', '.join(_LEVELS)}")
@@ -38,31 +38,31 @@ def configure_logging(level: str = "info", log_format: LogFormat = "text", strea
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
-        # That uvicorn has started is no news: the command line says where the server is.
+        # uvicorn's startup messages are redundant: the command line prints the server's URL.
         logger.setLevel("WARNING" if name == "uvicorn" and level == "info" else level.upper())
         logger.propagate = False
     for name in ("uvicorn.access", "uvicorn.error"):
         below = logging.getLogger(name)
         below.handlers.clear()
-        below.propagate = name != "uvicorn.access"  # `access_log` has more to tell
+        below.propagate = name != "uvicorn.access"  # `access_log` replaces it
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people; an exception's traceback follows it."""
+    """A line of text for people, followed by an exception's traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class has it so
-        """One line: what a client has chosen can't begin another."""
+        """Return one line: text that clients chose can't start another."""
         return _one_line(super().formatMessage(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object in a line: time (UTC), level, logger, message, the fields of an answered request, exception."""
+    """A JSON object per line: time (UTC), level, logger, message, the fields of a finished request, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line."""
+        """Return the record as one line."""
         whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry: dict[str, Any] = {
             "time": f"{whole}.{int(record.msecs):03d}Z",
@@ -73,23 +73,23 @@ class JsonFormatter(logging.Formatter):
         entry |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)  # in ASCII: a line has no other end than the last
+        return json.dumps(entry)  # in ASCII, so without line breaks
 
 
 def access_log(
     scope: MutableMapping[str, Any], status: int, duration: float, bytes_sent: int, request_id: str | None
 ) -> None:
-    """Log a request that has ended: level INFO, or DEBUG for those that only look whether the server lives.
+    """Log a finished request at level INFO, or DEBUG for the endpoints that programs poll.
 
-    `scope` is ASGI's, `duration` in seconds, `bytes_sent` are those of the body.
+    `scope` is ASGI's, `duration` is in seconds, `bytes_sent` counts the body.
     """
     own_path = scope["path"].removeprefix(scope.get("root_path", ""))
     level = logging.DEBUG if own_path in _QUIET else logging.INFO
     if not _ACCESS.isEnabledFor(level):
         return
-    path = quote(scope["path"], safe="/:@!$&'()*+,;=~-._")[:_MOST_CHARS]
+    path = quote(scope["path"], safe="/:@!$&'()*+,;=~-._")[:_MAX_CHARS]
     client = _client(scope)
-    request_id = None if request_id is None else request_id[:_MOST_CHARS]
+    request_id = None if request_id is None else request_id[:_MAX_CHARS]
     values = request_id, scope["method"], path, status, round(duration * 1000, 3), bytes_sent, client
     _ACCESS.log(
         level,
@@ -106,7 +106,7 @@ def access_log(
 
 
 def _client(scope: MutableMapping[str, Any]) -> str:
-    """Address and port; a client of a UNIX socket has none."""
+    """Return address and port, or "-" for a client of a UNIX socket."""
     client = scope.get("client")
     return "-" if client is None else f"{client[0]}:{client[1]}"
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: uvicorn's, with limits to what a client may send, and how slowly, and how it may read."""
+"""HTTP/1.1 on one connection: uvicorn's protocol, with limits on header size and on slow sending and reading."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from uvicorn.server import ServerState
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.transport.ids import REQUEST_ID, request_id_of
 from quire.frontend.http.transport.logs import access_log
+from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
 
-MAX_HEADER_BYTES = 64 << 10  # of the request line and all headers; as much again of what frames a body
-_TURN_AWAY_SECONDS = 1.0  # for the request of a connection too many, so that it can be answered
-_LINGER_SECONDS = 5.0  # for the rest of a body that was answered before its end
+MAX_HEADER_BYTES = 64 << 10  # request line and all headers; the same again for a body's framing
+_TURN_AWAY_SECONDS = 1.0  # for the request on an excess connection, so that it gets an error
+_LINGER_SECONDS = 5.0  # for the rest of a body after its response
 
 
 def protocol_factory(args: ServerArgs) -> type[asyncio.Protocol]:
-    """What `uvicorn.Config` takes as `http`."""
+    """Return the class for the `http` argument of `uvicorn.Config`."""
     return cast("type[asyncio.Protocol]", functools.partial(HttpProtocol, args))
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. While it owes no answer a timer runs, so that none stays open for nothing.
+    """One connection. A timer runs while it owes no response, so that none stays open unused.
 
-    uvicorn's own takes headers of any size and for any time, answers what it cannot parse in plain text, loses the
-    body of a request that offers an upgrade, and does not see a client go that has sent another request ahead.
+    uvicorn's own protocol accepts headers of any size for any time, answers malformed requests in plain text, loses
+    the body of a request that offers an upgrade, and misses the disconnect of a client that has pipelined a request.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._args = args
-        self._num_framing_bytes = 0  # since the last byte of a body: headers, chunk sizes, trailers
-        self._reads_head = False
-        self._reads_body = False
-        self._is_ending = False  # all is said, and what still comes is not read
+        self._num_framing_bytes = 0  # headers, chunk sizes and trailers since the last byte of a body
+        self._is_reading_head = False
+        self._is_reading_body = False
+        self._is_ending = False  # the response is written, and further input is ignored
         self._running: RequestResponseCycle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request."""
+        """Wait for the first request."""
         super().connection_made(transport)
         if len(self.connections) > self._args.max_connections:
             self.app = _too_many_connections
@@ -65,7 +65,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._limit_reading(self._args.header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the answers under way."""
+        """Notify the open response that the client is gone."""
         self._stop_read_timer()
         self._stop_write_timer()
         if self._running is not None:
@@ -73,7 +73,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on. What cannot be a request is answered, and ends the connection."""
+        """Parse input. A malformed request gets an error, and ends the connection."""
         if self._is_ending:
             return
         self._unset_keepalive_if_required()
@@ -81,12 +81,12 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            cause = error.__context__ or error  # what one of the methods below has raised
+            cause = error.__context__ or error  # raised by one of the parser's callbacks below
             self._refuse(cause if isinstance(cause, ApiError) else _not_http(cause))
             return
         if self._num_framing_bytes > MAX_HEADER_BYTES:
             self._refuse(_headers_too_large())
-        elif not self._owes_answer:
+        elif not self._owes_response:
             self._limit_reading(self._args.header_timeout)
 
     def _feed(self, data: bytes) -> None:
@@ -96,50 +96,50 @@ class HttpProtocol(HttpToolsProtocol):
             rest = data[upgrade.args[0] :]
         else:
             return
-        # The offer is declined, and with it the parser's belief that what follows is another protocol's.
+        # Decline the upgrade by replaying the head without it: this parser treats what follows as another protocol.
         kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1"
         self.parser = httptools.HttpRequestParser(self)
         self.parser.feed_data(b"\r\n".join([line, *kept, b"", b""]) + rest)
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        """A request begins."""
-        self._reads_head = True
+        """Begin a request."""
+        self._is_reading_head = True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header. Those that follow a body come too late to have a meaning."""
-        if self._reads_head:
+        """Take one header; trailers, which follow a body, are ignored."""
+        if self._is_reading_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start to answer, if the headers are of a size that can be served."""
+        """Start the response, if the headers are not too large."""
         self._num_framing_bytes = 0
-        if self._is_ending or self.transport.is_closing():  # this came in one piece with the request before
+        if self._is_ending or self.transport.is_closing():  # this request arrived together with the one before
             return
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
             raise _headers_too_large()
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise bad_request("CONNECT asks for a proxy, and this is none")
+                raise bad_request("CONNECT asks for a proxy, and this server is none; send requests to it directly")
             return
-        self._reads_head, self._reads_body = False, True
+        self._is_reading_head, self._is_reading_body = False, True
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self.transport, self._end))
+        self.cycle.transport = cast("asyncio.Transport", _ResponseTransport(self.transport, self._end))
         self._stop_read_timer()
 
     def on_body(self, body: bytes) -> None:
-        """Hand on a part of the body."""
+        """Pass on a part of the body."""
         self._num_framing_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
-        if self._reads_head:  # it is yet to be read again without its offer of an upgrade, or not to be read at all
+        """End the request."""
+        if self._is_reading_head:  # it will be replayed without its upgrade, or is ignored
             return
-        self._reads_body = False
+        self._is_reading_body = False
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -147,8 +147,8 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _end(self) -> None:
-        """Close, but let a client that still sends get to its answer, which a reset would take from it."""
-        if self.transport.is_closing() or not (self._reads_head or self._reads_body):
+        """Close, but first let a client that is still sending read its response, which a reset would discard."""
+        if self.transport.is_closing() or not (self._is_reading_head or self._is_reading_body):
             self.transport.close()
             return
         self._is_ending = True
@@ -161,12 +161,12 @@ class HttpProtocol(HttpToolsProtocol):
     # Limits.
 
     @property
-    def _owes_answer(self) -> bool:
-        newest = cast("RequestResponseCycle | None", self.cycle)  # uvicorn begins with None, and declares otherwise
+    def _owes_response(self) -> bool:
+        newest = cast("RequestResponseCycle | None", self.cycle)  # None at first, whatever uvicorn declares
         return newest is not None and not newest.response_complete
 
     def _limit_reading(self, seconds: float) -> None:
-        """Let the connection end unless a request has begun within `seconds` of the first call."""
+        """End the connection unless a request has begun within `seconds` of the first call."""
         if self._read_timer is None:
             self._read_timer = self.loop.call_later(seconds, self._read_too_long, seconds)
 
@@ -176,25 +176,25 @@ class HttpProtocol(HttpToolsProtocol):
             self._read_timer = None
 
     def _read_too_long(self, seconds: float) -> None:
-        if not self._reads_head:
+        if not self._is_reading_head:
             self.transport.close()
             return
         message = f"the headers did not arrive within {seconds:g} s; send them faster"
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, but no longer for the rest of a body that was not wanted."""
+        """Wait for the next request, but not long for the rest of a body that was not read."""
         super().on_response_complete()
-        if self._reads_body and not self._owes_answer and not self._is_ending:
+        if self._is_reading_body and not self._owes_response and not self._is_ending:
             self._limit_reading(_LINGER_SECONDS)
 
     def pause_writing(self) -> None:
-        """The client does not keep up: it has some time to read on."""
+        """Start the timer of a client that does not keep up with reading."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._args.send_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read on."""
+        """Stop the timer: the client has read on."""
         super().resume_writing()
         self._stop_write_timer()
 
@@ -204,37 +204,37 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """As uvicorn calls it."""
+        """Reject a request, as uvicorn asks."""
         self._refuse(bad_request(msg))
 
     def _refuse(self, error: ApiError) -> None:
-        """End the connection, with `error` as the answer to what was read last."""
+        """End the connection, with `error` as the response to the last input."""
         if self.transport.is_closing():
             return
-        if self._owes_answer and not self._reads_body:  # what can't be read follows requests that are answered first
+        if self._owes_response and not self._is_reading_body:  # earlier requests get their responses first
             self.cycle.keep_alive = False
             self._is_ending = True
             return
         running = self._running
-        if not self._owes_answer or (running is not None and not running.response_started and not self.pipeline):
-            scope = self._unread if running is None or not self._owes_answer else cast("Scope", running.scope)
-            self.transport.write(self._written(error, scope))
+        if not self._owes_response or (running is not None and not running.response_started and not self.pipeline):
+            scope = self._unparsed_scope if running is None or not self._owes_response else cast("Scope", running.scope)
+            self.transport.write(self._serialized(error, scope))
         if running is not None:
             self._drop(running)
         self._end()
 
     @property
-    def _unread(self) -> dict[str, Any]:
-        """What is known of a request whose headers can't be read."""
+    def _unparsed_scope(self) -> dict[str, Any]:
+        """The scope of a request whose headers can't be parsed."""
         return {
             "method": "-",
             "path": "-",
-            "headers": self.headers if self._reads_head else [],
+            "headers": self.headers if self._is_reading_head else [],
             "client": self.client,
         }
 
-    def _written(self, error: ApiError, scope: Scope) -> bytes:
-        response = _told(error, scope)
+    def _serialized(self, error: ApiError, scope: Scope) -> bytes:
+        response = _logged_response(error, scope)
         headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
         lines = [name + b": " + value + b"\r\n" for name, value in headers]
         return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])
@@ -246,8 +246,8 @@ class HttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
 
-class _AnswerTransport:
-    """The transport as one answer sees it, which must not close it under the rest of its request."""
+class _ResponseTransport:
+    """The transport as one response sees it: closing it waits for the rest of the request."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -258,15 +258,15 @@ class _AnswerTransport:
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
     error = ApiError(
         503,
-        "the server has as many connections as it may; try again, or raise --max-connections",
+        "the server has reached its limit of connections; try again, or raise --max-connections",
         code="too_many_connections",
         headers={"Retry-After": "1", "Connection": "close"},
     )
-    await _told(error, scope)(scope, receive, send)
+    await _logged_response(error, scope)(scope, receive, send)
 
 
-def _told(error: ApiError, scope: Scope) -> Response:
-    """A refusal with the id under which the access log has it."""
+def _logged_response(error: ApiError, scope: Scope) -> Response:
+    """Log an error and return its response, which carries the request id of the log."""
     response = error.response()
     request_id = response.headers[REQUEST_ID] = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
     access_log(scope, error.status, 0.0, len(response.body), request_id)
@@ -276,10 +276,10 @@ def _told(error: ApiError, scope: Scope) -> Response:
 def _headers_too_large() -> ApiError:
     return ApiError(
         431,
-        f"the headers have more than {MAX_HEADER_BYTES} bytes; send fewer, or shorter ones",
+        f"the headers exceed {MAX_HEADER_BYTES} bytes; send fewer or shorter ones",
         code="headers_too_large",
     )
 
 
 def _not_http(error: BaseException) -> ApiError:
-    return bad_request(f"this is not HTTP/1.1 as the server understands it: {error}", code="invalid_http")
+    return bad_request(f"this is not valid HTTP/1.1: {error}", code="invalid_http")

@@ -1,4 +1,4 @@
-"""Server-sent events, and requests that end with their client's connection."""
+"""Server-sent events, and the cancelling of requests whose clients disconnect."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from starlette.types import Receive, Scope, Send
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-FAREWELL_SECONDS = 1.0  # for the client to take what it is told when the server ends
-KEEP_ALIVE_SECONDS = 15.0  # between comments while there is nothing to say, so that no proxy gives up
+FAREWELL_SECONDS = 1.0  # for the client to read the last event when the server ends
+KEEP_ALIVE_SECONDS = 15.0  # between comments before the first event, so that no proxy times out
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
-    """One event; `data` is JSON, which has no line break."""
+    """Return one encoded event; `data` is JSON without line breaks."""
     return b"data: " + data + b"\n\n" if name is None else b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 @asynccontextmanager
 async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel what the `with` holds when the client goes away. Raises `ApiError` 499 then."""
+    """Cancel the body of the `with` when the client disconnects, and raise `ApiError` 499."""
     task = asyncio.current_task()
     assert task is not None
     gone = False
@@ -43,18 +43,18 @@ async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
         yield
     except asyncio.CancelledError:
         if not gone or task.uncancel():
-            raise  # the server ends, and not the client
+            raise  # the server is ending; the client is still there
         raise ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection") from None
     finally:
         watcher.cancel()
 
 
 class EventStream(Response):
-    """Sends events as they come; when the client leaves, the generator is closed and so its requests are aborted.
+    """Sends events as they arrive; when the client disconnects, the generator is closed, which aborts its requests.
 
-    `events` yields whole events, each of which is sent at once; while the client reads nothing, nothing is taken from
-    it. What it raises before its first event is raised here, and can still be answered with a status; what comes later
-    is made an event by `explain`. `counted` is entered while it lasts.
+    `events` yields whole events, each of which is sent at once; it pauses while the client does not read. An exception
+    before its first event is raised here, so that the response can still have another status; `explain` makes an
+    event of a later one. `counted` is entered for the duration of the stream.
     """
 
     media_type = "text/event-stream"
@@ -74,14 +74,14 @@ class EventStream(Response):
         self.init_headers(HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Send the response, as ASGI defines it."""
         del scope
         try:
             async with cancelled_on_disconnect(receive), aclosing(self._events):
                 with self._counted():
                     await self._stream(send)
         except asyncio.CancelledError:
-            await self._say_farewell(send)
+            await self._end_cut_off(send)
             raise
 
     async def _stream(self, send: Send) -> None:
@@ -89,12 +89,12 @@ class EventStream(Response):
         try:
             async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets to know
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             await send({"type": "http.response.body", "body": self._explain(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _say_farewell(self, send: Send) -> None:
-        """The server ends, and a stream that has begun must not look as if it were whole."""
+    async def _end_cut_off(self, send: Send) -> None:
+        """End a stream that the server cuts off with an error event, so that it does not look complete."""
         if not self._has_begun:
             return
         with suppress(TimeoutError):
@@ -104,14 +104,14 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_first(self, send: Send) -> None:
-        """The headers with the first event; or before it, when that takes long, and comments meanwhile."""
+        """Send the headers with the first event; if that takes long, send them earlier and comments in between."""
         first = asyncio.ensure_future(anext(self._events, b""))
         try:
             if not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
                 await self._begin(send)
                 while not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
                     await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-                data = self._explained(first)
+                data = self._result_or_error(first)
             else:
                 data = first.result()
                 await self._begin(send)
@@ -125,6 +125,6 @@ class EventStream(Response):
         self._has_begun = True
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
-    def _explained(self, first: asyncio.Future[bytes]) -> bytes:
+    def _result_or_error(self, first: asyncio.Future[bytes]) -> bytes:
         error = first.exception()
         return self._explain(error) if isinstance(error, Exception) else first.result()

@@ -1,4 +1,4 @@
-"""One server for all tests of a file that need no other."""
+"""A server for each test file that needs no special one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from openai import OpenAI
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """The demo model, served."""
+    """Serve the demo model."""
     with Server.start() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def openai(server: Server) -> Iterator[OpenAI]:
-    """OpenAI's own client of it."""
+    """Connect OpenAI's client to the server."""
     with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client

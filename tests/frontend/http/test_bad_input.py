@@ -1,4 +1,4 @@
-"""Bad requests: each gets the right refusal in OpenAI's shape, and the server serves on."""
+"""Bad requests: each gets the right error in OpenAI's shape, and the server keeps serving."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
-# What the body is, the status, the field that is named (None: the body as a whole), and a part of the message.
+# The body, the status, the field that is named (None: the body as a whole), and a part of the message.
 BODIES: dict[str, tuple[bytes, int, str | None, str]] = {
     "nothing": (b"", 400, None, "empty"),
     "null": (b"null", 400, None, "object"),
@@ -31,7 +31,7 @@ BODIES: dict[str, tuple[bytes, int, str | None, str]] = {
     "a byte order mark": (b'\xef\xbb\xbf{"prompt":"x"}', 400, None, "JSON"),
     "UTF-16": ('{"prompt":"x"}'.encode("utf-16"), 400, None, "JSON"),
     "bad UTF-8": (b'{"prompt":"\xff"}', 400, None, "utf-8"),
-    "bad UTF-8 after a refused field": (b'{"store":false,"prompt":"\xff"}', 400, None, "utf-8"),
+    "bad UTF-8 after an unsupported field": (b'{"store":false,"prompt":"\xff"}', 400, None, "utf-8"),
     "a lone surrogate": (b'{"prompt":"\\ud800"}', 400, None, "JSON"),
     "a bare NUL": (b'{"prompt":"\x00"}', 400, None, "JSON"),
     "NaN": (b'{"prompt":"x","temperature":NaN}', 400, None, "byte"),
@@ -40,11 +40,16 @@ BODIES: dict[str, tuple[bytes, int, str | None, str]] = {
     "a number of 5,000 digits": (b'{"prompt":"x","max_tokens":' + b"9" * 5000 + b"}", 400, "max_tokens", "range"),
     "a deep prompt": (b'{"prompt":' + DEEP + b"}", 400, "prompt[0][0]", "int"),
     "deep metadata": (b'{"prompt":"x","metadata":{"a":' + DEEP + b"}}", 400, None, "nested too deeply"),
-    "deep and refused": (b'{"store":false,"prompt":"x","metadata":{"a":' + DEEP + b"}}", 400, None, "nested"),
-    "broken and refused": (b'{"store":false,"prompt":"x", bad}', 400, None, "JSON"),
+    "deep after an unsupported field": (
+        b'{"store":false,"prompt":"x","metadata":{"a":' + DEEP + b"}}",
+        400,
+        None,
+        "nested",
+    ),
+    "malformed after an unsupported field": (b'{"store":false,"prompt":"x", bad}', 400, None, "JSON"),
 }
 
-# Fields besides a good prompt, and the field that is named.
+# Fields added to a good prompt, and the field that the error names.
 COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": 5}, "prompt"),
@@ -173,11 +178,11 @@ OTHERS: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
 ]
 
-HUGE = 10**400  # no float holds it
-WIDE = 2**63  # no signed number of 64 bits is as large
+HUGE = 10**400  # beyond the range of floats
+WIDE = 2**63  # beyond the range of signed 64-bit integers
 
-# What makes a good request, and its whole numbers; a name that begins with "-" stands for a negative one.
-WHOLE_NUMBERS: list[tuple[str, dict[str, Any], list[str]]] = [
+# A good request, and its integer fields; a name that begins with "-" is tested with a negative number.
+INTEGERS: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         COMPLETIONS,
         {"prompt": "x"},
@@ -206,13 +211,13 @@ HEADERS: list[tuple[dict[str, str], int, str | None]] = [
 
 
 def short(value: Any) -> str:
-    """The name of a case."""
+    """Return the name of a case."""
     return str(value)[:40]
 
 
 @pytest.fixture(autouse=True)
-def serves_on(server: Server) -> Any:
-    """A good request right after each bad one."""
+def keeps_serving(server: Server) -> Any:
+    """Send a good request after each bad one."""
     yield
     assert server.request(COMPLETIONS, GOOD).status == 200
 
@@ -228,13 +233,13 @@ def check(reply: Reply, status: int, param: str | None, part: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_what_is_no_object_in_json_is_refused(server: Server, name: str) -> None:
+def test_a_body_that_is_not_a_json_object_is_rejected(server: Server, name: str) -> None:
     body, status, param, part = BODIES[name]
     check(server.request(COMPLETIONS, body), status, param, part)
 
 
 @pytest.mark.parametrize(("fields", "param"), COMPLETION_FIELDS, ids=short)
-def test_a_completion_with_a_bad_field_is_refused(server: Server, fields: dict[str, Any], param: str) -> None:
+def test_a_completion_with_a_bad_field_is_rejected(server: Server, fields: dict[str, Any], param: str) -> None:
     check(server.request(COMPLETIONS, {**GOOD, **fields}), 400, param)
 
 
@@ -249,22 +254,24 @@ def test_a_completion_with_a_bad_field_is_refused(server: Server, fields: dict[s
     ],
     ids=short,
 )
-def test_a_prompt_that_cant_be_served_is_refused(server: Server, prompt: Any, part: str) -> None:
+def test_a_prompt_that_cant_be_served_is_rejected(server: Server, prompt: Any, part: str) -> None:
     check(server.request(COMPLETIONS, {**GOOD, "prompt": prompt}), 400, None, part)
 
 
 @pytest.mark.parametrize(("fields", "param"), CHAT_FIELDS, ids=short)
-def test_a_chat_with_a_bad_field_is_refused(server: Server, fields: dict[str, Any], param: str | None) -> None:
+def test_a_chat_with_a_bad_field_is_rejected(server: Server, fields: dict[str, Any], param: str | None) -> None:
     check(server.request(CHAT, {"messages": [USER], "max_tokens": 1, **fields}), 400, param)
 
 
 @pytest.mark.parametrize(("path", "body", "param"), OTHERS, ids=short)
-def test_the_other_endpoints_refuse_as_well(server: Server, path: str, body: dict[str, Any], param: str | None) -> None:
+def test_the_other_endpoints_reject_bad_fields_as_well(
+    server: Server, path: str, body: dict[str, Any], param: str | None
+) -> None:
     check(server.request(path, body), 400, param)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/v1/embeddings"])
-def test_every_endpoint_refuses_what_it_cant_read(server: Server, path: str) -> None:
+def test_every_endpoint_rejects_malformed_bodies(server: Server, path: str) -> None:
     check(server.request(path, b'{"'), 400, None, "JSON")
     check(server.request(path, {"mystery": 1}), 400, "mystery", "not a known field")
     check(server.request(path, b"[" * 100_000), 400, None)
@@ -286,8 +293,8 @@ def test_an_unknown_model_is_not_found(server: Server, path: str, body: dict[str
 
 
 @pytest.mark.parametrize("number", [HUGE, WIDE], ids=["huge", "wide"])
-@pytest.mark.parametrize(("path", "good", "names"), WHOLE_NUMBERS, ids=short)
-def test_a_whole_number_that_is_too_large_is_refused(
+@pytest.mark.parametrize(("path", "good", "names"), INTEGERS, ids=short)
+def test_an_integer_that_is_too_large_is_rejected(
     server: Server, path: str, good: dict[str, Any], names: list[str], number: int
 ) -> None:
     for name in names:
@@ -297,8 +304,8 @@ def test_a_whole_number_that_is_too_large_is_refused(
 
 
 @pytest.mark.parametrize("number", [HUGE, WIDE, 2**31, 2**32, 2**62], ids=short)
-def test_large_numbers_are_taken_or_refused(server: Server, number: int) -> None:
-    """Lists of tokens name themselves; what can only mean "all there is" may be that."""
+def test_large_numbers_are_accepted_or_rejected(server: Server, number: int) -> None:
+    """No number causes a server error; one that can only mean "no limit" may be accepted."""
     for fields in (
         {"stop_token_ids": [number]},
         {"allowed_token_ids": [-number]},
@@ -320,7 +327,7 @@ def test_large_numbers_are_taken_or_refused(server: Server, number: int) -> None
 
 
 @pytest.mark.parametrize("key", ["messages", "tools", "add_generation_prompt", "continue_final_message", "self"])
-def test_a_variable_of_the_template_that_is_none_is_refused(server: Server, key: str) -> None:
+def test_a_reserved_variable_of_the_template_is_rejected(server: Server, key: str) -> None:
     for path, body in (
         (CHAT, {"messages": [USER]}),
         ("/tokenize", {"messages": [USER]}),
@@ -347,7 +354,7 @@ LONG = "x" * 100_000
     ],
     ids=short,
 )
-def test_what_exceeds_the_context_is_told_in_openais_words(
+def test_exceeding_the_context_has_openais_code_and_message(
     server: Server, path: str, body: dict[str, Any], param: str
 ) -> None:
     reply = server.request(path, body)
@@ -355,13 +362,13 @@ def test_what_exceeds_the_context_is_told_in_openais_words(
     assert re.search(r"this model's maximum context length is \d+ tokens", reply.error["message"])
 
 
-def test_null_is_as_good_as_left_out(server: Server) -> None:
+def test_null_is_the_same_as_leaving_a_field_out(server: Server) -> None:
     nothing = {"mystery": None, "detokenize": None, "request_id": None, "logit_bias": {"1": -100}}
     assert server.request(COMPLETIONS, {**GOOD, **nothing}).status == 200
     options = dict.fromkeys(["add_special_tokens", "add_generation_prompt", "continue_final_message", "mystery"])
     for given in ({"prompt": "x"}, {"messages": [USER]}):
-        told = server.request("/tokenize", {**given, **options}).json()
-        assert told["tokens"] == server.request("/tokenize", given).json()["tokens"]
+        answer = server.request("/tokenize", {**given, **options}).json()
+        assert answer["tokens"] == server.request("/tokenize", given).json()["tokens"]
     reply = server.request("/v1/messages", {"messages": [USER], "max_tokens": 1, "mystery": None})
     assert reply.status == 200, reply.body
 
@@ -391,15 +398,13 @@ NONE = {"tool_choice": {"type": "none"}}  # the demo model calls no tools by its
     ],
     ids=short,
 )
-def test_what_asks_for_nothing_is_as_good_as_left_out_of_a_field(
-    server: Server, path: str, body: dict[str, Any]
-) -> None:
+def test_neutral_values_are_accepted_within_fields(server: Server, path: str, body: dict[str, Any]) -> None:
     own: dict[str, Any] = {"/v1/messages": {"messages": [USER], "max_tokens": 1}, "/v1/responses": {"input": "x"}}
     reply = server.request(path, {**own.get(path, {}), **body})
     assert reply.status == 200, reply.body
 
 
-def test_the_nulls_of_a_schema_stay(server: Server) -> None:
+def test_nulls_within_a_schema_are_kept(server: Server) -> None:
     for schema in ({"const": None}, {"enum": [None]}, {"anyOf": [{"const": None, "default": None}]}):
         asked = {"json": schema, "regex": None, "mystery": None}
         body = {"prompt": "x", "max_tokens": 20, "structured_outputs": asked}
@@ -429,7 +434,7 @@ def test_the_nulls_of_a_schema_stay(server: Server) -> None:
     ],
     ids=short,
 )
-def test_what_asks_for_something_is_not(server: Server, path: str, body: dict[str, Any], param: str) -> None:
+def test_other_values_within_fields_are_rejected(server: Server, path: str, body: dict[str, Any], param: str) -> None:
     own: dict[str, Any] = {COMPLETIONS: GOOD, CHAT: {"messages": [USER]}, "/v1/responses": {"input": "x"}}
     check(server.request(path, {**own[path], **body}), 400, param)
 
@@ -440,12 +445,12 @@ def test_many_nulls_are_dropped_at_once(server: Server) -> None:
     assert server.request(COMPLETIONS, {**GOOD, **nothing, "structured_outputs": asked}).status == 200
 
 
-def test_what_is_not_supported_may_be_given_where_it_asks_for_nothing(server: Server) -> None:
+def test_unsupported_fields_may_have_neutral_values(server: Server) -> None:
     nothing = {"echo": False, "media_io_kwargs": {}, "prompt_cache_options": {}, "truncation_side": "left"}
     assert server.request(CHAT, {"messages": [USER], "max_tokens": 1, **nothing}).status == 200
 
 
-def test_the_answer_has_the_id_of_the_clients_choice(server: Server) -> None:
+def test_a_client_may_choose_the_id_of_the_answer(server: Server) -> None:
     for path, body, answer_id in (
         (COMPLETIONS, GOOD, "cmpl-mine"),
         (CHAT, {"messages": [USER], "max_tokens": 1}, "chatcmpl-mine"),
@@ -455,7 +460,7 @@ def test_the_answer_has_the_id_of_the_clients_choice(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("headers", "status", "param"), HEADERS, ids=str)
-def test_bad_headers_are_refused(server: Server, headers: dict[str, str], status: int, param: str | None) -> None:
+def test_bad_headers_are_rejected(server: Server, headers: dict[str, str], status: int, param: str | None) -> None:
     check(server.request(COMPLETIONS, GOOD, headers=headers), status, param)
 
 
@@ -468,7 +473,7 @@ def test_unusual_input_is_served(server: Server) -> None:
     ):
         assert server.request(COMPLETIONS, body).status == 200
     twice = server.request(COMPLETIONS, b'{"prompt":"x","max_tokens":5,"max_tokens":1}')
-    assert twice.json()["usage"]["completion_tokens"] == 1  # the last one counts, as JSON parsers have it
+    assert twice.json()["usage"]["completion_tokens"] == 1  # the last one counts, as in JSON parsers
     assert server.request(COMPLETIONS, GOOD, headers={"traceparent": "00-zz", "tracestate": "=,="}).status == 200
 
 
@@ -485,7 +490,7 @@ def test_a_request_id_that_could_forge_a_log_line_is_replaced(server: Server) ->
         assert "x-other" not in reply.headers
 
 
-def test_a_stream_that_cant_begin_is_refused_with_a_status(server: Server) -> None:
+def test_a_stream_that_cant_begin_gets_an_error_status(server: Server) -> None:
     reply = server.request(COMPLETIONS, {**GOOD, "stream": True, "max_tokens": 99_999})
     assert reply.headers["content-type"] == "application/json"
     assert json.loads(reply.body)["error"]["param"] == "max_tokens"

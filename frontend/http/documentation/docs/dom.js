@@ -1,4 +1,4 @@
-// Small helpers to build the page. Texts are set as text, never as markup.
+// Helpers to build the page. Texts are set as text, never as markup.
 
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -10,7 +10,7 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// A text in which `names` stand between backticks.
+// Return the nodes of a text that has `code` between backticks.
 export function words(text) {
   return (text ?? "").split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 }

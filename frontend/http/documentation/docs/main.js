@@ -4,23 +4,23 @@ import { details, element, words } from "./dom.js";
 import { Schemas } from "./schema.js";
 import { tryForm } from "./try.js";
 
-const BASE = new URL(".", location.href); // where a proxy shows the server, whatever the server knows of it
+const BASE = new URL(".", location.href); // also correct behind a proxy that the server does not know
 const JSON_TYPE = "application/json";
 
 class Operation {
-  constructor(path, method, told, api) {
+  constructor(path, method, entry, api) {
     this.path = path;
     this.method = method.toUpperCase();
-    this.told = told;
-    this.id = told.operationId;
-    this.guarded = (told.security ?? api.security ?? []).length > 0;
-    this.body = told.requestBody?.content[JSON_TYPE];
+    this.entry = entry;
+    this.id = entry.operationId;
+    this.guarded = (entry.security ?? api.security ?? []).length > 0;
+    this.body = entry.requestBody?.content[JSON_TYPE];
     this.hasBody = this.body !== undefined;
     this.example = this.body?.example ? JSON.stringify(this.body.example, null, 2) : this.hasBody ? "{}" : "";
-    this.pathParameters = (told.parameters ?? []).filter((parameter) => parameter.in === "path");
+    this.pathParameters = (entry.parameters ?? []).filter((parameter) => parameter.in === "path");
   }
 
-  // Where it is, with these values in its path.
+  // Return its URL with these values in the path.
   url(values) {
     const path = this.path.replace(/{(\w+)}/g, (_, name) => encodeURIComponent(values[name] ?? ""));
     return new URL(path.slice(1), BASE).href;
@@ -44,7 +44,7 @@ function command(operation) {
       await navigator.clipboard.writeText(operation.curl);
       copy.textContent = "Copied";
     } catch {
-      getSelection().selectAllChildren(text); // no clipboard without TLS, except on this machine
+      getSelection().selectAllChildren(text); // without TLS, browsers allow the clipboard on localhost only
     }
   });
   return element("div", { className: "curl" }, text, copy);
@@ -52,7 +52,7 @@ function command(operation) {
 
 function requestFields(operation, schemas) {
   const made = [];
-  const headers = (operation.told.parameters ?? []).map((each) => schemas.resolve(each)).filter((each) => each.in === "header");
+  const headers = (operation.entry.parameters ?? []).map((each) => schemas.resolve(each)).filter((each) => each.in === "header");
   if (operation.hasBody) made.push(details("fields", ["Fields"], schemas.fields(schemas.resolve(operation.body.schema))));
   if (headers.length) {
     const list = headers.map((each) => schemas.field(each.name, { description: each.description, ...each.schema }, each.required));
@@ -62,10 +62,10 @@ function requestFields(operation, schemas) {
 }
 
 function answerFields(operation, schemas) {
-  const made = Object.entries(operation.told.responses["200"].content).flatMap(([kind, content]) => {
+  const made = Object.entries(operation.entry.responses["200"].content).flatMap(([kind, content]) => {
     const data = content.schema.properties?.data;
-    const told = data ? (data.anyOf?.find((each) => each.contentSchema) ?? data).contentSchema : content.schema;
-    return schemas.objects(told).map((each) => {
+    const answer = data ? (data.anyOf?.find((each) => each.contentSchema) ?? data).contentSchema : content.schema;
+    return schemas.objects(answer).map((each) => {
       const title = [each.title ?? "object", " ", element("span", { className: "muted" }, kind)];
       return details("", title, ...words(each.description), schemas.fields(each));
     });
@@ -74,22 +74,22 @@ function answerFields(operation, schemas) {
 }
 
 function statuses(operation, schemas) {
-  const rows = Object.entries(operation.told.responses).flatMap(([status, told]) => [
+  const rows = Object.entries(operation.entry.responses)[ => .flatMap(([status, response]) => [ => [
     element("dt", {}, element("code", {}, status)),
-    element("dd", {}, ...words(schemas.resolve(told).description)),
+    element("dd", {}, ...words(schemas.resolve(response).description)),
   ]);
   return details("fields", ["Status codes"], element("dl", { className: "statuses" }, ...rows));
 }
 
 function section(operation, schemas) {
-  const { told, id, method, path } = operation;
+  const { entry, id, method, path } = operation;
   const badge = element("span", { className: `method ${method.toLowerCase()}` }, method);
   return element(
     "section",
     { id, className: "operation" },
     element("h2", {}, badge, element("span", { className: "path" }, path)),
-    element("p", {}, ...words(told.summary), "."),
-    ...(told.description ? [element("p", { className: "muted" }, ...words(told.description))] : []),
+    element("p", {}, ...words(entry.summary), "."),
+    ...(entry.description ? [element("p", { className: "muted" }, ...words(entry.description))] : []),
     element("h3", {}, "Example"),
     command(operation),
     ...requestFields(operation, schemas),
@@ -99,22 +99,22 @@ function section(operation, schemas) {
   );
 }
 
-function entry({ id, method, path }) {
+function indexItem({ id, method, path }) {
   const badge = element("span", { className: `method ${method.toLowerCase()}` }, method);
   return element("li", {}, element("a", { href: `#${id}` }, badge, element("span", { className: "path" }, path)));
 }
 
 async function main() {
   const reply = await fetch(new URL("openapi.json", BASE));
-  if (!reply.ok) throw new Error(`openapi.json was answered with status ${reply.status}`);
+  if (!reply.ok) throw new Error(`the server answered openapi.json with status ${reply.status}`);
   const api = await reply.json();
   const schemas = new Schemas(api);
   document.getElementById("version").textContent = api.info.version;
   document.getElementById("about").append(...words(api.info.description));
   for (const [path, methods] of Object.entries(api.paths)) {
-    for (const [method, told] of Object.entries(methods)) {
-      const operation = new Operation(path, method, told, api);
-      document.getElementById("index").append(entry(operation));
+    for (const [method, entry] of Object.entries(methods)) {
+      const operation = new Operation(path, method, entry, api);
+      document.getElementById("index").append(indexItem(operation));
       document.getElementById("operations").append(section(operation, schemas));
     }
   }
@@ -124,5 +124,5 @@ async function main() {
 main().catch((error) => {
   const problem = document.getElementById("problem");
   problem.hidden = false;
-  problem.textContent = `The document can't be shown: ${error.message}`;
+  problem.textContent = `The document is not available: ${error.message}`;
 });

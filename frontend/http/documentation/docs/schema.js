@@ -1,4 +1,4 @@
-// Shows JSON schemas: a field a line, and what it refers to when it is asked for.
+// Views of JSON schemas: one line per field, with inner objects on demand.
 
 import { details, element, words } from "./dom.js";
 
@@ -13,7 +13,7 @@ export class Schemas {
     return this.components[kind][name];
   }
 
-  // What a schema is, in a few words: "integer or null", "list of ChatChoice".
+  // Return a short description of a schema: "integer or null", "list of ChatChoice".
   type(schema) {
     if (schema.$ref) return schema.$ref.split("/").pop();
     if (schema.enum) return schema.enum.map((each) => JSON.stringify(each)).join(" or ");
@@ -29,7 +29,7 @@ export class Schemas {
     return schema.type ?? "anything";
   }
 
-  // The values that a number may have.
+  // Return the range of a number.
   range(schema) {
     const numbers = [schema, ...(schema.anyOf ?? [])];
     const limit = (key) => numbers.map((each) => each[key]).find((value) => value !== undefined);
@@ -41,7 +41,7 @@ export class Schemas {
     return parts.join(", ");
   }
 
-  // The objects with fields of their own that a schema is made of.
+  // Return the objects with fields of their own within a schema.
   objects(schema) {
     const whole = this.resolve(schema);
     const parts = [...(whole.anyOf ?? []), ...(whole.items ? [whole.items] : [])];
@@ -51,18 +51,18 @@ export class Schemas {
   fields(schema) {
     const required = new Set(schema.required ?? []);
     const known = Object.entries(schema.properties).filter(([, field]) => !field["x-refused"]);
-    known.sort(([one], [other]) => required.has(other) - required.has(one)); // and otherwise as they come
+    known.sort(([one], [other]) => required.has(other) - required.has(one)); // otherwise in their order
     const refused = Object.entries(schema.properties).filter(([, field]) => field["x-refused"]);
     const list = element("dl", {}, ...known.map(([name, field]) => this.field(name, field, required.has(name))));
     if (!refused.length) return list;
-    const told = refused.map(([name, field]) => this.field(name, field, false));
-    return element("div", {}, list, details("", [`${refused.length} fields that are not supported`], element("dl", {}, ...told)));
+this.field(name, field, false)); =>     const unsupported = refused.map(([name, field]) => this.field(name, field, false)); => this.field(name, field, false));
+    return element("div", {}, list, details("", [`${refused.length} fields that are not supported`], element("dl", {}, ...unsupported)));
   }
 
   field(name, schema, required) {
     const range = this.range(schema);
     const kind = this.type(schema);
-    const type = required ? kind : kind.replace(/ or null$/, ""); // null is as good as left out
+    const type = required ? kind : kind.replace(/ or null$/, ""); // null is the same as leaving the field out
     const line = element("dt", {}, element("code", {}, name), " ");
     line.append(element("span", { className: "type" }, type + (range ? `, ${range}` : "")));
     if (required) line.append(" ", element("span", { className: "required" }, "required"));
@@ -72,7 +72,7 @@ export class Schemas {
     return made;
   }
 
-  // An inner object, shown when it is opened, for schemas may hold themselves.
+  // Return an inner object that is filled when it is opened, since schemas can be recursive.
   later(schema) {
     const made = details("", [schema.title ?? "fields"]);
     made.addEventListener("toggle", () => made.append(this.fields(schema)), { once: true });

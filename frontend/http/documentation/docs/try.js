@@ -1,4 +1,4 @@
-// Sends a request from the page and shows what comes back while it comes.
+// A form that sends a request from the page and shows the response as it arrives.
 
 import { details, element } from "./dom.js";
 

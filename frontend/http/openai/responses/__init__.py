@@ -1,1 +1,1 @@
-"""OpenAI's Responses API; nothing is stored."""
+"""OpenAI's Responses API, without storage."""

@@ -1,16 +1,18 @@
-"""The body of `POST /v1/responses`."""
+"""The body of `POST /v1/responses`, and its tools."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quire.frontend.http.effort import EFFORT
-from quire.frontend.http.errors import bad_request
-from quire.frontend.http.openai.fields import NOT_HERE, REFUSED, GenerationFields, check_top_logprobs
-from quire.frontend.http.transport.bodies import Refusals
+from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.openai.fields import REFUSED, GenerationFields, check_top_logprobs
+from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
+from quire.frontend.http.transport.bodies import Refusals, without_refused
+from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
 STORES_NOTHING = "nothing is stored; send the whole conversation as input"
@@ -22,7 +24,7 @@ RESPONSES_REFUSED: Refusals = {
     "background_options": (({},), NOT_HERE),
     "context_management": (([],), NOT_HERE),
     "conversation": ((), STORES_NOTHING),
-    "echo": ((False,), "an answer is only what the assistant says"),
+    "echo": ((False,), "the answer is only the assistant's text"),
     "image": (({},), "only text is supported"),
     "max_tool_calls": ((), "it counts calls of built-in tools, and there are none"),
     "max_tokens": ((), "use max_output_tokens"),
@@ -34,17 +36,17 @@ RESPONSES_REFUSED: Refusals = {
     "truncation": (("disabled",), "send what fits into the context"),
 }
 
-WORDS = {  # what errors name -> what it is called here
+FIELD_NAMES = {  # name in errors -> name in this API
     ".function": "",
     '"function": {"name": ...}': '"name": ...',
     "max_tokens": "max_output_tokens",
 }
 
 LOGPROBS = "message.output_text.logprobs"
-# Thoughts are told in the open, so that they can be sent back without what the latter is for.
+# Thoughts are returned as plain text, so that clients can send them back without encrypted_content.
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 
-# Fields of Chat Completions that have no meaning for one answer in items; the values that ask for nothing.
+# Fields of Chat Completions without a meaning here, and the values of them that change nothing.
 _FOREIGN = {
     "n": (1,),
     "best_of": (1,),
@@ -55,11 +57,11 @@ _FOREIGN = {
 }
 
 
-_INPUT = Meta(description="A text, or items: messages, calls of functions, their outputs, thoughts.")
+_INPUT = Meta(description="A text, or items: messages, function calls, their outputs, thoughts.")
 
 
-class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the text of the answer must be; all but `type` belong to json_schema."""
+class OutputTextFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """The form of the answer's text; all fields but `type` belong to json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -69,7 +71,7 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def structured_outputs(self) -> StructuredOutputs | None:
-        """What the answer must be for it. Raises `ApiError` 400."""
+        """The constraint on the answer, None without one. Raises `ApiError` 400."""
         if self.type == "json_schema" and self.schema is None:
             raise bad_request("text.format.schema is missing; give it with type 'json_schema'", "text.format.schema")
         match self.type:
@@ -82,14 +84,14 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextField(msgspec.Struct, forbid_unknown_fields=True):
-    """About the text of the answer."""
+    """Options of the answer's text."""
 
-    format: TextFormat | None = None
+    format: OutputTextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
-    """`effort` goes to the chat template. Of thoughts there is no summary: they are told whole, whatever it says."""
+    """`effort` goes to the chat template. The summary fields are ignored: thoughts are always returned in full."""
 
     effort: Annotated[str, EFFORT] | None = None
     summary: str | None = None
@@ -97,7 +99,7 @@ class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesBody(GenerationFields, kw_only=True):
-    """OpenAI's fields, and vLLM's."""
+    """The body of a response request, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = RESPONSES_REFUSED
 
@@ -114,7 +116,7 @@ class ResponsesBody(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
-        """Raises `ApiError` 400 for what has no meaning here."""
+        """Raise `ApiError` 400 for values that have no meaning here."""
         for name, harmless in _FOREIGN.items():
             value = getattr(self, name)
             if value is not None and value not in harmless:
@@ -130,23 +132,73 @@ class ResponsesBody(GenerationFields, kw_only=True):
 
     @property
     def format(self) -> StructuredOutputs | None:
-        """What the answer must be, None for any text."""
+        """The constraint on the answer, None without one."""
         form = None if self.text is None or self.text.format is None else self.text.format.structured_outputs
         if form is not None and self.structured_outputs is not None:
-            raise bad_request("text.format and structured_outputs both say what the answer must be; give one", "text")
+            raise bad_request(
+                "text.format and structured_outputs both constrain the answer; give only one of them", "text"
+            )
         return form
 
     @property
-    def words(self) -> dict[str, str]:
-        """What errors name, and what it is called in this body."""
-        return WORDS if self.format is None else {**WORDS, "structured_outputs.json": "text.format.schema"}
+    def field_names(self) -> dict[str, str]:
+        """Names of fields in errors, with their names in this body."""
+        return FIELD_NAMES if self.format is None else {**FIELD_NAMES, "structured_outputs.json": "text.format.schema"}
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many log probabilities a token has besides its own, None for not even that."""
+        """Number of likeliest tokens with log probabilities at each position, None for no log probabilities."""
         check_top_logprobs(self.top_logprobs)
         if LOGPROBS in (self.include or []):
             return self.top_logprobs or 0
         if self.top_logprobs:
-            raise bad_request(f'top_logprobs has a meaning only with include=["{LOGPROBS}"]', "top_logprobs")
+            raise bad_request(
+                f'top_logprobs has an effect only with include=["{LOGPROBS}"]; set it, or leave top_logprobs out',
+                "top_logprobs",
+            )
         return None
+
+
+FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+_REFUSED: Refusals = {
+    **TOOL_REFUSED,
+    "async": ((False,), NOT_HERE),
+    "output_schema": ((), "say it in the description"),
+}
+
+
+def tool_use(
+    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, parallel: bool | None
+) -> ToolUse | None:
+    """Return the tools of a body and the choice among them, None without tools. Raises `ApiError` 400."""
+    nested = [_nested(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    with errors_renamed(FIELD_NAMES):
+        return check_tools(nested, _nested_choice(choice), parallel)
+
+
+def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise bad_request(
+            f"{where} is of type {tool.get('type')!r}; this server has no tools of its own, so give type 'function'",
+            f"{where}.type",
+        )
+    tool = without_refused(tool, FUNCTION_KEYS, _REFUSED, where)
+    if unknown := sorted(set(tool) - {"type", *FUNCTION_KEYS}):
+        raise bad_request(
+            f"{where} has {unknown[0]!r}, which is not supported; known are type, {', '.join(FUNCTION_KEYS)}", where
+        )
+    return {"type": "function", "function": {key: tool[key] for key in FUNCTION_KEYS if key in tool}}
+
+
+def _nested_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if not isinstance(choice, Mapping):
+        return choice
+    match choice.get("type"):
+        case "function":
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        case "allowed_tools":
+            given = choice.get("tools")
+            named = [_nested_choice(tool) for tool in given] if isinstance(given, list) else given
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+        case _:
+            return choice

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: answers, as items, what is given as items."""
+"""`POST /v1/responses`: answer a conversation of items with items."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Turn
-from quire.frontend.http.effort import effort_variables
-from quire.frontend.http.errors import ApiError
+from quire.frontend.http.errors import ApiError, errors_renamed
 from quire.frontend.http.openai.fields import sampling_params
-from quire.frontend.http.openai.responses.body import ResponsesBody
+from quire.frontend.http.openai.responses.body import ResponsesBody, tool_use
 from quire.frontend.http.openai.responses.input_items import messages_of
-from quire.frontend.http.openai.responses.tools import tool_use
 from quire.frontend.http.openai.responses.writer import ResponseWriter
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import effort_kwargs
 from quire.frontend.http.transport.bodies import decode, read_body
-from quire.frontend.http.transport.ids import new_id
-from quire.frontend.http.transport.json_response import json_response
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
-from quire.frontend.http.wording import worded
 
 
-class Responses:
-    """The endpoint."""
+class ResponsesEndpoint:
+    """Handlers of the Responses API."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        """Answer with a `Response`, or with a stream of events."""
+        """Answer a conversation with a `Response`, or with a stream of events."""
         service = self._service
         body = decode(await read_body(request, service.args), ResponsesBody)
         body.check()
         service.check_model(body.model)
         answer_id = new_id("resp", "_", body.request_id)
-        with worded(body.words):
+        with errors_renamed(body.field_names):
             conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ResponseWriter(service, body, conversation, answer_id)
         if body.stream:
@@ -44,18 +41,18 @@ class Responses:
             return json_response(await writer.whole())
 
     async def stored(self, request: Request) -> Response:
-        """What has been stored: nothing. Raises `ApiError` 404."""
+        """Reject a request for a stored response. Raises `ApiError` 404."""
         name = request.path_params["id"].partition("/")[0]
         raise ApiError(
             404,
-            f"there is no response {name!r}: this server stores none; keep what POST /v1/responses answers",
+            f"there is no response {name!r}: this server stores none; keep the answer of POST /v1/responses",
             code="response_not_found",
             param="response_id",
         )
 
     def _turn(self, body: ResponsesBody, request: Request, answer_id: str) -> Turn:
         service = self._service
-        effort = effort_variables(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
+        effort = effort_kwargs(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
         kwargs = {**effort, **(body.chat_template_kwargs or {})}
         return Turn(
             messages=messages_of(body.input, body.instructions),

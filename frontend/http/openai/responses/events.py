@@ -5,71 +5,70 @@ from __future__ import annotations
 import msgspec
 
 from quire.frontend.http.openai.logprobs import TokenLogprob
-from quire.frontend.http.openai.responses.items import Item, Part
-from quire.frontend.http.openai.responses.response import Response
+from quire.frontend.http.openai.responses.response import Item, Part, Response
 
 
-class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
-    """One event; they are numbered from 0."""
+class ResponseStreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
+    """One event of a stream; events are numbered from 0."""
 
     sequence_number: int = 0
 
     @property
     def name(self) -> str:
-        """Its type."""
+        """The event's type."""
         return str(self.__struct_config__.tag)
 
 
-class ResponseEvent(StreamEvent, kw_only=True):
-    """The whole response as it is now."""
+class WholeResponseEvent(ResponseStreamEvent, kw_only=True):
+    """An event with the whole response in its present state."""
 
     response: Response
 
 
-class Created(ResponseEvent, tag="response.created", kw_only=True):
-    """It exists."""
+class Created(WholeResponseEvent, tag="response.created", kw_only=True):
+    """The response exists."""
 
 
-class InProgress(ResponseEvent, tag="response.in_progress", kw_only=True):
-    """The model works on it."""
+class InProgress(WholeResponseEvent, tag="response.in_progress", kw_only=True):
+    """The model is generating the response."""
 
 
-class Completed(ResponseEvent, tag="response.completed", kw_only=True):
-    """It has come to its end."""
+class Completed(WholeResponseEvent, tag="response.completed", kw_only=True):
+    """The response is complete."""
 
 
-class Incomplete(ResponseEvent, tag="response.incomplete", kw_only=True):
-    """It was cut off."""
+class Incomplete(WholeResponseEvent, tag="response.incomplete", kw_only=True):
+    """The response was cut off."""
 
 
-class Failed(ResponseEvent, tag="response.failed", kw_only=True):
-    """It will not come to its end; an `Error` has told why."""
+class Failed(WholeResponseEvent, tag="response.failed", kw_only=True):
+    """The response failed; an `Error` before this has the reason."""
 
 
-class Error(StreamEvent, tag="error", kw_only=True):
-    """What went wrong."""
+class Error(ResponseStreamEvent, tag="error", kw_only=True):
+    """The error that ends a stream."""
 
     code: str | None
     message: str
     param: str | None
 
 
-class ItemAdded(StreamEvent, tag="response.output_item.added", kw_only=True):
+class ItemAdded(ResponseStreamEvent, tag="response.output_item.added", kw_only=True):
     """An item begins."""
 
     output_index: int
     item: Item
 
 
-class ItemDone(StreamEvent, tag="response.output_item.done", kw_only=True):
+class ItemDone(ResponseStreamEvent, tag="response.output_item.done", kw_only=True):
     """An item has ended."""
 
     output_index: int
     item: Item
 
 
-class ItemEvent(StreamEvent):
-    """Something about the item that is being written."""
+class ItemEvent(ResponseStreamEvent):
+    """An event about the item under construction."""
 
     item_id: str
     output_index: int
@@ -89,44 +88,44 @@ class PartDone(ItemEvent, tag="response.content_part.done", kw_only=True):
     part: Part
 
 
-class TextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
-    """More of what the assistant says."""
+class OutputTextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
+    """A piece of the assistant's text."""
 
     content_index: int = 0
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class TextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
-    """All of what it says."""
+class OutputTextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
+    """The complete text."""
 
     content_index: int = 0
     text: str
     logprobs: list[TokenLogprob]
 
 
-class ReasoningDelta(ItemEvent, tag="response.reasoning_text.delta", kw_only=True):
-    """More of what the model thinks."""
+class ReasoningTextDelta(ItemEvent, tag="response.reasoning_text.delta", kw_only=True):
+    """A piece of the model's thoughts."""
 
     content_index: int = 0
     delta: str
 
 
-class ReasoningDone(ItemEvent, tag="response.reasoning_text.done", kw_only=True):
-    """All of what it thinks."""
+class ReasoningTextDone(ItemEvent, tag="response.reasoning_text.done", kw_only=True):
+    """The complete thoughts."""
 
     content_index: int = 0
     text: str
 
 
 class ArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta", kw_only=True):
-    """More of the arguments of a call."""
+    """A piece of a call's arguments."""
 
     delta: str
 
 
 class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done", kw_only=True):
-    """All of them."""
+    """The complete arguments of a call."""
 
     name: str
     arguments: str
@@ -134,5 +133,5 @@ class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done", kw_o
 
 EVENTS = (
     *(Created, InProgress, Completed, Incomplete, Failed, Error, ItemAdded, ItemDone, PartAdded, PartDone),
-    *(TextDelta, TextDone, ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
+    *(OutputTextDelta, OutputTextDone, ReasoningTextDelta, ReasoningTextDone, ArgumentsDelta, ArgumentsDone),
 )

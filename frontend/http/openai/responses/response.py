@@ -1,4 +1,4 @@
-"""The response as a client sees it."""
+"""The response as a client sees it, and the items that it holds."""
 
 from __future__ import annotations
 
@@ -6,24 +6,73 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.http.openai.responses.items import Item
+from quire.frontend.http.openai.logprobs import TokenLogprob
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """Text of the assistant."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """Text of the model's thoughts."""
+
+    text: str = ""
+
+
+Part = OutputText | ReasoningText
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
+    """A message of the assistant."""
+
+    id: str
+    status: str = "in_progress"
+    role: str = "assistant"
+    content: list[Part] = []
+
+
+class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
+    """A call that the client should make; `arguments` is JSON as the model generated it."""
+
+    id: str
+    status: str = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+class Reasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True):
+    """Thoughts of the model, returned in full as plain text."""
+
+    id: str
+    status: str = "in_progress"
+    summary: list[Any] = []
+    content: list[Part] = []
+    encrypted_content: None = None
+
+
+Item = OutputMessage | FunctionCall | Reasoning
 
 
 class InputTokensDetails(msgspec.Struct):
-    """`cached_tokens`: of the input, those found in the prefix cache, which costs nothing to write."""
+    """`cached_tokens`: input tokens found in the prefix cache. Writing to the cache is never counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """`reasoning_tokens`: of the output, those of its thoughts."""
+    """`reasoning_tokens`: output tokens of the thoughts."""
 
     reasoning_tokens: int
 
 
-class Usage(msgspec.Struct):
-    """Counts of tokens."""
+class ResponseUsage(msgspec.Struct):
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -33,20 +82,20 @@ class Usage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response was cut off."""
+    """The reason why a response was cut off."""
 
     reason: str
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """OpenAI's. `status` is "in_progress", then "completed", "incomplete", "cancelled" or "failed"."""
+    """A response. `status` is "in_progress", then "completed", "incomplete", "cancelled" or "failed"."""
 
     id: str
     object: str = "response"
@@ -76,5 +125,5 @@ class Response(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"
-    usage: Usage | None = None
+    usage: ResponseUsage | None = None
     user: str | None = None

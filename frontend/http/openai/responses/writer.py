@@ -1,4 +1,4 @@
-"""Writes what comes of a conversation as a response, whole or as events."""
+"""Writer of a conversation's answer as a response, complete or as events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.http.conversation import Conversation, Delta
-from quire.frontend.http.errors import ApiError
+from quire.frontend.http.conversation import AnswerDelta, Conversation
+from quire.frontend.http.errors import ApiError, errors_renamed
 from quire.frontend.http.openai.logprobs import TokenLogprob, TokenWriter
 from quire.frontend.http.openai.responses.body import ResponsesBody
 from quire.frontend.http.openai.responses.events import (
@@ -20,25 +20,24 @@ from quire.frontend.http.openai.responses.events import (
     Failed,
     Incomplete,
     InProgress,
-    ResponseEvent,
-    StreamEvent,
+    ResponseStreamEvent,
+    WholeResponseEvent,
 )
-from quire.frontend.http.openai.responses.output import Output
+from quire.frontend.http.openai.responses.output import ResponseOutput
 from quire.frontend.http.openai.responses.response import (
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
     Response,
     ResponseError,
-    Usage,
+    ResponseUsage,
 )
-from quire.frontend.http.openai.usage import Tally, Thoughts
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import event
-from quire.frontend.http.wording import worded
+from quire.frontend.http.usage import Thoughts, TokenTally
 
-# Why an answer ended -> the status of its response, its last item's, and OpenAI's word for why it is incomplete, or,
-# where they have none, ours.
+# Finish reason -> status of the response, status of its last item, and OpenAI's reason why it is incomplete (or ours,
+# where OpenAI has none).
 _ENDS = {
     "length": ("incomplete", "incomplete", "max_output_tokens"),
     "timeout": ("incomplete", "incomplete", "timeout"),
@@ -47,55 +46,55 @@ _ENDS = {
 
 
 class ResponseWriter:
-    """One response on its way."""
+    """Writes one response."""
 
-    def __init__(self, service: Service, body: ResponsesBody, conversation: Conversation, answer_id: str) -> None:
+    def __init__(self, service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> None:
         self._service = service
         self._body = body
         self._conversation = conversation
         self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
-        self._output = Output()
+        self._output = ResponseOutput()
         self._thoughts = Thoughts()
-        self._tally = Tally()
+        self._tally = TokenTally()
         self._begun = False
         self._response = _response(service, body, conversation, answer_id)
         self._response.output = self._output.items
         self._numbers = itertools.count()
 
     async def whole(self) -> Response:
-        """The response at its end."""
+        """Return the complete response."""
         async with aclosing(self._events()) as events:
             async for _ in events:
                 pass
         return self._response
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The events as they are sent."""
+        """Yield the encoded events."""
         async with aclosing(self._events()) as events:
             async for each in events:
                 yield self._encoded(each)
 
     def explain(self, error: Exception) -> bytes:
-        """The last events of a stream that has begun and fails."""
-        refusal = self._service.refusal(error)
+        """Return the last events of a failed stream."""
+        api_error = self._service.api_error(error)
         self._response.status = "failed"
-        self._response.error = ResponseError(_error_code(refusal), refusal.message)
-        told = Error(code=refusal.code, message=refusal.message, param=refusal.param)
-        return self._encoded(told) + self._encoded(Failed(response=self._response))
+        self._response.error = ResponseError(_error_code(api_error), api_error.message)
+        event_of_error = Error(code=api_error.code, message=api_error.message, param=api_error.param)
+        return self._encoded(event_of_error) + self._encoded(Failed(response=self._response))
 
-    def _encoded(self, each: StreamEvent) -> bytes:
+    def _encoded(self, each: ResponseStreamEvent) -> bytes:
         each.sequence_number = next(self._numbers)
         return event(msgspec.json.encode(each), each.name)
 
-    async def _events(self) -> AsyncGenerator[StreamEvent, None]:
-        """Each is to be encoded before the next is asked for, as what it holds goes on growing."""
-        with worded(self._body.words):
+    async def _events(self) -> AsyncGenerator[ResponseStreamEvent, None]:
+        """Yield the events; encode each before taking the next, since their contents keep growing."""
+        with errors_renamed(self._body.field_names):
             async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
                 async for delta in deltas:
                     for each in self._take(delta):
                         yield each
 
-    def _take(self, delta: Delta) -> Iterator[StreamEvent]:
+    def _take(self, delta: AnswerDelta) -> Iterator[ResponseStreamEvent]:
         if not self._begun:
             self._begun = True
             yield Created(response=self._response)
@@ -106,7 +105,7 @@ class ResponseWriter:
         if delta.finish_reason is not None:
             yield from self._end(delta.finish_reason)
 
-    def _end(self, reason: str) -> Iterator[StreamEvent]:
+    def _end(self, reason: str) -> Iterator[ResponseStreamEvent]:
         status, item_status, why = _ENDS.get(reason, ("completed", "completed", None))
         yield from self._output.end(item_status)
         response = self._response
@@ -114,18 +113,18 @@ class ResponseWriter:
         response.incomplete_details = None if why is None else IncompleteDetails(why)
         response.completed_at = self._service.now() if status == "completed" else None
         response.usage = self._usage()
-        kind: type[ResponseEvent] = Completed if status == "completed" else Incomplete
+        kind: type[WholeResponseEvent] = Completed if status == "completed" else Incomplete
         yield kind(response=response)
 
-    def _logprobs(self, delta: Delta) -> list[TokenLogprob]:
+    def _logprobs(self, delta: AnswerDelta) -> list[TokenLogprob]:
         completion = delta.completion
         if not completion.logprobs:
             return []
         return self._tokens.chat(completion.logprobs, completion.token_ids, self._body.top_logprobs or 0).content
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> ResponseUsage:
         usage = self._tally.usage
-        return Usage(
+        return ResponseUsage(
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
@@ -134,8 +133,8 @@ class ResponseWriter:
         )
 
 
-def _response(service: Service, body: ResponsesBody, conversation: Conversation, answer_id: str) -> Response:
-    """The response before it has any output."""
+def _response(service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> Response:
+    """Return the response before it has any output."""
     return Response(
         id=answer_id,
         created_at=service.now(),
@@ -164,8 +163,8 @@ def _text(body: ResponsesBody) -> dict[str, Any]:
     return {"format": msgspec.to_builtins(form), "verbosity": "medium"}
 
 
-def _error_code(refusal: ApiError) -> str:
-    """One of OpenAI's words, which are few."""
-    if refusal.status == 429:
+def _error_code(error: ApiError) -> str:
+    """Return one of the few codes that OpenAI defines."""
+    if error.status == 429:
         return "rate_limit_exceeded"
-    return "server_error" if refusal.status >= 500 else "invalid_prompt"
+    return "server_error" if error.status >= 500 else "invalid_prompt"

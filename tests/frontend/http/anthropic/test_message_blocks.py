@@ -1,4 +1,4 @@
-"""Content blocks: what the model writes becomes Anthropic's blocks, and these become messages of a chat."""
+"""Content blocks: the model's answer becomes Anthropic's blocks, and these become messages of a chat."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from chat_answers import numbered_ids
 from pydantic import TypeAdapter
 
 from quire.frontend.http.anthropic.blocks import chat_messages
-from quire.frontend.http.anthropic.content import INVALID_JSON, Content
+from quire.frontend.http.anthropic.body import tool_use
 from quire.frontend.http.anthropic.errors import error_body, is_anthropic
-from quire.frontend.http.anthropic.tools import tool_use
+from quire.frontend.http.anthropic.writer import INVALID_JSON, Content
 from quire.frontend.http.errors import ApiError
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer
@@ -35,36 +35,36 @@ USER: Any = {"role": "user", "content": "Rome?"}
 
 
 def streamed(pieces: str | list[str], shows_thinking: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The blocks of an answer that arrives as `pieces`, and the events that told of them."""
+    """Return the blocks of an answer that arrives as `pieces`, and its events."""
     parser = FORMAT.parser("", check_tools([NESTED]), numbered_ids())
     content = Content(shows_thinking)
-    told = [
+    sent = [
         msgspec.to_builtins(each)
         for events in [*map(parser.feed, pieces), parser.finish()]
         for each in content.take(events)
     ]
-    told += [msgspec.to_builtins(each) for each in content.end()]
-    return msgspec.to_builtins(content.blocks), told
+    sent += [msgspec.to_builtins(each) for each in content.end()]
+    return msgspec.to_builtins(content.blocks), sent
 
 
 @pytest.mark.parametrize("text", ANSWERS)
 def test_blocks_are_the_same_however_the_answer_arrives(text: str) -> None:
-    blocks, told = streamed(text)
+    blocks, sent = streamed(text)
     assert streamed([text])[0] == blocks
-    for event in told:
+    for event in sent:
         EVENT.validate_python(event)
     for index, block in enumerate(blocks):
         BLOCK.validate_python(block)
-        kinds = [event["type"] for event in told if event["index"] == index]
+        kinds = [event["type"] for event in sent if event["index"] == index]
         assert (kinds[0], kinds[-1]) == ("content_block_start", "content_block_stop")
-        deltas = [event["delta"] for event in told if event["index"] == index and "delta" in event]
+        deltas = [event["delta"] for event in sent if event["index"] == index and "delta" in event]
         key = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}[block["type"]]
         grown = "".join(delta[key] for delta in deltas)
         assert (msgspec.json.decode(grown) if key == "partial_json" else grown) == block.get(key, block.get("input"))
 
 
 @pytest.mark.parametrize("text", ANSWERS)
-def test_an_answer_sent_back_is_the_message_that_it_was(text: str) -> None:
+def test_an_answer_sent_back_becomes_the_same_message(text: str) -> None:
     answer = {"role": "assistant", "content": streamed(text)[0]}
     TypeAdapter(MessageParam).validate_python(answer)
     message = parse_answer(text, FORMAT.parser("", check_tools([NESTED]), numbered_ids())).as_message()
@@ -74,18 +74,18 @@ def test_an_answer_sent_back_is_the_message_that_it_was(text: str) -> None:
 
 
 def test_thoughts_may_be_left_out() -> None:
-    blocks, told = streamed(ANSWERS[1], shows_thinking=False)
+    blocks, sent = streamed(ANSWERS[1], shows_thinking=False)
     assert blocks[0] == {"type": "thinking", "thinking": "", "signature": ""}
     assert blocks[1]["text"] == "A tale."
-    assert [event["type"] for event in told if event["index"] == 0] == ["content_block_start", "content_block_stop"]
+    assert [event["type"] for event in sent if event["index"] == 0] == ["content_block_start", "content_block_stop"]
 
 
-def test_half_a_call_keeps_what_was_written() -> None:
+def test_an_incomplete_call_keeps_its_text() -> None:
     [block], _ = streamed('<tool_call>\n{"name": "look", "arguments": {"city": "Ro')
     assert block["input"] == {INVALID_JSON: '{"city": "Ro'}
 
 
-def test_blocks_are_a_chat() -> None:
+def test_blocks_become_a_chat() -> None:
     messages: Any = [
         USER,
         {"role": "user", "content": [{"type": "text", "text": "Now."}]},
@@ -126,7 +126,7 @@ def test_blocks_are_a_chat() -> None:
     ]
 
 
-def test_the_result_of_a_tool_that_has_nothing_to_say() -> None:
+def test_a_tool_result_may_be_empty() -> None:
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
     block = {"type": "tool_result", "tool_use_id": "t", "content": None, "is_error": None}
     [*_, result] = chat_messages([USER, call, {"role": "user", "content": [block]}], None)
@@ -143,7 +143,7 @@ def test_the_result_of_a_tool_that_has_nothing_to_say() -> None:
         ({"type": "tool", "name": "look"}, ToolChoice("required", ("look",), named=True)),
     ],
 )
-def test_tools_are_those_of_chat_completions(choice: Any, expected: ToolChoice) -> None:
+def test_tools_become_those_of_chat_completions(choice: Any, expected: ToolChoice) -> None:
     use = tool_use([LOOK], choice)
     assert use is not None
     assert use.for_template() == [NESTED]
@@ -153,7 +153,7 @@ def test_tools_are_those_of_chat_completions(choice: Any, expected: ToolChoice) 
     assert not alone.parallel
 
 
-def test_tools_are_refused_in_anthropics_words() -> None:
+def test_errors_about_tools_have_anthropics_field_names() -> None:
     with pytest.raises(ApiError, match=r"tools\[0\].name is 'a b'"):
         tool_use([{**LOOK, "name": "a b"}], None)
     with pytest.raises(ApiError, match=r"tools\[0\].defer_loading is not supported"):
@@ -177,6 +177,6 @@ def test_errors_have_anthropics_types(status: int, kind: str) -> None:
     assert body == {"type": "error", "error": {"type": kind, "message": "words"}, "request_id": "req"}
 
 
-def test_which_paths_are_anthropics() -> None:
+def test_is_anthropic_matches_the_paths_of_messages() -> None:
     paths = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x/y", "/v1/messagesx", "/v1/chat", "/"]
     assert [is_anthropic(path) for path in paths] == [True, True, True, False, False, False]

@@ -1,4 +1,4 @@
-"""`/v1/messages` as Anthropic's client sees it."""
+"""`/v1/messages` through Anthropic's client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def text_of(message: Message) -> str:
     return block.text
 
 
-def test_a_message_says_what_a_chat_says(anthropic: Anthropic, openai: OpenAI) -> None:
+def test_a_message_has_the_text_of_a_chat(anthropic: Anthropic, openai: OpenAI) -> None:
     message = anthropic.messages.create(messages=TALE, **GREEDY)
     chat = openai.chat.completions.create(model="quire-demo", messages=TALE, temperature=0, max_tokens=12)
     assert text_of(message) == chat.choices[0].message.content
@@ -79,7 +79,7 @@ def test_a_stop_sequence_is_named(anthropic: Anthropic) -> None:
         assert " Fox" not in text_of(message)
 
 
-def test_what_fills_the_context_ends_with_it(server: Server) -> None:
+def test_an_answer_ends_with_the_context(server: Server) -> None:
     long = [{"role": "user", "content": "and " * 2030}]
     answer = server.request("/v1/messages", {**BODY, "messages": long, "max_tokens": 32000}).json()
     assert answer["stop_reason"] in {"model_context_window_exceeded", "end_turn"}
@@ -89,14 +89,14 @@ def test_what_fills_the_context_ends_with_it(server: Server) -> None:
     assert (too_long.status, too_long.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_an_answer_goes_on_where_the_client_has_begun_it(anthropic: Anthropic) -> None:
+def test_a_prefilled_answer_is_continued(anthropic: Anthropic) -> None:
     whole = text_of(anthropic.messages.create(messages=TALE, **GREEDY))
     begun = whole[: whole.index(" Fox")]
     rest = anthropic.messages.create(messages=[*TALE, {"role": "assistant", "content": begun}], **GREEDY)
     assert text_of(rest).startswith(whole[len(begun) :])
 
 
-def test_a_conversation_is_that_of_a_chat(anthropic: Anthropic, openai: OpenAI) -> None:
+def test_a_conversation_has_the_prompt_of_a_chat(anthropic: Anthropic, openai: OpenAI) -> None:
     first = anthropic.messages.create(messages=TALE, **GREEDY)
     blocks: Any = [
         {
@@ -122,7 +122,7 @@ def test_a_conversation_is_that_of_a_chat(anthropic: Anthropic, openai: OpenAI) 
     assert count.input_tokens == told.usage.prompt_tokens
 
 
-def test_cached_tokens_are_counted_apart(anthropic: Anthropic) -> None:
+def test_cached_tokens_are_counted_separately(anthropic: Anthropic) -> None:
     long: Any = [{"role": "user", "content": "Once upon a time in the woods " * 20}]
     first = anthropic.messages.create(messages=long, **GREEDY).usage
     again = anthropic.messages.create(messages=long, **GREEDY).usage
@@ -165,13 +165,13 @@ def test_cached_tokens_are_counted_apart(anthropic: Anthropic) -> None:
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-def test_bad_requests_are_refused_by_name(anthropic: Anthropic, fields: dict[str, Any], words: str) -> None:
+def test_errors_of_bad_requests_name_the_field(anthropic: Anthropic, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequestError, match=words) as refused:
         anthropic.messages.create(**{**GREEDY, "messages": TALE, "extra_body": fields})
     assert refused.value.type == "invalid_request_error"
 
 
-def test_what_asks_for_nothing_is_taken(anthropic: Anthropic) -> None:
+def test_fields_without_effect_are_accepted(anthropic: Anthropic) -> None:
     harmless: Any = {
         "metadata": {"user_id": "me"},
         "service_tier": "auto",
@@ -206,7 +206,7 @@ def test_errors_are_the_clients_own_exceptions(anthropic: Anthropic, server: Ser
     assert server.request("/v1/message").error["type"] == "not_found_error"
 
 
-def test_a_key_and_a_size_are_checked_in_anthropics_words() -> None:
+def test_errors_about_keys_and_sizes_have_anthropics_types() -> None:
     with Server.start("--api-key", "secret", "--max-body-bytes", "1000") as server:
         with Anthropic(base_url=server.url, api_key="secret", max_retries=0) as client:
             assert client.messages.create(messages=TALE, **GREEDY).stop_reason == "max_tokens"
@@ -220,7 +220,7 @@ def test_a_key_and_a_size_are_checked_in_anthropics_words() -> None:
         assert (large.status, large.json()["error"]["type"]) == (413, "request_too_large")
 
 
-def test_the_text_is_json_of_a_schema(anthropic: Anthropic) -> None:
+def test_the_text_follows_a_json_schema(anthropic: Anthropic) -> None:
     schema: Any = {"type": "object", "properties": {"animal": {"enum": ["fox", "crow"]}}, "required": ["animal"]}
     message = anthropic.messages.create(
         model="quire-demo",

@@ -1,4 +1,4 @@
-"""`/docs`: the page that shows what the server answers."""
+"""`/docs`: the page that documents the endpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
-def test_its_files_come_from_here_and_run_nothing_else(server: Server) -> None:
+def test_all_of_its_files_are_served_here_and_its_policy_allows_no_others(server: Server) -> None:
     page = server.request("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     policy = page.headers["content-security-policy"]
@@ -28,7 +28,7 @@ def test_its_files_come_from_here_and_run_nothing_else(server: Server) -> None:
     assert (again.status, again.body) == (304, b"")
 
 
-def test_it_shows_the_operations_and_tries_one(server: Server, browser: Browser) -> None:
+def test_it_shows_all_operations_and_sends_a_request(server: Server, browser: Browser) -> None:
     from playwright.sync_api import expect
 
     problems: list[str] = []
@@ -38,8 +38,8 @@ def test_it_shows_the_operations_and_tries_one(server: Server, browser: Browser)
     page.goto(f"{server.url}/docs")
     chat = page.locator("#post_v1_chat_completions")
     expect(chat.locator(".curl pre")).to_contain_text(f"curl {server.url}/v1/chat/completions")
-    told = server.request("/openapi.json").json()
-    assert page.locator(".operation").count() == sum(map(len, told["paths"].values()))
+    document = server.request("/openapi.json").json()
+    assert page.locator(".operation").count() == sum(map(len, document["paths"].values()))
     chat.get_by_text("Fields", exact=True).click()
     field = chat.locator(".field", has_text="top_p").first
     expect(field).to_contain_text("number, above 0, at most 1")

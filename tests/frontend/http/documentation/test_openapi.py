@@ -1,4 +1,4 @@
-"""`/openapi.json` tells of all that the server does, and the server does what it tells."""
+"""`/openapi.json` documents every endpoint, and the server conforms to it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from starlette.routing import Route, compile_path
 from quire.frontend import AsyncLLM
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.documentation.openapi import document
-from quire.frontend.http.documentation.operations import Operation
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.text.chat.messages import ANSWER_KEYS, MESSAGE_KEYS
@@ -32,30 +32,30 @@ EXAMPLES = os.environ.get("QUIRE_OPENAPI_EXAMPLES", "10")  # generated for each 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Server]:
-    """A server that asks for a key. Its context is short and its requests are small, so that all of them are quick."""
+    """Start a server with a key, whose short context and small requests make the test quick."""
     with Server.start("--api-key", KEY, "--max-model-len", "64", "--max-prompts", "8") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def told(server: Server) -> Any:
+def api(server: Server) -> Any:
     return server.request("/openapi.json").json()
 
 
-def made(server: Server, args: ServerArgs) -> tuple[list[Route], dict[str, Any]]:
-    """The routes of a server with these arguments, and its document."""
+def build(server: Server, args: ServerArgs) -> tuple[list[Route], dict[str, Any]]:
+    """Return the routes and the document of a server with these arguments."""
 
     async def make() -> tuple[list[Route], dict[str, Any]]:
         async with AsyncLLM(engine_address=server.engine_address) as llm:
             metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-            service = Service(llm=llm, args=args, names=["m"], metrics=metrics)
+            service = ModelService(llm=llm, args=args, names=["m"], metrics=metrics)
             known = routes(service)
             return known, document(service, [route for route in known if isinstance(route, Operation)])
 
     return asyncio.run(make())
 
 
-def test_schemathesis_finds_no_answer_that_the_document_does_not_tell_of(guarded: Server, tmp_path: Path) -> None:
+def test_schemathesis_finds_no_undocumented_response(guarded: Server, tmp_path: Path) -> None:
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG)),
@@ -65,20 +65,20 @@ def test_schemathesis_finds_no_answer_that_the_document_does_not_tell_of(guarded
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,  # it leaves notes of what it did
-        env={**os.environ, "PYTHONPATH": str(CONFIG.parents[2])},
+        cwd=tmp_path,  # it writes reports there
+        env={**os.environ, "PYTHONPATH": str(CONFIG.parents[3] / "support")},
     )
     assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-2000:]
     assert guarded.request("/health").status == 200
 
 
-def test_it_is_valid_openapi(told: Any) -> None:
-    assert told["openapi"] == "3.1.0"
-    schemathesis.openapi.from_dict(told).validate()
+def test_it_is_valid_openapi(api: Any) -> None:
+    assert api["openapi"] == "3.1.0"
+    schemathesis.openapi.from_dict(api).validate()
 
 
-def test_every_route_stands_in_it_and_nothing_else(server: Server) -> None:
-    known, told = made(server, ServerArgs())
+def test_it_lists_exactly_the_routes(server: Server) -> None:
+    known, api = build(server, ServerArgs())
     undocumented = [route.path for route in known if route.include_in_schema and not isinstance(route, Operation)]
     assert not undocumented, "make each an Operation, or give include_in_schema=False to files of a page"
     expected = {
@@ -87,27 +87,27 @@ def test_every_route_stands_in_it_and_nothing_else(server: Server) -> None:
         if isinstance(route, Operation)
         for method in (route.methods or set()) - {"HEAD"}
     }
-    assert {(path, method) for path, methods in told["paths"].items() for method in methods} == expected
+    assert {(path, method) for path, methods in api["paths"].items() for method in methods} == expected
 
 
-def test_every_field_of_a_body_is_explained(told: Any) -> None:
+def test_every_field_of_a_body_has_a_description(api: Any) -> None:
     bodies = {
         operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        for methods in told["paths"].values()
+        for methods in api["paths"].values()
         for operation in methods.values()
         if "requestBody" in operation
     }
     unexplained = [
         f"{body}.{name}"
         for body in bodies
-        for name, schema in told["components"]["schemas"][body]["properties"].items()
+        for name, schema in api["components"]["schemas"][body]["properties"].items()
         if "description" not in schema
     ]
-    assert not unexplained, "say in descriptions.py what they mean"
+    assert not unexplained, "describe them in descriptions.py"
 
 
-def test_its_examples_work(server: Server, told: Any) -> None:
-    for path, methods in told["paths"].items():
+def test_its_examples_work(server: Server, api: Any) -> None:
+    for path, methods in api["paths"].items():
         for operation in methods.values():
             content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             if not content:
@@ -119,23 +119,23 @@ def test_its_examples_work(server: Server, told: Any) -> None:
                 assert events_of(reply.body), path
 
 
-def test_the_ranges_are_those_that_are_checked(server: Server, told: Any) -> None:
-    top_p, *_ = told["components"]["schemas"]["ChatBody"]["properties"]["top_p"]["anyOf"]
+def test_documented_ranges_are_enforced(server: Server, api: Any) -> None:
+    top_p, *_ = api["components"]["schemas"]["ChatBody"]["properties"]["top_p"]["anyOf"]
     assert top_p == {"type": "number", "exclusiveMinimum": 0.0, "maximum": 1.0}
     body: Any = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     for value, status in ((0.0, 400), (1e-9, 200), (1.0, 200), (1.1, 400)):
         assert server.request("/v1/chat/completions", {**body, "top_p": value}).status == status
 
 
-def test_messages_have_the_keys_that_are_taken(told: Any) -> None:
-    message = told["components"]["schemas"]["ChatBody"]["properties"]["messages"]["items"]
+def test_messages_document_every_accepted_key(api: Any) -> None:
+    message = api["components"]["schemas"]["ChatBody"]["properties"]["messages"]["items"]
     assert set(message["properties"]) == MESSAGE_KEYS | ANSWER_KEYS
 
 
-def test_it_tells_where_the_server_is_and_what_it_asks_for(server: Server, told: Any) -> None:
-    assert told["servers"] == [{"url": "/"}]
-    assert told["security"] == []
-    _, guarded = made(server, ServerArgs(root_path="/quire", api_keys=(KEY,)))
+def test_it_gives_the_servers_url_and_its_security(server: Server, api: Any) -> None:
+    assert api["servers"] == [{"url": "/"}]
+    assert api["security"] == []
+    _, guarded = build(server, ServerArgs(root_path="/quire", api_keys=(KEY,)))
     assert guarded["servers"] == [{"url": "/quire"}]
     assert guarded["security"] == [{"bearer": []}, {"apiKey": []}, {"basic": []}]
     assert all(guarded["paths"][path]["get"]["security"] == [] for path in OPEN_PATHS)

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions` as OpenAI's client sees them."""
+"""`/v1/completions` and `/v1/chat/completions` through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def llm(server: Server) -> Any:
         yield llm
 
 
-def test_a_completion_has_the_tokens_that_python_gets(openai: OpenAI, llm: LLM) -> None:
+def test_a_completion_has_the_tokens_of_the_python_api(openai: OpenAI, llm: LLM) -> None:
     done = openai.completions.create(prompt=PROMPT, **GREEDY)
     [expected] = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))
     assert done.choices[0].text == expected.outputs[0].text
@@ -32,7 +32,7 @@ def test_a_completion_has_the_tokens_that_python_gets(openai: OpenAI, llm: LLM) 
     assert done.usage.total_tokens == done.usage.prompt_tokens + 12
 
 
-def test_token_ids_and_batches_are_prompts(openai: OpenAI, llm: LLM) -> None:
+def test_a_prompt_may_be_token_ids_or_a_batch(openai: OpenAI, llm: LLM) -> None:
     tokens = llm.get_tokenizer().encode(PROMPT)
     [text] = openai.completions.create(prompt=PROMPT, **GREEDY).choices
     [ids] = openai.completions.create(prompt=tokens, **GREEDY).choices
@@ -63,7 +63,7 @@ def test_a_stream_adds_up_to_the_whole(openai: OpenAI) -> None:
     assert usage.completion_tokens == whole.usage.completion_tokens == 48
 
 
-def test_the_token_that_was_drawn_is_among_the_top_logprobs(openai: OpenAI) -> None:
+def test_the_sampled_token_is_among_the_top_logprobs(openai: OpenAI) -> None:
     wild = {**GREEDY, "temperature": 3.0, "seed": 1}
     [choice] = openai.completions.create(prompt=PROMPT, logprobs=1, **wild).choices
     assert choice.logprobs is not None
@@ -72,10 +72,10 @@ def test_the_token_that_was_drawn_is_among_the_top_logprobs(openai: OpenAI) -> N
     pairs = list(zip(choice.logprobs.tokens, choice.logprobs.top_logprobs, strict=True))
     assert all(token in top for token, top in pairs)
     assert {len(top) for _, top in pairs} <= {1, 2}
-    assert any(next(iter(top)) != token for token, top in pairs), "it comes after the likeliest"
+    assert any(next(iter(top)) != token for token, top in pairs), "the sampled token follows the likeliest ones"
 
 
-def test_echo_gives_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
+def test_echo_returns_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
     [plain] = openai.completions.create(prompt=PROMPT, **GREEDY).choices
     [echo] = openai.completions.create(prompt=PROMPT, echo=True, logprobs=2, **GREEDY).choices
     assert echo.text == PROMPT + plain.text
@@ -96,7 +96,7 @@ def test_echo_gives_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
-def test_a_stream_echoes_first(openai: OpenAI, max_tokens: int) -> None:
+def test_a_stream_begins_with_the_echo(openai: OpenAI, max_tokens: int) -> None:
     prompts = [PROMPT, "The fox"]
     arguments: Any = {**GREEDY, "max_tokens": max_tokens, "prompt": prompts, "n": 2, "logprobs": 1, "echo": True}
     whole = openai.completions.create(**arguments)
@@ -125,7 +125,7 @@ def fields_of(logprobs: Any) -> tuple[Any, ...]:
 
 
 def test_an_echo_waits_for_the_logprobs_of_the_prompt() -> None:
-    """Only the first of two samples computes them, and here the second one runs before it, from the cache."""
+    """Only the first of two samples computes them, and here the second runs before it, from the cache."""
     prompt = " ".join([PROMPT] * 100)
     with Server.start("--scheduling-policy", "sjf", "--max-num-seqs", "1") as server:
         body = {"prompt": prompt, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
@@ -139,7 +139,7 @@ def test_an_echo_waits_for_the_logprobs_of_the_prompt() -> None:
         assert [each for part in parts for each in part] == whole[index]["logprobs"]["token_logprobs"]
 
 
-def test_best_of_and_beams_choose(openai: OpenAI) -> None:
+def test_best_of_and_beam_search_return_n_answers(openai: OpenAI) -> None:
     best = openai.completions.create(prompt=PROMPT, model="quire-demo", max_tokens=5, best_of=4, n=2, seed=3)
     assert [choice.index for choice in best.choices] == [0, 1]
     beams = openai.completions.create(
@@ -179,7 +179,7 @@ def test_vllm_fields_work(server: Server) -> None:
     assert all(token.startswith("token_id:") for token in choice["logprobs"]["tokens"])
 
 
-def test_chat_streams_what_it_answers(openai: OpenAI) -> None:
+def test_a_chat_stream_adds_up_to_the_whole(openai: OpenAI) -> None:
     whole = openai.chat.completions.create(messages=TALE, logprobs=True, top_logprobs=3, **GREEDY)
     [choice] = whole.choices
     assert choice.message.role == "assistant"
@@ -207,7 +207,7 @@ def test_chat_streams_what_it_answers(openai: OpenAI) -> None:
     assert usages[-1] == whole.usage
 
 
-def test_the_same_prompt_is_found_in_the_cache(openai: OpenAI) -> None:
+def test_a_repeated_prompt_is_found_in_the_cache(openai: OpenAI) -> None:
     long: Any = [{"role": "user", "content": PROMPT * 30}]
     first = openai.chat.completions.create(messages=long, **GREEDY).usage
     again = openai.chat.completions.create(messages=long, **GREEDY).usage
@@ -234,7 +234,7 @@ def test_roles_parts_and_limits_of_openai(openai: OpenAI) -> None:
         openai.chat.completions.create(messages=picture, **GREEDY)
 
 
-def test_refusals_are_the_clients_own_exceptions(openai: OpenAI) -> None:
+def test_errors_are_the_clients_own_exceptions(openai: OpenAI) -> None:
     with pytest.raises(NotFoundError) as unknown:
         openai.chat.completions.create(model="gpt-5", messages=TALE)
     assert unknown.value.code == "model_not_found"
@@ -242,14 +242,14 @@ def test_refusals_are_the_clients_own_exceptions(openai: OpenAI) -> None:
     with pytest.raises(BadRequestError) as refused:
         openai.completions.create(prompt="x", suffix="y", **GREEDY)
     assert refused.value.param == "suffix"
-    assert "fills in the middle" in str(refused.value)
+    assert "fill-in-the-middle" in str(refused.value)
     with pytest.raises(BadRequestError, match="max_tokens=99999 with a prompt of"):
         openai.chat.completions.create(messages=TALE, **{**GREEDY, "max_tokens": 99999})
     with pytest.raises(BadRequestError, match="temperature"):
         openai.chat.completions.create(messages=TALE, stream=True, **{**GREEDY, "temperature": -1})
 
 
-def test_a_field_that_is_not_supported_may_say_that_it_is_not_wanted(server: Server) -> None:
+def test_an_unsupported_field_may_have_its_neutral_value(server: Server) -> None:
     body = {"prompt": "x", "max_tokens": 1}
     for value, status in ((None, 200), (False, 200), (0, 400), (True, 400)):
         assert server.request("/v1/completions", {**body, "store": value}).status == status
@@ -263,7 +263,7 @@ def test_models_are_listed_and_found(openai: OpenAI) -> None:
         openai.models.retrieve("other")
 
 
-def test_tokens_there_and_back(server: Server) -> None:
+def test_tokenize_and_detokenize_are_inverse(server: Server) -> None:
     reply = server.request("/tokenize", {"prompt": PROMPT, "return_token_strs": True, "add_special_tokens": False})
     answer = reply.json()
     assert "".join(answer["token_strs"]) == PROMPT
@@ -281,8 +281,8 @@ def test_a_stream_ends_with_done_and_nothing_after(server: Server) -> None:
     assert "usage" not in events[0]
 
 
-def test_a_chat_may_begin_with_special_tokens(server: Server) -> None:
-    """The template writes them already, so they come twice."""
+def test_a_chat_may_add_special_tokens(server: Server) -> None:
+    """The template already writes them, so they appear twice."""
     body = {"messages": TALE, "max_tokens": 1, "return_token_ids": True}
     plain, added = (
         server.request("/v1/chat/completions", {**body, **more}).json()["prompt_token_ids"]

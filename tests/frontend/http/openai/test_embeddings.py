@@ -1,4 +1,4 @@
-"""`/v1/embeddings` as OpenAI's client sees it."""
+"""`/v1/embeddings` through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.frontend import LLM, PoolingParams
 TEXTS = ["The king had a daughter.", "A fox", "The king had a daughter."]
 
 
-def test_vectors_are_those_of_python(openai: OpenAI, server: Server) -> None:
+def test_vectors_equal_those_of_the_python_api(openai: OpenAI, server: Server) -> None:
     answer = openai.embeddings.create(model="quire-demo", input=TEXTS)  # the client asks for base64
     with LLM(engine_address=server.engine_address) as llm:
         expected = [output.outputs.embedding for output in llm.embed(TEXTS)]
@@ -52,6 +52,6 @@ def test_dimensions_are_cut_and_normalised(openai: OpenAI) -> None:
         ({"input": "a", "extra_body": {"pooling_type": "cls"}}, "pooling_type"),
     ],
 )
-def test_what_has_no_vector_is_refused(openai: OpenAI, arguments: dict[str, Any], words: str) -> None:
+def test_bad_inputs_are_rejected(openai: OpenAI, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequestError, match=words):
         openai.embeddings.create(model="quire-demo", **arguments)

@@ -1,4 +1,4 @@
-"""Items of responses: what the model writes becomes items, and items become messages of a chat."""
+"""Items of responses: the model's answer becomes items, and these become messages of a chat."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from openai.types.responses import ResponseInputItemParam, ResponseOutputItem, R
 from pydantic import TypeAdapter
 
 from quire.frontend.http.errors import ApiError
+from quire.frontend.http.openai.responses.body import tool_use
 from quire.frontend.http.openai.responses.input_items import messages_of
-from quire.frontend.http.openai.responses.output import Output
-from quire.frontend.http.openai.responses.tools import tool_use
+from quire.frontend.http.openai.responses.output import ResponseOutput
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer
 from quire.frontend.text.chat.events import Event
@@ -44,11 +44,11 @@ def events_of(pieces: Iterable[str]) -> list[list[Event]]:
 
 
 def streamed(pieces: Iterable[str], status: str = "completed") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The items of an answer that arrives as `pieces`, and the events that told of them."""
-    output = Output()
-    told = [msgspec.to_builtins(each) for events in events_of(pieces) for each in output.take(events, [])]
-    told += [msgspec.to_builtins(each) for each in output.end(status)]
-    return msgspec.to_builtins(output.items), told
+    """Return the items of an answer that arrives as `pieces`, and its events."""
+    output = ResponseOutput()
+    sent = [msgspec.to_builtins(each) for events in events_of(pieces) for each in output.take(events, [])]
+    sent += [msgspec.to_builtins(each) for each in output.end(status)]
+    return msgspec.to_builtins(output.items), sent
 
 
 def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -58,23 +58,23 @@ def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("text", [*ANSWERS.values(), HALF_A_CALL], ids=[*ANSWERS, "half a call"])
 def test_items_are_the_same_however_the_answer_arrives(text: str) -> None:
     whole, _ = streamed([text])
-    items, told = streamed(text)
+    items, sent = streamed(text)
     assert without_ids(items) == without_ids(whole)
-    for event in told:
+    for event in sent:
         EVENT.validate_python(event)
     for item in items:
         ITEM.validate_python(item)
-    done = [event for event in told if event["type"] == "response.output_item.done"]
+    done = [event for event in sent if event["type"] == "response.output_item.done"]
     assert [event["item"] for event in done] == items
     assert [event["output_index"] for event in done] == list(range(len(items)))
     for item in items:
-        about = [event for event in told if event.get("item_id") == item["id"]]
+        about = [event for event in sent if event.get("item_id") == item["id"]]
         grown = "".join(event["delta"] for event in about if event["type"].endswith(".delta"))
         assert grown == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
 
 
 @pytest.mark.parametrize("text", ANSWERS.values(), ids=ANSWERS)
-def test_an_answer_sent_back_is_the_message_that_it_was(text: str) -> None:
+def test_an_answer_sent_back_becomes_the_same_message(text: str) -> None:
     message = parse_answer(text, FORMAT.parser("", check_tools(NESTED), numbered_ids()))
     items, _ = streamed(text)
     TypeAdapter(list[ResponseInputItemParam]).validate_python(items)
@@ -83,13 +83,13 @@ def test_an_answer_sent_back_is_the_message_that_it_was(text: str) -> None:
     assert {**back, "content": back["content"] or ""} == {**expected, "content": expected["content"] or ""}
 
 
-def test_a_cut_off_item_says_so() -> None:
-    items, told = streamed(ANSWERS["thoughts and words"], "incomplete")
+def test_an_item_that_is_cut_off_is_incomplete() -> None:
+    items, sent = streamed(ANSWERS["thoughts and words"], "incomplete")
     assert [item["status"] for item in items] == ["completed", "incomplete"]
-    assert told[-1]["item"]["status"] == "incomplete"
+    assert sent[-1]["item"]["status"] == "incomplete"
 
 
-def test_input_items_are_a_chat() -> None:
+def test_input_items_become_a_chat() -> None:
     items: Any = [
         {"role": "developer", "content": "Look first."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Rome?"}]},
@@ -123,18 +123,18 @@ def test_input_items_are_a_chat() -> None:
         ({"role": "user"}, r"input\[0\].content is missing"),
         ({"role": "user", "content": [{"type": "input_file"}]}, r"input\[0\].content\[0\] .* reads no files"),
         ({"role": "user", "content": [{"type": "input_text", "text": 1}]}, r"content\[0\].text is a int"),
-        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"}, "arguments is no JSON object"),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"}, "arguments is not a JSON object"),
         ({"type": "function_call_output", "call_id": "c", "output": "x"}, "no function_call before it"),
         ({"type": ["message"]}, "is of type"),
     ],
 )
-def test_items_that_cannot_be_read(item: Any, words: str) -> None:
+def test_invalid_items_are_rejected(item: Any, words: str) -> None:
     with pytest.raises(ApiError, match=words) as refused:
         messages_of([item], None)
     assert refused.value.status == 400
 
 
-def test_flat_tools_are_those_of_chat_completions() -> None:
+def test_flat_tools_become_those_of_chat_completions() -> None:
     for flat, nested in [
         ("required", "required"),
         ({"type": "function", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
@@ -159,6 +159,6 @@ def test_flat_tools_are_those_of_chat_completions() -> None:
         (LOOK, {"type": "function"}, r'tool_choice is .*; give {"type": "function", "name": ...}'),
     ],
 )
-def test_tools_are_refused_in_the_flat_form(tool: Any, choice: Any, words: str) -> None:
+def test_errors_about_tools_have_the_flat_field_names(tool: Any, choice: Any, words: str) -> None:
     with pytest.raises(ApiError, match=words):
         tool_use([tool], choice, None)

@@ -1,4 +1,4 @@
-"""`/v1/responses` as OpenAI's client sees it."""
+"""`/v1/responses` through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def text_of(response: Response) -> ResponseOutputText:
 
 
 def without_names(response: dict[str, Any]) -> dict[str, Any]:
-    """What two responses to the same body have in common."""
+    """Return a response without the parts that differ between responses to the same body."""
     items = [{**item, "id": None} for item in response["output"]]
     names = dict.fromkeys(["id", "created_at", "completed_at", "usage"])
     return {**response, **names, "output": items}
 
 
-def test_a_response_says_what_a_chat_says(openai: OpenAI) -> None:
+def test_a_response_has_the_text_of_a_chat(openai: OpenAI) -> None:
     response = openai.responses.create(input=TALE, **GREEDY)
     chat = openai.chat.completions.create(
         model="quire-demo", messages=[{"role": "user", "content": TALE}], temperature=0, max_tokens=12
@@ -94,7 +94,7 @@ def test_a_stream_adds_up_to_the_whole(server: Server) -> None:
     assert without_names(events[-1]["response"]) == without_names(whole)
 
 
-def test_the_clients_own_stream_of_a_response_that_ends(openai: OpenAI) -> None:
+def test_the_clients_stream_helper_completes(openai: OpenAI) -> None:
     arguments: Any = {"model": "quire-demo", "input": TALE, "temperature": 0, "extra_body": {"stop": [" Fox"]}}
     whole = openai.responses.create(**arguments)
     with openai.responses.stream(**arguments) as stream:
@@ -108,7 +108,7 @@ def test_the_clients_own_stream_of_a_response_that_ends(openai: OpenAI) -> None:
     assert (final.usage, final.output[0].status) == (whole.usage, "completed")  # type: ignore[union-attr]
 
 
-def test_logprobs_are_those_of_the_text(openai: OpenAI) -> None:
+def test_logprobs_cover_the_text(openai: OpenAI) -> None:
     part = text_of(openai.responses.create(input=TALE, **GREEDY, **LOGPROBS))
     assert part.logprobs is not None
     assert len(part.logprobs) == 12
@@ -116,7 +116,7 @@ def test_logprobs_are_those_of_the_text(openai: OpenAI) -> None:
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
 
 
-def test_an_answer_goes_back_in_as_it_came(openai: OpenAI) -> None:
+def test_output_items_are_accepted_as_input(openai: OpenAI) -> None:
     first = openai.responses.create(input=TALE, **GREEDY)
     items: Any = [
         {"role": "system", "content": "You tell tales."},
@@ -164,14 +164,14 @@ def test_nothing_is_stored(openai: OpenAI) -> None:
         ("nonsense", 1),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(openai: OpenAI, field: str, value: Any) -> None:
+def test_unsupported_values_are_rejected_with_the_field_named(openai: OpenAI, field: str, value: Any) -> None:
     arguments: Any = {"model": "quire-demo", "input": TALE, "extra_body": {field: value}}
     with pytest.raises(BadRequestError, match=field) as refused:
         openai.responses.create(**arguments)
     assert refused.value.param == field
 
 
-def test_what_asks_for_nothing_is_taken(openai: OpenAI) -> None:
+def test_fields_without_effect_are_accepted(openai: OpenAI) -> None:
     harmless: Any = {
         **dict.fromkeys(["store", "background", "parallel_tool_calls"], False),
         **dict.fromkeys(["previous_response_id", "conversation", "prompt", "metadata", "tools", "max_tool_calls"]),
@@ -211,7 +211,7 @@ SCHEMA: Any = {
 }
 
 
-def test_the_text_is_json_of_a_schema(openai: OpenAI) -> None:
+def test_the_text_follows_a_json_schema(openai: OpenAI) -> None:
     form: Any = {"type": "json_schema", "name": "animal", "schema": SCHEMA, "strict": True}
     arguments: Any = {"model": "quire-demo", "input": TALE, "text": {"format": form}}
     whole = openai.responses.create(**arguments)
@@ -228,7 +228,7 @@ def test_the_text_is_json_of_a_schema(openai: OpenAI) -> None:
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
-def test_a_format_that_cannot_be_followed_is_refused(openai: OpenAI) -> None:
+def test_an_unenforceable_format_is_rejected(openai: OpenAI) -> None:
     for form in ({"type": "json_schema", "name": "x"}, {"type": "json_schema", "name": "x", "schema": {"type": "no"}}):
         arguments: Any = {**GREEDY, "input": TALE, "text": {"format": form}}
         for stream in (False, True):

@@ -1,4 +1,4 @@
-"""Constrained answers as OpenAI's client sees them."""
+"""Constrained answers through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = [
 
 
 class Point(BaseModel):
-    """What a user of pydantic wants."""
+    """A model that a user of pydantic may define."""
 
     x: int = Field(ge=-9, le=9)
     colour: Literal["red", "green"]
@@ -40,11 +40,11 @@ class Point(BaseModel):
 
 
 def json_schema(schema: Any, **fields: Any) -> dict[str, Any]:
-    """`response_format` with a schema."""
+    """Return a `response_format` with a schema."""
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **fields}}
 
 
-def test_answers_of_fifty_schemas_validate(server: Server) -> None:
+def test_answers_to_fifty_schemas_validate(server: Server) -> None:
     async def answer(client: AsyncOpenAI, index: int, schema: Any) -> str:
         form: Any = json_schema(schema, strict=bool(index % 3))
         if index % 2:
@@ -74,7 +74,7 @@ def test_pydantic_models_are_parsed(openai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize(("fields", "pattern"), KINDS)
-def test_each_kind(openai: OpenAI, fields: dict[str, Any], pattern: str) -> None:
+def test_each_kind_of_constraint_holds(openai: OpenAI, fields: dict[str, Any], pattern: str) -> None:
     body = {"structured_outputs": fields}
     whole = openai.completions.create(prompt=["It is ", "So"], n=2, extra_body=body, **ASKED)
     assert len(whole.choices) == 4
@@ -89,7 +89,7 @@ def test_each_kind(openai: OpenAI, fields: dict[str, Any], pattern: str) -> None
     assert re.fullmatch(pattern, streamed[1])
 
 
-def test_any_object_and_any_text(openai: OpenAI) -> None:
+def test_formats_without_a_schema(openai: OpenAI) -> None:
     any_object: Any = {"type": "json_object"}
     eight: Any = {**ASKED, "seed": 0, "n": 8, "max_tokens": 200, "extra_body": {"response_format": any_object}}
     found = openai.completions.create(prompt="Once upon a time there was", **eight).choices
@@ -107,7 +107,7 @@ def test_any_object_and_any_text(openai: OpenAI) -> None:
     assert (some.choices[0].message.content or "").startswith("{")
 
 
-def test_what_ends_an_answer_before_its_grammar_does(openai: OpenAI) -> None:
+def test_an_answer_may_end_before_its_grammar(openai: OpenAI) -> None:
     body = {"structured_outputs": {"regex": "a{50}b{50}"}}
     stopped = openai.completions.create(prompt="x", stop=["aab"], extra_body=body, **ASKED).choices[0]
     assert (stopped.text, stopped.finish_reason) == ("a" * 48, "stop")
@@ -115,7 +115,7 @@ def test_what_ends_an_answer_before_its_grammar_does(openai: OpenAI) -> None:
     assert short.finish_reason == "length"
     endless = {"structured_outputs": {"regex": "[a-z ]+"}, "ignore_eos": True}
     with openai.completions.create(prompt="x", stream=True, extra_body=endless, **{**ASKED, "max_tokens": 2000}) as it:
-        next(iter(it))  # and leave: no page is held at the end
+        next(iter(it))  # then disconnect: no page is held at the end
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
@@ -144,10 +144,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), BAD)
-def test_what_cannot_be_followed_is_the_requests_fault(
+def test_an_unenforceable_constraint_is_a_bad_request(
     openai: OpenAI, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    """Before a stream begins as well."""
+    """This holds before a stream begins as well."""
     asked: Any = {"model": "quire-demo", "max_tokens": 4, "extra_body": fields}
     streams = (False,) if "use_beam_search" in fields else (False, True)
     for stream in streams:
@@ -161,7 +161,7 @@ def test_what_cannot_be_followed_is_the_requests_fault(
             assert words in caught.value.message
 
 
-def test_a_stream_that_ends_early_tells_why(server: Server) -> None:
+def test_a_stream_that_ends_early_has_a_finish_reason(server: Server) -> None:
     body = {"prompt": "x", "structured_outputs": {"regex": "[0-9]{40}"}, "max_tokens": 3, "stream": True}
     events = events_of(server.request("/v1/completions", body).body)
     assert [event["choices"][0]["finish_reason"] for event in events[:-1]][-1] == "length"

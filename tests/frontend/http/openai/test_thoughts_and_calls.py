@@ -1,4 +1,4 @@
-"""Thoughts and calls of tools through `/v1/responses` and `/v1/messages`, and what comes of them in the next turn."""
+"""Thoughts and tool calls through `/v1/responses` and `/v1/messages`, over several turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOK: Any = {"name": "look", "input_schema": SCHEMA}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model behind the template of a model that calls tools, and thinks when it is asked to."""
+    """Serve the demo model with the chat template of a model that calls tools, and thinks on request."""
     folder = tmp_path_factory.mktemp("thinker")
     for file in folder_of_demo_model().iterdir():
         (folder / file.name).symlink_to(file)
@@ -45,7 +45,7 @@ def anthropic(server: Server) -> Iterator[Anthropic]:
         yield client
 
 
-def test_thoughts_are_items_that_go_back_in(openai: OpenAI) -> None:
+def test_thoughts_are_items_that_can_be_sent_back(openai: OpenAI) -> None:
     arguments: Any = {
         "model": "thinker",
         "temperature": 0,
@@ -77,7 +77,7 @@ def test_thoughts_are_items_that_go_back_in(openai: OpenAI) -> None:
         ({"type": "disabled"}, "text"),
     ],
 )
-def test_a_client_says_whether_to_think(anthropic: Anthropic, thinking: Any, kind: str) -> None:
+def test_a_client_chooses_whether_the_model_thinks(anthropic: Anthropic, thinking: Any, kind: str) -> None:
     arguments: Any = {
         "model": "thinker",
         "max_tokens": 12,
@@ -98,8 +98,8 @@ def test_a_client_says_whether_to_think(anthropic: Anthropic, thinking: Any, kin
     assert back.usage.output_tokens == 12
 
 
-def test_no_effort_is_no_thought(server: Server) -> None:
-    """The template knows no efforts, but whether to think."""
+def test_effort_none_turns_thinking_off(server: Server) -> None:
+    """The template has no efforts, only a switch for thinking."""
 
     def count(path: str, **fields: Any) -> int:
         body = {"messages": TALE, "max_tokens": 1} if "chat" in path else {"input": TALE, "max_output_tokens": 1}
@@ -127,13 +127,13 @@ def test_no_effort_is_no_thought(server: Server) -> None:
 
 
 def calls_of(items: Any, kind: Any) -> list[Any]:
-    """The items, all of which are calls of `look`."""
+    """Return the items after checking that all are calls of `look`."""
     assert all(isinstance(item, kind) and item.name == "look" for item in items)
     return list(items)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "look"}])
-def test_a_response_calls_and_takes_the_result(openai: OpenAI, choice: Any) -> None:
+def test_a_response_calls_a_tool_and_accepts_its_result(openai: OpenAI, choice: Any) -> None:
     arguments: Any = {"model": "thinker", "temperature": 0, "tools": [FLAT]}
     forced: Any = {**arguments, "input": TALE, "tool_choice": choice, "parallel_tool_calls": False}
     whole = openai.responses.create(**forced)
@@ -150,7 +150,7 @@ def test_a_response_calls_and_takes_the_result(openai: OpenAI, choice: Any) -> N
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
-def test_a_message_calls_and_takes_the_result(anthropic: Anthropic, choice: Any) -> None:
+def test_a_message_calls_a_tool_and_accepts_its_result(anthropic: Anthropic, choice: Any) -> None:
     arguments: Any = {"model": "thinker", "max_tokens": 99, "tools": [LOOK], "extra_body": {"temperature": 0}}
     forced: Any = {**arguments, "messages": TALE, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
     whole = anthropic.messages.create(**forced)
@@ -166,8 +166,8 @@ def test_a_message_calls_and_takes_the_result(anthropic: Anthropic, choice: Any)
     assert [block.type for block in told.content] == ["text"]
 
 
-def test_several_calls_are_items_and_blocks_of_their_own(openai: OpenAI, anthropic: Anthropic) -> None:
-    """The demo model goes on calling until it is cut off, so the last call is half a one."""
+def test_several_calls_are_separate_items_and_blocks(openai: OpenAI, anthropic: Anthropic) -> None:
+    """The demo model keeps calling until it is cut off, so the last call is incomplete."""
     response = openai.responses.create(
         model="thinker", temperature=0, input=TALE, tools=[FLAT], tool_choice="required", max_output_tokens=150
     )

@@ -1,4 +1,4 @@
-"""Tool calls and thoughts as OpenAI's client sees them: forced on the demo model, and of models that know tools."""
+"""Tool calls and thoughts through OpenAI's client: forced on the demo model, and by models that know tools."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(name: str, arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model as one that thinks and calls tools as Qwen3 does."""
+    """Serve the demo model as one that thinks and calls tools like Qwen3."""
     folder = thinking_model(tmp_path_factory.mktemp("models") / "thinker", QWEN_THINKING)
     with Server.start(str(folder), "--served-model-name", "quire-demo") as server:
         yield server
@@ -70,7 +70,7 @@ def qwen(thinker: Server) -> Iterator[OpenAI]:
 
 
 def streamed(openai: OpenAI, **body: Any) -> list[dict[str, Any]]:
-    """What a client makes of the deltas of each answer."""
+    """Return each answer as a client assembles it from the deltas."""
     found: list[dict[str, Any]] = [
         {"content": "", "thoughts": "", "calls": [], "reason": None} for _ in range(body.get("n", 1))
     ]
@@ -94,8 +94,10 @@ def streamed(openai: OpenAI, **body: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("server_kind", ["openai", "qwen"])
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_forced_calls_whole_and_streamed(request: pytest.FixtureRequest, server_kind: str, choice: Any) -> None:
-    """Whatever the model. Named ones have the finish reason "stop", as at OpenAI."""
+def test_forced_calls_are_valid_whole_and_streamed(
+    request: pytest.FixtureRequest, server_kind: str, choice: Any
+) -> None:
+    """This holds for any model. A call of a named function has the finish reason "stop", as with OpenAI."""
     client: OpenAI = request.getfixturevalue(server_kind)
     body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": choice, "n": 3, **PLAIN}
     body["parallel_tool_calls"] = False
@@ -116,7 +118,7 @@ def test_forced_calls_whole_and_streamed(request: pytest.FixtureRequest, server_
     assert all(re.fullmatch("call_[a-zA-Z0-9]{24}", each) for each in ids)
 
 
-def test_several_calls_in_an_answer(openai: OpenAI) -> None:
+def test_an_answer_may_have_several_calls(openai: OpenAI) -> None:
     body: Any = {
         **ASKED,
         "messages": ASK,
@@ -134,7 +136,7 @@ def test_several_calls_in_an_answer(openai: OpenAI) -> None:
             check(name, arguments)
 
 
-def test_a_call_is_answered_by_its_result(qwen: OpenAI) -> None:
+def test_the_result_of_a_call_can_be_sent_back(qwen: OpenAI) -> None:
     messages = list(ASK)
     body: Any = {**ASKED, "tools": tools(), **PLAIN}
     called = qwen.chat.completions.create(messages=messages, tool_choice=NAMED, **body).choices[0].message
@@ -146,18 +148,18 @@ def test_a_call_is_answered_by_its_result(qwen: OpenAI) -> None:
     shown = qwen.chat.completions.create(messages=messages, **{**body, "max_tokens": 5})
     assert said.usage is not None
     assert shown.usage is not None
-    assert said.usage.prompt_tokens == shown.usage.prompt_tokens  # with "none" as well, the tools are in the prompt
+    assert said.usage.prompt_tokens == shown.usage.prompt_tokens  # the tools are in the prompt with "none" as well
 
 
-def test_tokens_of_tools_are_counted_as_a_chat_has_them(thinker: Server, qwen: OpenAI) -> None:
+def test_tokenize_counts_the_tokens_of_tools(thinker: Server, qwen: OpenAI) -> None:
     answer = qwen.chat.completions.create(messages=ASK, **{**ASKED, "max_tokens": 1}, tools=tools(), **PLAIN)
     assert answer.usage is not None
     counted = thinker.request("/tokenize", {"messages": ASK, "tools": tools(), **PLAIN["extra_body"]}).json()
     assert counted["count"] == answer.usage.prompt_tokens
 
 
-def test_a_model_calls_by_its_own_choice(qwen: OpenAI) -> None:
-    """It is made to write a call by a regular expression, which knows nothing of tools."""
+def test_a_model_may_choose_to_call(qwen: OpenAI) -> None:
+    """A regular expression makes it generate a call without any tool constraint."""
     body: Any = {**ASKED, "messages": ASK, "tools": tools()}
     body["extra_body"] = {**PLAIN["extra_body"], "structured_outputs": {"regex": r"Let me look\.\n" + CALL}}
     choice = qwen.chat.completions.create(**body).choices[0]
@@ -175,8 +177,8 @@ def test_a_model_calls_by_its_own_choice(qwen: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_words_of_a_format_or_calls(qwen: OpenAI, strict: bool) -> None:
-    """The model chooses; which it will be is decided here by what may begin: a word or a call."""
+def test_an_answer_is_a_constrained_text_or_a_call(qwen: OpenAI, strict: bool) -> None:
+    """The model chooses; the logit bias of the first token decides here."""
     body: Any = {**ASKED, "messages": ASK, "tools": tools(strict), "parallel_tool_calls": False}
     body["extra_body"] = {**PLAIN["extra_body"], "structured_outputs": {"choice": ["yes", "no"]}}
     called, said = (
@@ -190,7 +192,7 @@ def test_words_of_a_format_or_calls(qwen: OpenAI, strict: bool) -> None:
     assert (said.message.content in ("yes", "no"), said.message.tool_calls) == (True, None)
 
 
-def test_thoughts_come_before_what_is_constrained(qwen: OpenAI) -> None:
+def test_thoughts_precede_the_constrained_text(qwen: OpenAI) -> None:
     body: Any = {**ASKED, "messages": ASK, "n": 4, "logit_bias": {THINK: 100, THOUGHT: 7}}
     body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": LOOK}}
     whole, parts = qwen.chat.completions.create(**body), streamed(qwen, **body)
@@ -217,7 +219,7 @@ def test_thoughts_come_before_what_is_constrained(qwen: OpenAI) -> None:
     assert not any(part["thoughts"] for part in kept_quiet)
 
 
-def test_a_call_that_is_cut_short(openai: OpenAI, server: Server) -> None:
+def test_a_call_may_be_cut_short(openai: OpenAI, server: Server) -> None:
     body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": NAMED}
     [part] = streamed(openai, **{**body, "max_tokens": 24})
     [[_, name, arguments]] = part["calls"]
@@ -226,11 +228,11 @@ def test_a_call_that_is_cut_short(openai: OpenAI, server: Server) -> None:
     with pytest.raises(json.JSONDecodeError):
         json.loads(arguments)
     with openai.chat.completions.create(stream=True, **body) as stream:
-        next(iter(stream))  # and leave
+        next(iter(stream))  # then disconnect
     server.check_pages()
 
 
-def test_a_forced_call_that_is_cut_off_leaves_no_words(openai: OpenAI) -> None:
+def test_a_forced_call_that_is_cut_off_leaves_no_text(openai: OpenAI) -> None:
     body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": "required", "max_tokens": 3}
     [choice] = openai.chat.completions.create(**body).choices
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (None, None, "length")
@@ -247,7 +249,7 @@ def test_a_forced_call_that_is_cut_off_leaves_no_words(openai: OpenAI) -> None:
     assert openai.chat.completions.create(messages=back, **{**ASKED, "max_tokens": 1}).choices
 
 
-def test_a_model_that_knows_no_tools_goes_on_after_a_call(server: Server, openai: OpenAI) -> None:
+def test_a_model_that_knows_no_tools_continues_after_a_call(server: Server, openai: OpenAI) -> None:
     body: Any = {**ASKED, "tools": tools()}
     called = openai.chat.completions.create(messages=ASK, tool_choice=NAMED, **body).choices[0].message
     [call] = called.tool_calls or []
@@ -285,7 +287,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), BAD)
-def test_bad_tools_are_refused_where_they_are(openai: OpenAI, fields: dict[str, Any], param: str, words: str) -> None:
+def test_errors_about_bad_tools_name_their_place(
+    openai: OpenAI, fields: dict[str, Any], param: str, words: str
+) -> None:
     for stream in (False, True):
         with pytest.raises(BadRequestError) as caught:
             openai.chat.completions.create(messages=ASK, model="quire-demo", stream=stream, extra_body=fields)
@@ -293,7 +297,7 @@ def test_bad_tools_are_refused_where_they_are(openai: OpenAI, fields: dict[str, 
         assert words in caught.value.message
 
 
-def test_python_can_do_the_same(qwen: OpenAI, thinker: Server) -> None:
+def test_the_python_api_does_the_same(qwen: OpenAI, thinker: Server) -> None:
     options: Any = {"tools": tools(), "tool_choice": "required", "parallel_tool_calls": False}
     sampled = SamplingParams(n=2, seed=5, max_tokens=300, temperature=1.0)
     body: Any = {**ASKED, "messages": ASK, "n": 2, **options, **PLAIN}
@@ -316,7 +320,7 @@ def test_python_can_do_the_same(qwen: OpenAI, thinker: Server) -> None:
             llm.chat(ASK, SamplingParams(structured_outputs=StructuredOutputsParams(grammar="what is this")))
 
 
-def test_streams_in_python_are_read_as_they_arrive(thinker: Server) -> None:
+def test_the_python_api_parses_streams_as_they_arrive(thinker: Server) -> None:
     async def run() -> None:
         async with AsyncLLM(engine_address=thinker.engine_address) as llm:
             params = SamplingParams(seed=7, max_tokens=300, logit_bias={THINK: 100.0, THOUGHT: 7.0})

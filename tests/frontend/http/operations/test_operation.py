@@ -1,4 +1,4 @@
-"""What an operator counts on: keys, limits, proxies, TLS."""
+"""API keys, limits, proxies and TLS."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from raw_http import RawConnection, post
 from quire.frontend import AsyncLLM
 from quire.frontend.client.request_table import OpenRequest
 from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import Service
-from quire.frontend.http.transport.retry_after import RetryAfter
+from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.server import ServerMetrics
 
 COMPLETIONS = "/v1/completions"
@@ -35,14 +35,14 @@ KEYS = ["sk-flag", "sk-file-1", "sk-file-2", "sk-variable-1", "sk-variable-2"]
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with keys from everywhere, behind a proxy, that web pages of one origin may call."""
+    """Start a server with keys from all sources, behind a proxy, that web pages of one origin may call."""
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text("# two\nsk-file-1\n\n  sk-file-2  \n")
     flags = ["--api-key", "sk-flag", "--api-key-file", str(file), "--root-path", "/quire"]
     environment = {"QUIRE_API_KEY": "sk-variable-1, sk-variable-2"}
     with Server.start(*flags, "--allowed-origins", "http://page.test", environment=environment) as server:
         assert server.url.endswith("/quire")
-        server.url = server.url.removesuffix("/quire")  # the proxy takes it away
+        server.url = server.url.removesuffix("/quire")  # as the proxy does
         yield server
 
 
@@ -50,7 +50,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_every_key_opens_in_every_way_that_clients_have(locked: Server) -> None:
+def test_every_key_is_accepted_in_every_form(locked: Server) -> None:
     for key in KEYS:
         basic = b64encode(f"anyone:{key}".encode()).decode()
         for headers in (
@@ -69,17 +69,17 @@ def test_every_key_opens_in_every_way_that_clients_have(locked: Server) -> None:
      {"x-api-key": "sk"}, {"Cookie": "key=sk-flag"}],
     ids=str,
 )  # fmt: skip
-def test_without_a_key_everything_but_health_is_shut(locked: Server, headers: dict[str, str]) -> None:
+def test_a_request_without_a_valid_key_is_unauthorized(locked: Server, headers: dict[str, str]) -> None:
     reply = locked.request(COMPLETIONS, GOOD, headers=headers)
     assert (reply.status, reply.error["type"], reply.error["code"]) == (401, "authentication_error", "invalid_api_key")
     assert "WWW-Authenticate".lower() in reply.headers
 
 
-def test_every_route_asks_for_a_key(locked: Server) -> None:
+def test_every_route_but_health_requires_a_key(locked: Server) -> None:
     with_engine = AsyncLLM(engine_address=locked.engine_address)
     try:
         metrics = ServerMetrics(model_name="m", max_model_len=with_engine.max_model_len)
-        known = routes(Service(llm=with_engine, args=ServerArgs(), names=["m"], metrics=metrics))
+        known = routes(ModelService(llm=with_engine, args=ServerArgs(), names=["m"], metrics=metrics))
     finally:
         with_engine.close()
     paths = {route.path.replace("{name:path}", "x") for route in known} | {"/nothing", "/health/", "//health"}
@@ -89,7 +89,7 @@ def test_every_route_asks_for_a_key(locked: Server) -> None:
     assert locked.request("/health").status == 200
 
 
-def test_openais_client_knows_the_refusal_and_no_key_is_logged(locked: Server) -> None:
+def test_openais_client_raises_an_authentication_error_and_no_key_is_logged(locked: Server) -> None:
     client = OpenAI(base_url=f"{locked.url}/v1", api_key="sk-wrong", max_retries=0)
     with client, pytest.raises(AuthenticationError):
         client.models.list()
@@ -97,14 +97,14 @@ def test_openais_client_knows_the_refusal_and_no_key_is_logged(locked: Server) -
     assert not [line for line in locked.log if "sk-" in line]
 
 
-def test_a_page_of_an_allowed_origin_may_call(locked: Server) -> None:
+def test_only_pages_of_an_allowed_origin_may_call(locked: Server) -> None:
     origin = {"Origin": "http://page.test", "Access-Control-Request-Method": "POST"}
     preflight = locked.request(COMPLETIONS, method="OPTIONS", headers=origin)
     assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (200, "http://page.test")
     reply = locked.request(COMPLETIONS, GOOD, headers={**bearer("sk-flag"), "Origin": "http://page.test"})
     assert reply.headers["access-control-allow-origin"] == "http://page.test"
     assert "x-request-id" in reply.headers["access-control-expose-headers"].lower()
-    refused = locked.request(COMPLETIONS, GOOD, headers=origin)  # which the page can read
+    refused = locked.request(COMPLETIONS, GOOD, headers=origin)  # the page can read the error
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "http://page.test")
     stranger = locked.request(COMPLETIONS, method="OPTIONS", headers={**origin, "Origin": "http://other.test"})
     assert (stranger.status, "--allowed-origins" in stranger.error["message"]) == (400, True)
@@ -128,20 +128,20 @@ def test_pages_and_their_document_work_below_a_root_path(locked: Server) -> None
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Server]:
-    """A server that serves one request at a time, and lets one wait."""
+    """Start a server that runs one request at a time, and lets one wait."""
     with Server.start("--max-num-seqs", "1", "--max-waiting-requests", "1") as server:
         yield server
 
 
 @pytest.fixture
 def busy(narrow: Server) -> Iterator[EngineWatch]:
-    """What the server's engine does, while it serves a request that goes on to the end of the test."""
+    """Watch the server's engine, which is busy with one request until the end of the test."""
     with EngineWatch(narrow) as watch, RawConnection(narrow.url).send(post(COMPLETIONS, STREAM)):
         watch.wait_for(running=1)
         yield watch
 
 
-def test_requests_too_many_are_told_when_to_come_back(narrow: Server, busy: EngineWatch) -> None:
+def test_a_full_queue_answers_429_with_retry_after(narrow: Server, busy: EngineWatch) -> None:
     with RawConnection(narrow.url).send(post(COMPLETIONS, STREAM)):
         busy.wait_for(waiting=1)
         for body in (GOOD, {**GOOD, "stream": True}):
@@ -153,27 +153,27 @@ def test_requests_too_many_are_told_when_to_come_back(narrow: Server, busy: Engi
             client.completions.create(model="quire-demo", prompt="x")
 
 
-def test_the_pace_tells_when_to_come_back() -> None:
+def test_retry_after_follows_the_rate_of_finished_requests() -> None:
     now = 0.0
-    refusals = RetryAfter(lambda: now)
+    retry_after = RetryAfter(lambda: now)
     request = cast("OpenRequest", type("Request", (), {"error": None})())
-    assert refusals.seconds == 1
+    assert retry_after.seconds == 1
     for _ in range(200):
-        refusals.on_submitted(request)
+        retry_after.on_submitted(request)
     now = 0.2
-    assert refusals.seconds == 40  # none has ended yet, in 0.2 s
+    assert retry_after.seconds == 40  # none has finished in 0.2 s
     for _ in range(100):
         now += 0.1
-        refusals.on_finished(request, now)
-    assert refusals.seconds == 10  # ten a second, and a hundred are open
+        retry_after.on_finished(request, now)
+    assert retry_after.seconds == 10  # ten finish per second, and a hundred are open
     for _ in range(100):
-        refusals.on_finished(request, now)
+        retry_after.on_finished(request, now)
     now = 1000.0
-    refusals.on_submitted(request)
-    assert refusals.seconds == 1  # it has just begun: what was before the idle time is forgotten
+    retry_after.on_submitted(request)
+    assert retry_after.seconds == 1  # the rate before the idle time is forgotten
 
 
-def test_time_that_is_up_before_the_first_token_is_504(narrow: Server, busy: EngineWatch) -> None:
+def test_a_time_limit_before_the_first_token_is_504(narrow: Server, busy: EngineWatch) -> None:
     del busy
     for stream in (False, True):
         body = {**GOOD, "stream": stream}
@@ -182,7 +182,7 @@ def test_time_that_is_up_before_the_first_token_is_504(narrow: Server, busy: Eng
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_time_that_is_up_later_ends_the_answer(locked: Server, stream: bool) -> None:
+def test_a_later_time_limit_ends_the_answer(locked: Server, stream: bool) -> None:
     headers = {"X-Request-Timeout": "1", **bearer("sk-flag")}
     reply = locked.request(COMPLETIONS, {**STREAM, "n": 64, "stream": stream}, headers=headers)
     answers = events_of(reply.body)[:-1] if stream else [reply.json()]
@@ -190,7 +190,7 @@ def test_time_that_is_up_later_ends_the_answer(locked: Server, stream: bool) -> 
     assert "timeout" in reasons
 
 
-def test_ids_come_back_and_no_page_may_call_unless_asked_for(narrow: Server) -> None:
+def test_request_ids_are_returned_and_by_default_no_page_may_call(narrow: Server) -> None:
     reply = narrow.request("/version", headers={"X-Request-Id": "mine", "Origin": "http://page.test"})
     assert reply.headers["x-request-id"] == "mine"
     assert not [name for name in reply.headers if name.startswith("access-control")]
@@ -217,7 +217,7 @@ def test_tls_from_files(tmp_path: Path) -> None:
         host, port = server.url.removeprefix("https://").split(":")
         with socket.create_connection((host, int(port)), 20) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\n\r\n")
-            assert plain.recv(100) == b""  # no answer in the clear
+            assert plain.recv(100) == b""  # no response without TLS
 
 
 def test_an_empty_key_does_not_open_the_server() -> None:

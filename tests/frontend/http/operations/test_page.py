@@ -1,4 +1,4 @@
-"""The page in a real browser, against the real server."""
+"""The page in a real browser, with a real server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 ANSWER = ".message.assistant"
-LEFT = r"(view/events|icon\.svg) net::ERR_ABORTED"  # what becomes of it when its page is left
+LEFT = r"(view/events|icon\.svg) net::ERR_ABORTED"  # expected when the page is closed
 TALE = "Tell me a tale about a fox and a crow"
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Each look takes its time, as a round trip to the engine does."""
+    """Poll a condition; each call takes a while, such as a round trip to the engine."""
     deadline = time.monotonic() + 10.0
     while not condition():
         assert time.monotonic() < deadline
@@ -30,7 +30,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def open_page(browser: Browser, server: Server) -> Iterator[Callable[..., Page]]:
-    """Opens the page; at the end of the test there must have been no error in it, unless some are `expected`."""
+    """Return a function that opens the page; its console must show no errors but `expected` ones."""
     contexts: list[BrowserContext] = []
     problems: list[str] = []
 
@@ -56,14 +56,14 @@ def open_page(browser: Browser, server: Server) -> Iterator[Callable[..., Page]]
     assert not problems
 
 
-def settle(page: Page, count: int = 1) -> None:
-    """Waits until so many answers are there, and complete."""
+def wait_for_answers(page: Page, count: int = 1) -> None:
+    """Wait until there are `count` answers and the last one is complete."""
     page.wait_for_function("count => document.querySelectorAll('.message.assistant').length === count", arg=count)
     page.wait_for_selector("#send:visible")
 
 
 def choose(page: Page, **values: Any) -> None:
-    """Sets sampling controls."""
+    """Set sampling controls."""
     page.click("#toggle-settings")
     for name, value in values.items():
         page.fill(f"#settings [name={name}]", str(value))
@@ -75,8 +75,8 @@ def say(page: Page, text: str) -> None:
     page.press("#input", "Enter")
 
 
-def words(page: Page) -> str:
-    """Of the last answer."""
+def last_answer(page: Page) -> str:
+    """Return the text of the last answer."""
     return page.locator(f"{ANSWER} > .text:not(.reasoning)").last.inner_text()
 
 
@@ -88,15 +88,15 @@ def test_an_answer_is_streamed_with_its_figures(open_page: Callable[..., Page]) 
     page.press("#input", "Shift+Enter")
     assert page.input_value("#input") == f"{TALE}\n"
     page.press("#input", "Enter")
-    settle(page)
-    assert len(words(page)) > 40
+    wait_for_answers(page)
+    assert len(last_answer(page)) > 40
     figures = page.inner_text(f"{ANSWER} .figures")
-    assert re.fullmatch(r"40 tokens( · [\d.]+ tok/s)? · TTFT \d+ ms · cut at the limit of tokens", figures)
+    assert re.fullmatch(r"40 tokens( · [\d.]+ tok/s)? · TTFT \d+ ms · token limit reached", figures)
     say(page, "Go on")
-    settle(page, 2)
+    wait_for_answers(page, 2)
 
 
-def test_what_was_chosen_is_remembered(open_page: Callable[..., Page]) -> None:
+def test_settings_survive_a_reload(open_page: Callable[..., Page]) -> None:
     page = open_page()
     choose(page, temperature=0.4, system="You tell old tales.")
     page.check("#tint")
@@ -109,7 +109,7 @@ def test_what_was_chosen_is_remembered(open_page: Callable[..., Page]) -> None:
 @pytest.mark.parametrize("how", ["document.querySelector('#stop').click()", "document.dispatchEvent(escape)"])
 def test_an_answer_is_stopped(open_page: Callable[..., Page], server: Server, how: str) -> None:
     page = open_page(expected="v1/chat/completions net::ERR_ABORTED")
-    choose(page, max_tokens=1900, temperature=5, seed=2)  # with which it would be so long
+    choose(page, max_tokens=1900, temperature=5, seed=2)  # a long answer, unless stopped
     page.evaluate(
         f"""() => {{
             const escape = new KeyboardEvent("keydown", {{ key: "Escape" }});
@@ -122,31 +122,31 @@ def test_an_answer_is_stopped(open_page: Callable[..., Page], server: Server, ho
         }}"""
     )
     say(page, TALE)
-    settle(page)
+    wait_for_answers(page)
     assert "stopped" in page.inner_text(f"{ANSWER} .figures")
     assert page.locator(".token").count() < 1900
     with LLM(engine_address=server.engine_address) as llm:
         eventually(lambda: llm.stats()["running"] == 0)
 
 
-def test_an_answer_is_made_again_and_a_message_changed(open_page: Callable[..., Page]) -> None:
+def test_an_answer_can_be_regenerated_and_a_message_edited(open_page: Callable[..., Page]) -> None:
     page = open_page()
     choose(page, max_tokens=20, seed=5)
     say(page, TALE)
-    settle(page)
-    first = words(page)
+    wait_for_answers(page)
+    first = last_answer(page)
     page.evaluate("document.querySelector('.message.assistant').id = 'old'")
     page.click("text=Regenerate")
     page.wait_for_selector("#old", state="detached")
-    settle(page)
-    assert words(page) == first  # by its seed
+    wait_for_answers(page)
+    assert last_answer(page) == first  # the seed is the same
     page.click("text=Edit")
     assert page.input_value("#input") == TALE
     page.keyboard.press("Escape")
     assert page.input_value("#input") == ""
     page.click("text=Edit")
     say(page, "Tell me of <img src=x> & two kings")
-    settle(page)
+    wait_for_answers(page)
     assert page.locator(".message").count() == 2
     assert page.inner_text(".message.user .text") == "Tell me of <img src=x> & two kings"
     assert page.locator(".log img").count() == 0
@@ -162,7 +162,7 @@ def test_probabilities_are_shown_on_hover_and_by_keyboard(open_page: Callable[..
     page.click("#toggle-settings")
     choose(page, max_tokens=12)
     say(page, "Once upon a time there was a king who")
-    settle(page)
+    wait_for_answers(page)
     page.hover(".token >> nth=3")
     assert page.locator("#tooltip .row").count() >= 5
     assert page.locator("#tooltip .row.chosen").count() == 1
@@ -177,7 +177,7 @@ def test_probabilities_are_shown_on_hover_and_by_keyboard(open_page: Callable[..
     assert page.is_visible("#tooltip")
 
 
-def test_the_map_of_pages_moves_while_answers_come(open_page: Callable[..., Page], server: Server) -> None:
+def test_the_page_map_changes_during_an_answer(open_page: Callable[..., Page], server: Server) -> None:
     page = open_page()
     picture = "document.querySelector('#pages').toDataURL()"
     held = "document.querySelectorAll('.legend dd')[1].textContent"
@@ -197,7 +197,7 @@ def test_the_map_of_pages_moves_while_answers_come(open_page: Callable[..., Page
 
 
 @pytest.mark.parametrize("way", ["panel", "window"])
-def test_who_does_not_look_is_not_connected(open_page: Callable[..., Page], way: str) -> None:
+def test_a_hidden_view_is_not_connected(open_page: Callable[..., Page], way: str) -> None:
     page = open_page()
     hide = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); "
     hide += "document.dispatchEvent(new Event('visibilitychange')); }"
@@ -217,20 +217,20 @@ def test_who_does_not_look_is_not_connected(open_page: Callable[..., Page], way:
     page.wait_for_selector("#pulse.idle")
 
 
-def test_errors_are_told_in_words(open_page: Callable[..., Page]) -> None:
+def test_errors_are_shown_and_a_retry_works(open_page: Callable[..., Page]) -> None:
     page = open_page(expected="400")
     choose(page, max_tokens=100_000)
     say(page, TALE)
-    settle(page)
+    wait_for_answers(page)
     assert "max_tokens" in page.inner_text(".error")
     choose(page, max_tokens=5)
     page.click("text=Try again")
     page.wait_for_selector(".error", state="detached")
-    settle(page)
-    assert words(page)
+    wait_for_answers(page)
+    assert last_answer(page)
 
 
-def test_a_server_that_asks_for_a_key_gets_one(open_page: Callable[..., Page]) -> None:
+def test_the_page_asks_for_a_key_and_sends_it(open_page: Callable[..., Page]) -> None:
     page = open_page(expected="401")
     keys: list[str | None] = []
 
@@ -251,29 +251,29 @@ def test_a_server_that_asks_for_a_key_gets_one(open_page: Callable[..., Page]) -
     assert keys == [None, "Bearer secret"]
 
 
-def test_a_browser_that_has_the_key_needs_no_more(browser: Browser, server: Server) -> None:
-    """It sends what it was asked for with the page; and a server that ends does not wait for those who look."""
+def test_a_browser_with_basic_authentication_needs_no_further_key(browser: Browser, server: Server) -> None:
+    """The browser sends its credentials with every request; and a stopping server does not wait for viewers."""
     with Server.start("--address", server.engine_address, "--api-key", "secret") as guarded:
         context = browser.new_context(http_credentials={"username": "any", "password": "secret"})
         page = context.new_page()
         page.goto(f"{guarded.url}/")
         choose(page, max_tokens=5)
         say(page, TALE)
-        settle(page)
-        assert words(page)
+        wait_for_answers(page)
+        assert last_answer(page)
         page.wait_for_selector("#pulse.idle")
         guarded.stop()
-        page.wait_for_selector("#engine-note.bad:text('The server has closed the view')")
+        page.wait_for_selector("#engine-note.bad:text('The server closed the view')")
         context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_every_width_and_colour(open_page: Callable[..., Page], scheme: str, width: int) -> None:
+def test_every_width_and_colour_scheme(open_page: Callable[..., Page], scheme: str, width: int) -> None:
     page = open_page(color_scheme=scheme, viewport={"width": width, "height": 740}, reduced_motion="reduce")
     choose(page, max_tokens=10)
     say(page, "word" * 200)
-    settle(page)
+    wait_for_answers(page)
     if width == 360:
         page.click("#toggle-settings")
         assert page.evaluate("document.documentElement.scrollWidth") == width

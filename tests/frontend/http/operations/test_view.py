@@ -15,9 +15,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM, SamplingParams
-from quire.frontend.http.operations.page import page_routes
 from quire.frontend.http.operations.picture import PictureMaker
-from quire.frontend.http.operations.view import EngineView
+from quire.frontend.http.operations.view import EngineView, page_routes
 from quire.frontend.metrics.recent import RecentRates
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import EngineSnapshot, HotPrefix, PageMap, SchedulerStats
@@ -36,7 +35,7 @@ def engine() -> Iterator[AsyncLLM]:
 
 
 def with_engine(test: Test) -> Callable[[AsyncLLM], None]:
-    """Runs a test on an event loop of its own."""
+    """Run a test on an event loop of its own."""
 
     def run(engine: AsyncLLM) -> None:
         asyncio.run(asyncio.wait_for(test(engine), 60))
@@ -51,7 +50,7 @@ async def next_event(events: AsyncIterator[bytes]) -> tuple[str, Any]:
 
 
 @with_engine
-async def test_a_viewer_gets_the_history_and_then_pictures(llm: AsyncLLM) -> None:
+async def test_a_viewer_gets_the_history_first_and_then_pictures(llm: AsyncLLM) -> None:
     recent = RecentRates()
     llm.add_observer(recent)
     view = EngineView(llm, recent)
@@ -74,7 +73,7 @@ async def test_a_viewer_gets_the_history_and_then_pictures(llm: AsyncLLM) -> Non
 
 
 @with_engine
-async def test_viewers_share_one_poller_that_ends_with_the_last(llm: AsyncLLM) -> None:
+async def test_viewers_share_one_poller_that_ends_with_the_last_of_them(llm: AsyncLLM) -> None:
     view = EngineView(llm, RecentRates())
     one, two = view.events(), view.events()
     assert not view.is_polling
@@ -106,7 +105,7 @@ async def test_a_server_that_drains_ends_the_streams(llm: AsyncLLM) -> None:
 
 
 @with_engine
-async def test_an_engine_that_gives_no_answer_is_told_of(llm: AsyncLLM) -> None:
+async def test_an_engine_that_does_not_respond_is_a_problem_event(llm: AsyncLLM) -> None:
     other = AsyncLLM(engine_address=llm.engine_address)
     async with aclosing(EngineView(other, RecentRates()).events()) as events:
         await next_event(events)
@@ -115,7 +114,7 @@ async def test_an_engine_that_gives_no_answer_is_told_of(llm: AsyncLLM) -> None:
         while kind == "picture":
             kind, data = await next_event(events)
         assert kind == "problem"
-        assert data["message"].startswith("The engine gives no answer: ")
+        assert data["message"].startswith("The engine does not respond: ")
 
 
 def snapshot(timestamp: float, prefill: int, decode: int, prefixes: list[HotPrefix]) -> EngineSnapshot:
@@ -123,7 +122,7 @@ def snapshot(timestamp: float, prefill: int, decode: int, prefixes: list[HotPref
     return EngineSnapshot(timestamp, SchedulerStats(), [], 0, [], 0, pages, prefixes, prefill, decode)
 
 
-def test_rates_are_those_since_the_picture_before() -> None:
+def test_rates_cover_the_time_since_the_previous_picture() -> None:
     maker = PictureMaker(None)
     first = maker.picture(snapshot(10.0, 500, 100, []))
     second = maker.picture(snapshot(10.5, 700, 110, []))
@@ -164,13 +163,13 @@ def test_the_files_of_the_page(client: TestClient, path: str, kind: str) -> None
     assert client.get(path, headers={"If-None-Match": '"other"'}).content == answer.content
 
 
-def test_what_is_not_the_page_is_not_served(client: TestClient) -> None:
+def test_other_files_are_not_served(client: TestClient) -> None:
     for path in ("/page/", "/page/index.html", "/page/../page.py", "/page/%2e%2e/http/page.py"):
         assert client.get(path).status_code == 404
 
 
-def test_the_page_needs_nothing_from_elsewhere(client: TestClient) -> None:
-    """No address of another host, nothing inline, and every file that it names is there."""
+def test_the_page_loads_nothing_from_other_origins(client: TestClient) -> None:
+    """It has no URL of another host and nothing inline, and every file that it names exists."""
     names = {path.name for path in PAGE.iterdir()}
     for path in PAGE.iterdir():
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")

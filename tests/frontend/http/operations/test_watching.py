@@ -1,4 +1,4 @@
-"""What those who watch a server see: metrics, spans and the log."""
+"""Observability of a server: metrics, spans and the log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
-class Collector(http.server.BaseHTTPRequestHandler):
-    """Takes spans as an OpenTelemetry collector does."""
+class SpanReceiver(http.server.BaseHTTPRequestHandler):
+    """Receives spans like an OpenTelemetry collector."""
 
     bodies: list[bytes]
 
@@ -34,15 +34,15 @@ class Collector(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    Collector.bodies = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as listener:
+    SpanReceiver.bodies = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SpanReceiver) as listener:
         threading.Thread(target=listener.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.server_port}/v1/traces", Collector.bodies
+        yield f"http://127.0.0.1:{listener.server_port}/v1/traces", SpanReceiver.bodies
         listener.shutdown()
 
 
 def samples(server: Server) -> dict[str, float]:
-    """By name and labels, less those that are the same for all."""
+    """Return the samples by name and labels, without the labels that all share."""
     values = {}
     for family in text_string_to_metric_families(server.request("/metrics").body.decode()):
         for sample in family.samples:
@@ -51,7 +51,7 @@ def samples(server: Server) -> dict[str, float]:
     return values
 
 
-def test_dashboards_of_vllm_find_what_they_read(collector: tuple[str, list[bytes]]) -> None:
+def test_dashboards_for_vllm_find_their_metrics(collector: tuple[str, list[bytes]]) -> None:
     endpoint, bodies = collector
     arguments = ["--metrics-prefix", "vllm", "--log-format", "json", "--otlp-traces-endpoint", endpoint]
     arguments += ["--trust-request-chat-template"]

@@ -1,4 +1,4 @@
-"""Clients that go away, or stay and do not read: their requests end, and nobody else notices."""
+"""Clients that disconnect or do not read: their requests end, and other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_CONNECTIONS, AT_ONCE = 1000, 200
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """The demo model, a few requests at once, whose prompts fill a step; events are made large by its name."""
+    """Serve the demo model with few requests at once, prompts that fill a step, and a long name for large events."""
     limits = ["--max-num-seqs", "8", "--long-prefill-threshold", "2048", "--send-timeout", "1"]
     with Server.start(*limits, "--served-model-name", "m" * 4000) as server:
         yield server
@@ -39,7 +39,7 @@ def watch(server: Server) -> Iterator[EngineWatch]:
 
 
 def leave(server: Server, connection: RawConnection) -> float:
-    """Close a connection while the engine is held still, until the server has noticed; returns when it went on."""
+    """Close a connection while the engine is halted, until the server has noticed; return the time it resumed."""
     address = connection.address
     with halted(engine_pid(server)):
         connection.close()
@@ -48,7 +48,7 @@ def leave(server: Server, connection: RawConnection) -> float:
 
 
 def wait_given_up(server: Server, address: str) -> None:
-    """Wait until the access log says that a request could not be answered to its end."""
+    """Wait until the access log has the request as closed by the client."""
     wait_until(
         lambda: any(f"{address} " in line and " 499 in " in line for line in server.log),
         f"the server did not give up the request of {address}",
@@ -56,7 +56,7 @@ def wait_given_up(server: Server, address: str) -> None:
 
 
 def check_aborted(watch: EngineWatch, number: int, since: float) -> int:
-    """The engine has ended a request before its second step from then on; returns in how many steps it had been."""
+    """Check that a request ended within one step after `since`; return the number of its steps."""
 
     def ends(step: StepTrace) -> list[RequestEvent]:
         return [event for event in step.events if event.number == number and event.type is EventType.FINISHED]
@@ -69,12 +69,12 @@ def check_aborted(watch: EngineWatch, number: int, since: float) -> int:
 
 
 def prefills(step: StepTrace) -> bool:
-    """Whether a step takes long: a decode of the demo model does not take as long as a message to the engine."""
+    """Return whether a step is long; a decode step of the demo model is shorter than a message to the engine."""
     return step.stats is not None and step.stats.prefill_tokens > 1000
 
 
 @pytest.mark.parametrize("body", [STREAM, LONG], ids=["streamed", "whole"])
-def test_a_client_that_leaves_while_tokens_come_ends_its_request_within_a_step(
+def test_a_disconnect_during_decode_ends_the_request_within_a_step(
     server: Server, watch: EngineWatch, body: dict[str, Any]
 ) -> None:
     connection = RawConnection(server.url).send(post(COMPLETIONS, body))
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_while_tokens_come_ends_its_request_within_a_step(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_a_client_that_leaves_during_prefill_ends_its_request_within_a_step(
+def test_a_disconnect_during_prefill_ends_the_request_within_a_step(
     server: Server, watch: EngineWatch, stream: bool
 ) -> None:
     body = {**PROMPTS, "stream": stream, "cache_salt": f"prefill {stream}"}
@@ -95,7 +95,7 @@ def test_a_client_that_leaves_during_prefill_ends_its_request_within_a_step(
 
 
 @pytest.mark.parametrize("body", [STREAM, LONG], ids=["streamed", "whole"])
-def test_a_client_that_leaves_the_queue_is_never_served(
+def test_a_disconnect_in_the_queue_ends_the_request_before_its_first_step(
     server: Server, watch: EngineWatch, body: dict[str, Any]
 ) -> None:
     with RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, "n": 8})) as busy:
@@ -106,26 +106,26 @@ def test_a_client_that_leaves_the_queue_is_never_served(
         assert busy.begin_reply().status == 200
 
 
-def test_a_client_that_sent_another_request_ahead_is_seen_to_leave(server: Server, watch: EngineWatch) -> None:
+def test_the_disconnect_of_a_client_that_pipelined_a_request_is_noticed(server: Server, watch: EngineWatch) -> None:
     connection = RawConnection(server.url).send(post(COMPLETIONS, STREAM) + post(COMPLETIONS, STREAM))
     number = watch.decode()
     leave(server, connection)
     check_aborted(watch, number, math.inf)
 
 
-def test_a_client_that_reads_nothing_costs_no_memory_and_is_left_in_the_end(server: Server, watch: EngineWatch) -> None:
+def test_a_client_that_reads_nothing_costs_no_memory_and_is_dropped(server: Server, watch: EngineWatch) -> None:
     connection = RawConnection(server.url)
     connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     before = resident_bytes(server)
-    connection.send(post(COMPLETIONS, {**STREAM, "n": 7}))  # some 40 MB, the system takes 5
+    connection.send(post(COMPLETIONS, {**STREAM, "n": 7}))  # some 40 MB, of which the system buffers 5
     watch.decode()
-    assert server.request(COMPLETIONS, {**LONG, "max_tokens": 1}).status == 200  # others go on
+    assert server.request(COMPLETIONS, {**LONG, "max_tokens": 1}).status == 200  # others continue
     wait_given_up(server, connection.address)
     assert resident_bytes(server) - before < 8 << 20
     connection.close()
 
 
-def test_a_thousand_streams_dropped_leave_nothing(server: Server) -> None:
+def test_a_thousand_dropped_streams_leave_nothing_behind(server: Server) -> None:
     server.request(COMPLETIONS, {**LONG, "max_tokens": 1})
     most_files, most_threads = count(server, "fd"), count(server, "task")
     for _ in range(NUM_CONNECTIONS // AT_ONCE):
@@ -139,10 +139,10 @@ def test_a_thousand_streams_dropped_leave_nothing(server: Server) -> None:
 
 
 def count(server: Server, what: str) -> int:
-    """File descriptors ("fd") or threads ("task") of the server."""
+    """Return the number of file descriptors ("fd") or threads ("task") of the server."""
     return len(os.listdir(f"/proc/{server.process.pid}/{what}"))
 
 
 def resident_bytes(server: Server) -> int:
-    """Memory of the server's process."""
+    """Return the resident memory of the server's process."""
     return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

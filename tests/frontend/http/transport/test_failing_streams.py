@@ -1,4 +1,4 @@
-"""Streams that have begun when the engine dies: each API tells of it in its own shape."""
+"""Streams that are cut off when the engine dies: each API reports the error in its own shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TALE: Any = [{"role": "user", "content": "Tell me a tale"}]
 
 
 def begin(server: Server, path: str, body: dict[str, Any]) -> tuple[HTTPResponse, bytes]:
-    """A stream whose answer has begun, and what it has sent up to then."""
+    """Begin a stream; return its response and the bytes up to the first delta."""
     data = json.dumps({**body, "stream": True}).encode()
     request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
     reply = cast("HTTPResponse", urllib.request.urlopen(request, timeout=PATIENCE))
@@ -33,7 +33,7 @@ def kill_engine(server: Server) -> None:
     os.kill(int(engine), signal.SIGKILL)
 
 
-def test_a_stream_tells_that_it_failed() -> None:
+def test_a_failed_stream_ends_with_an_error_event() -> None:
     with Server.start() as server:
         long = {"max_output_tokens": 1900, "ignore_eos": True}
         responses = begin(server, "/v1/responses", {"input": "Tell me a tale", **long})

@@ -1,4 +1,4 @@
-"""Long bodies hold up no stream: what takes a while is not done on the event loop."""
+"""Long bodies delay no stream: slow work does not run on the event loop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 from quire.frontend import AsyncLLM
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.server import ServerMetrics
 
-TEXT = "Once upon a time there was a fox. " * 30  # alone it is short
+TEXT = "Once upon a time there was a fox. " * 30  # short by itself
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def llm(server: Server) -> Iterator[AsyncLLM]:
 
 @pytest.fixture
 def client(llm: AsyncLLM) -> TestClient:
-    """The server in this process."""
+    """Run the server in this process."""
     metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-    return TestClient(make_app(Service(llm=llm, args=ServerArgs(), names=["m"], metrics=metrics)))
+    return TestClient(make_app(ModelService(llm=llm, args=ServerArgs(), names=["m"], metrics=metrics)))
 
 
 @pytest.fixture
 def on_loop(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each time that the tokenizer works, whether that is on the event loop."""
+    """Record for each call of the tokenizer whether it runs on the event loop."""
     seen: list[bool] = []
 
     def watch(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def on_loop(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_long_body_is_read_beside_the_event_loop(
+def test_a_long_body_is_tokenized_off_the_event_loop(
     client: TestClient, on_loop: list[bool], path: str, body: dict[str, Any]
 ) -> None:
     assert client.post(path, json=body).status_code == 200
@@ -72,12 +72,12 @@ def test_a_long_body_is_read_beside_the_event_loop(
     assert not any(on_loop)
 
 
-def test_a_short_one_is_read_at_once(client: TestClient, on_loop: list[bool]) -> None:
+def test_a_short_body_is_tokenized_on_the_event_loop(client: TestClient, on_loop: list[bool]) -> None:
     assert client.post("/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200
     assert on_loop == [True, True]
 
 
-def test_prompts_of_a_long_body_are_those_of_a_short_one(client: TestClient) -> None:
+def test_long_and_short_bodies_give_the_same_prompts(client: TestClient) -> None:
     options = {"max_tokens": 1, "truncate_prompt_tokens": 4, "add_special_tokens": False, "return_token_ids": True}
     [alone] = client.post("/v1/completions", json={"prompt": "fox" + TEXT, **options}).json()["choices"]
     many = client.post("/v1/completions", json={"prompt": ["fox" + TEXT] * 30, **options}).json()["choices"]

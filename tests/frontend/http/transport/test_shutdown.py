@@ -1,4 +1,4 @@
-"""How the server ends: by signals, by its engine's death, and what it leaves."""
+"""The end of the server: by signals and by its engine's death, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -20,45 +20,47 @@ STREAM: Any = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": T
 
 
 def streaming(server: Server, **fields: Any) -> http.client.HTTPResponse:
-    """A stream that has begun."""
+    """Begin a stream and return its response."""
     return RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **fields})).begin_reply()
 
 
 def running(server: Server, count: int) -> None:
-    """Wait until the engine runs so many requests."""
+    """Wait until the engine runs `count` requests."""
     with EngineWatch(server, idle=False) as watch:
         watch.wait_for(running=count)
 
 
 def is_refused(server: Server) -> bool:
-    """Whether nobody listens any more."""
+    """Return whether the server has stopped listening."""
     try:
         RawConnection(server.url).close()
     except ConnectionRefusedError:
         return True
-    except ConnectionResetError:  # it was in the queue of the listener
+    except ConnectionResetError:  # the connection was still in the listener's queue
         return False
     return False
 
 
-def test_sigterm_lets_streams_end_and_takes_no_more() -> None:
+def test_sigterm_drains_streams_and_rejects_new_requests() -> None:
     with Server.start() as server:
         kept = RawConnection(server.url)
         assert kept.send(READY).reply().status == 200
         stream = streaming(server)
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: kept.send(READY).reply().status == 503, "/ready does not tell that the server ends")
+        wait_until(
+            lambda: kept.send(READY).reply().status == 503, "/ready does not report that the server is shutting down"
+        )
         refused = kept.send(post(COMPLETIONS, {"prompt": "x"})).reply()
         assert (refused.status, refused.error["code"], refused.headers["connection"]) == (503, "shutting_down", "close")
         assert int(refused.headers["retry-after"]) >= 1
-        wait_until(lambda: is_refused(server), "the server takes connections while it ends")
+        wait_until(lambda: is_refused(server), "the server accepts connections while it shuts down")
         *events, done = events_of(stream.read())
         assert done == "[DONE]"
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
 
 
-def test_what_the_drain_does_not_wait_for_is_told_so() -> None:
+def test_requests_beyond_the_drain_limit_get_an_error() -> None:
     with Server.start("--drain-seconds", "0.2") as server:
         pid = engine_pid(server)
         many = {"n": 16, "max_tokens": 2000}
@@ -74,10 +76,10 @@ def test_what_the_drain_does_not_wait_for_is_told_so() -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_sigint_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_sigint_ends_the_server_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "quire.sock"
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))  # what a server leaves that was killed
+        left.bind(str(path))  # as a killed server leaves it
     with Server.start("--uds", str(path)) as server:
         pid = engine_pid(server)
         with socket.socket(socket.AF_UNIX) as client:
@@ -92,7 +94,7 @@ def test_sigint_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_when_the_engine_dies_requests_are_told_and_the_server_ends() -> None:
+def test_requests_get_an_error_and_the_server_ends_when_the_engine_dies() -> None:
     with Server.start() as server:
         many = {"n": 16, "max_tokens": 2000}
         stream = streaming(server, **many)
@@ -108,7 +110,7 @@ def test_when_the_engine_dies_requests_are_told_and_the_server_ends() -> None:
 
 
 @pytest.mark.parametrize("taken", ["a server", "a file"])
-def test_a_unix_socket_that_is_in_use_is_not_taken(tmp_path: Path, taken: str) -> None:
+def test_a_unix_socket_in_use_is_left_alone(tmp_path: Path, taken: str) -> None:
     path = tmp_path / "quire.sock"
     with socket.socket(socket.AF_UNIX) as other:
         if taken == "a file":
@@ -116,6 +118,6 @@ def test_a_unix_socket_that_is_in_use_is_not_taken(tmp_path: Path, taken: str) -
         else:
             other.bind(str(path))
             other.listen()
-        with pytest.raises(AssertionError, match="can't be had"):
+        with pytest.raises(AssertionError, match="is not available"):
             Server.start("--uds", str(path))
     assert path.exists()

@@ -1,4 +1,4 @@
-"""Runs the HTTP server until a signal or the end of the engine ends it."""
+"""The HTTP server process: serve until a signal arrives or the engine ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from starlette.types import ASGIApp
 
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import Service
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.listener import allow_connections
 from quire.frontend.http.transport.protocol import protocol_factory
 
-_FAREWELL_SECONDS = 2.0  # for the last words of what the end of the server cuts off
+_FAREWELL_SECONDS = 2.0  # for the last event of each stream that is cut off
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, whose signals and whose end are ours. `on_started` is called once it takes connections."""
+    """uvicorn's server with our own signals and shutdown. `on_started` is called once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], drain_seconds: float) -> None:
         super().__init__(config)
@@ -31,14 +31,15 @@ class HttpServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take connections."""
+        """Accept connections."""
         await super().startup(sockets)
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no new connections, let answers end for a while, then cut them off; idle connections stay for so long.
+        """Stop accepting, wait for open answers up to the drain limit, then cut them off and close all connections.
 
-        uvicorn's closes idle connections first, so that nobody is told why, and leaves what it cuts off to its fate.
+        uvicorn's own closes idle connections first, so that their clients never get a reason, and cuts answers off
+        without a last event.
         """
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
@@ -53,7 +54,7 @@ class HttpServer(uvicorn.Server):
         await self._close_connections()
 
     async def _close_connections(self) -> None:
-        """Close all once what was sent has gone out, or at least after a while."""
+        """Close all connections once their buffers are empty, or after a time limit."""
         connections = self.server_state.connections
         for connection in set(connections):
             connection.transport.close()
@@ -65,14 +66,14 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Leave the signals to `Serving`."""
         yield
 
 
 class Serving:
-    """The server of a `Service`, on the running event loop."""
+    """Serves a `ModelService` on the running event loop."""
 
-    def __init__(self, service: Service, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
+    def __init__(self, service: ModelService, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
         self._service = service
         self._listener = listener
         args = replace(service.args, max_connections=allow_connections(service.args.max_connections))
@@ -80,17 +81,17 @@ class Serving:
 
     @property
     def engine_address(self) -> str:
-        """Where others can attach to the engine."""
+        """The address at which others can attach to the engine."""
         return self._service.llm.engine_address
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
+        """The model's name."""
         return self._service.name
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The server's URL; for a UNIX socket `unix:PATH`."""
         args = self._service.args
         if args.uds is not None:
             return f"unix:{args.uds}"
@@ -99,9 +100,9 @@ class Serving:
         return f"{'https' if args.ssl_certfile else 'http'}://{name}:{port}{args.root_path}"
 
     async def run(self) -> signal.Signals | None:
-        """Serve until SIGTERM or SIGHUP, which let open requests end, or SIGINT, which does not.
+        """Serve until SIGTERM or SIGHUP, which drain open requests, or SIGINT, which does not.
 
-        Returns which one it was, None when the engine has died.
+        Returns the signal, None if the engine has died.
         """
         loop = asyncio.get_running_loop()
         received: list[signal.Signals] = []
@@ -112,7 +113,9 @@ class Serving:
             self._end()
 
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-        handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup ignores one
+        handled = [
+            number for number, handler in before.items() if handler is not signal.SIG_IGN
+        ]  # nohup ignores SIGHUP
         for number in handled:
             loop.add_signal_handler(number, end, number)
         watcher = asyncio.create_task(self._watch_engine())
@@ -131,7 +134,7 @@ class Serving:
         self._server.should_exit = True
 
     async def _watch_engine(self) -> None:
-        """End with the engine, after its requests have been told."""
+        """End when the engine does, after its requests have got their errors."""
         await self._service.llm.wait_dead()
         self._end()
 
@@ -139,7 +142,7 @@ class Serving:
 def _config(args: ServerArgs, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        loop="none",  # it runs on the caller's
+        loop="none",  # the caller's loop runs it
         http=protocol_factory(args),
         ws="none",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""How fast the server comes along with its requests: what it tells those that come too many."""
+"""The Retry-After of rejected requests, estimated from the rate at which requests finish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUM_RECENT = 64
 
 
 class RetryAfter:
-    """An `Observer` that counts the requests that are open, and knows when the last ones have ended.
+    """An `Observer` that counts the open requests and keeps the times at which the latest ones finished.
 
     `clock`: seconds, as `time.monotonic()`.
     """
@@ -22,14 +22,14 @@ class RetryAfter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._num_open = 0
-        self._since = clock()  # from then on `_ends` are all there were
+        self._since = clock()  # `_ends` holds every end since then
         self._ends: deque[float] = deque(maxlen=_NUM_RECENT)
 
     @property
     def seconds(self) -> int:
-        """Whole seconds, 1 to 60, in which those that are open now come to their end if all goes on as it went.
+        """Whole seconds, 1 to 60, in which the open requests finish at the present rate.
 
-        While none has ended since the engine was idle: as if one did now, since it cannot be sooner.
+        Until one has finished since the engine was idle, the estimate assumes that one finishes now, the earliest case.
         """
         seconds = (self._clock() - self._since) * self._num_open / max(1, len(self._ends))
         return min(max(1, math.ceil(seconds)), _MOST_SECONDS)
@@ -37,7 +37,7 @@ class RetryAfter:
     def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
         del request
-        if self._num_open == 0:  # time in which there was nothing to do says nothing
+        if self._num_open == 0:  # idle time says nothing about the rate
             self._since = self._clock()
             self._ends.clear()
         self._num_open += 1
@@ -49,7 +49,7 @@ class RetryAfter:
         """See `Observer`."""
 
     def on_finished(self, request: OpenRequest, timestamp: float) -> None:
-        """See `Observer`. Those that were refused say nothing."""
+        """See `Observer`. Rejected requests say nothing about the rate."""
         self._num_open -= 1
         if request.error is None:
             if len(self._ends) == self._ends.maxlen:

@@ -1,4 +1,4 @@
-"""What `frontend/text/chat` checks of messages and tools, as JSON schemas for the document of the server."""
+"""JSON schemas of messages and tools for `/openapi.json`, as `frontend/text/chat` checks them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 from quire.frontend.text.chat.tools import NAME, Mode
 
 _TEXT_OR_NULL = {"type": ["string", "null"]}
-_ONLY_NULL = {"type": "null"}  # a key that is not known must say nothing
+_ONLY_NULL = {"type": "null"}  # an unknown key must be null
 _FUNCTION_NAME = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _FUNCTION_TYPE = {"const": "function"}
 
@@ -37,7 +37,7 @@ _TOOL_CALL = {
             "required": ["name", "arguments"],
             "properties": {
                 "name": {"type": "string"},
-                "arguments": {"type": ["string", "object"], "description": "A JSON object, most often as text."},
+                "arguments": {"type": ["string", "object"], "description": "A JSON object, usually as text."},
             },
         },
     },
@@ -58,18 +58,18 @@ _MESSAGE: dict[str, Any] = {
                 {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}},
                 {"type": "null"},
             ],
-            "description": "Text, or parts of it. Null only of the assistant, or beside a refusal.",
+            "description": "Text, or a list of text parts. Null only for the assistant, or with a refusal.",
         },
         "name": _TEXT_OR_NULL,
         "tool_calls": {
             "anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}],
-            "description": "Of the assistant: the calls it made.",
+            "description": "The calls that the assistant made.",
         },
-        "tool_call_id": {**_TEXT_OR_NULL, "description": "Of a tool: the call that this is the result of."},
-        "reasoning_content": {**_TEXT_OR_NULL, "description": "Of the assistant: its thoughts."},
-        "reasoning": {**_TEXT_OR_NULL, "description": "The same as reasoning_content."},
-        "refusal": {"description": "Of an answer that is sent back."},
-        "annotations": {"description": "Of an answer that is sent back."},
+        "tool_call_id": {**_TEXT_OR_NULL, "description": "The id of the call whose result a tool's message gives."},
+        "reasoning_content": {**_TEXT_OR_NULL, "description": "The assistant's thoughts."},
+        "reasoning": {**_TEXT_OR_NULL, "description": "Another name of reasoning_content."},
+        "refusal": {"description": "Accepted in answers that are sent back."},
+        "annotations": {"description": "Accepted in answers that are sent back."},
         "audio": {"const": None},
         "function_call": {"const": None},
     },
@@ -91,7 +91,7 @@ _TOOL = {
             },
             "additionalProperties": _ONLY_NULL,
         },
-        "cache_control": {"description": "Taken, and used for nothing; prefixes are found by themselves."},
+        "cache_control": {"description": "Accepted and ignored; prefixes are cached automatically."},
     },
     "additionalProperties": _ONLY_NULL,
 }

@@ -1,4 +1,4 @@
-"""Routes that say of themselves what the document of the server needs."""
+"""Routes that describe themselves for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.frontend.http.errors import ErrorAnswer
+from quire.frontend.http.errors import ErrorResponse
 from quire.frontend.http.transport.bodies import Body
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -20,14 +20,14 @@ _GENERATING = (429, 504)
 
 
 class Operation(Route):
-    """One path and method, and what `/openapi.json` tells of it; its words are those of the handler's docstring.
+    """A path, its method, and its entry in `/openapi.json`, whose text is the handler's docstring.
 
-    `body`: what the body is decoded into; with one the method is POST, else GET, unless `methods` says otherwise.
-    `answer`: the type of a whole answer; `events`: the types of the data of server-sent events, where an answer can be
-    streamed; `ends_with_done`: whether a last event says `[DONE]`. `media_types`: those of an answer in words.
-    `generates`: whether the engine works for it, so that it may have to wait, and takes X-Request-Timeout. `errors`:
-    status codes that do not follow from these; `error` is the shape they come in. `example`: a body that works; the
-    model's name is put into it.
+    `body`: the type of the body; with one the method is POST, else GET, unless `methods` says otherwise. `answer`: the
+    type of a complete answer; `events`: the types of the data of server-sent events, where an answer can be streamed;
+    `ends_with_done`: whether a last event is `[DONE]`. `media_types`: those of answers that are not JSON. `generates`:
+    whether the request goes to the engine, so that it may wait in the queue and accepts X-Request-Timeout. `errors`:
+    status codes that do not follow from these; `error`: the type of their bodies. `example`: a body that works, to
+    which the model's name is added.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Operation(Route):
         media_types: Sequence[str] = (),
         generates: bool = False,
         errors: Sequence[int] = (),
-        error: type[msgspec.Struct] = ErrorAnswer,
+        error: type[msgspec.Struct] = ErrorResponse,
         example: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(path, handler, methods=list(methods) or ["GET" if body is None else "POST"])
@@ -59,12 +59,12 @@ class Operation(Route):
 
     @property
     def documented_methods(self) -> list[str]:
-        """Those of the route, without the HEAD that comes with every GET."""
+        """The route's methods, without the HEAD that comes with every GET."""
         return sorted((self.methods or set()) - {"HEAD"})
 
     @property
     def statuses(self) -> list[int]:
-        """The status codes of its errors, those that every route can have among them."""
+        """The status codes of its errors, including those that every route can have."""
         found = {401, 500, *self._errors}
         found.update(_WITH_BODY if self.body is not None else ())
         found.update(_GENERATING if self.generates else ())
