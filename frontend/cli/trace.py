@@ -14,7 +14,7 @@ from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
-    from quire.frontend.client.chrome_trace import ChromeTrace
+    from quire.frontend.metrics.chrome_trace import ChromeTrace
     from quire.protocol.messages import SamplingParams
 
 
@@ -42,7 +42,7 @@ def trace(
     del common
     if not prompts and attach.address is None:
         raise typer.BadParameter("there is nothing to record; give prompts, or --address of a running engine")
-    from quire.frontend.client.chrome_trace import ChromeTrace
+    from quire.frontend.metrics.chrome_trace import ChromeTrace
 
     with _create(out) as file:
         chrome = ChromeTrace(file)
@@ -69,7 +69,7 @@ def _create(out: Path) -> Iterator[BinaryIO]:
 async def _record(
     model: Model, chrome: ChromeTrace, prompts: list[str], params: SamplingParams, seconds: float | None
 ) -> None:
-    from quire.frontend.client.recording import record, watch
+    from quire.frontend.metrics.step_recording import record, watch
 
     async def work() -> None:
         if prompts:

@@ -18,7 +18,7 @@ from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.tools import ToolUse
-from quire.frontend.text.prompts import truncated
+from quire.frontend.text.prompts import truncate
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
@@ -55,7 +55,7 @@ class Turn:
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
             params = written.params(params, text, self.tools)
         return Conversation(
-            token_ids=truncated(prompt, self.truncate, service.llm.max_model_len).token_ids,
+            token_ids=truncate(prompt, self.truncate, service.llm.max_model_len).token_ids,
             params=params,
             new_parser=lambda: written.parser(text, self.tools),
             tools=self.tools,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 
 SECONDS = 60.0
 INTERVALS_PER_SECOND = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import RequestError, RequestTimeoutError
 from quire.frontend.metrics import buckets
 from quire.frontend.metrics.families import Families

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import RequestError
 from quire.protocol.messages import SamplingParams
 
@@ -46,10 +46,10 @@ class RequestSpans:
     def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
         begin = time.time_ns() - round((time.monotonic() - request.metrics.arrival_time) * _NANOSECONDS)
-        operation = request.service.trace.operation or "text_completion"
+        operation = request.options.trace.operation or "text_completion"
         self._open[request] = self._tracer.start_span(
             f"{operation} {self._model_name}",
-            _PROPAGATOR.extract(request.service.trace.headers, get_current()),
+            _PROPAGATOR.extract(request.options.trace.headers, get_current()),
             SpanKind.SERVER,
             self._asked(request, operation),
             start_time=begin,
@@ -79,7 +79,7 @@ class RequestSpans:
             "gen_ai.system": "quire",  # what provider.name was called before
             "gen_ai.request.model": self._model_name,
             "gen_ai.response.model": self._model_name,
-            "gen_ai.response.id": request.service.trace.response_id or request.request_id,
+            "gen_ai.response.id": request.options.trace.response_id or request.request_id,
             "gen_ai.request.id": request.request_id,
         }
         return attributes | _sampling(request.params)

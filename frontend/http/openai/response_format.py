@@ -13,7 +13,7 @@ from msgspec import Meta
 from quire.frontend.errors import RequestError
 from quire.frontend.http.errors import bad_request
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
-from quire.frontend.text.chat.refusal import refused_grammar, tool_at_fault
+from quire.frontend.text.chat.tool_grammar import rejected_grammar, tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse
 from quire.protocol.messages import StructuredOutputs
 
@@ -115,7 +115,7 @@ async def blamed(field: str, tools: ToolUse | None = None) -> AsyncIterator[None
     try:
         yield
     except RequestError as error:
-        why = refused_grammar(error)
+        why = rejected_grammar(error)
         if why is None:
             raise
         at_fault = await asyncio.to_thread(tool_at_fault, error, tools)

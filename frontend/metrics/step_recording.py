@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.client.chrome_trace import ChromeTrace
 from quire.frontend.errors import EngineDeadError
+from quire.frontend.metrics.chrome_trace import ChromeTrace
 from quire.protocol.messages import StepTrace
 
 _WATCH_SECONDS = 0.25
