@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from quire.frontend.client.observer import DEFAULT_OPTIONS
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
-from quire.frontend.metrics.families import Families
+from quire.frontend.metrics.prometheus import Families
 from quire.frontend.metrics.recent import RecentRates
 from quire.frontend.metrics.requests import RequestMeter
 from quire.frontend.sampling import SamplingParams, engine_params
