@@ -1,6 +1,6 @@
-"""What users touch: `LLM`, `AsyncLLM`, and what goes into and comes out of them.
+"""The user interface: `LLM`, `AsyncLLM`, their parameters and outputs.
 
-Names are imported when they are first used, so that commands which need few of them start at once.
+Names are imported on first use, so that commands that need few of them start fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: many streams at once on an event loop."""
+"""`AsyncLLM`: concurrent streams on an event loop."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from typing import Any, Literal, Self, Unpack, cast
 import msgspec
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.client.engine import Engine
-from quire.frontend.client.observer import Observer, TraceContext
-from quire.frontend.client.request import Service
+from quire.frontend.client.embedding import PoolingParams
+from quire.frontend.client.engine import AnswerParsing, ConnectedEngine
+from quire.frontend.client.observer import Observer, RequestOptions, TraceContext
 from quire.frontend.client.request_table import RequestTable
-from quire.frontend.client.streams import Mailbox, Streams
-from quire.frontend.embedding import PoolingParams
+from quire.frontend.client.streams import DeliveryQueue, RequestStreams
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.sampling import SamplingParams, ranks
-from quire.frontend.text.chat.answer_reader import AnswerReader
-from quire.frontend.text.chat.refusal import tool_at_fault
+from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType
 from quire.frontend.text.tokenizer import Tokenizer
@@ -37,24 +35,24 @@ from quire.protocol.messages import EngineSnapshot, Ready, StepTrace
 OutputKind = Literal["cumulative", "delta"]
 
 _WATCH_SECONDS = 0.25
-LONG_TEXT = 20_000  # characters or token ids, that take a while to be read: not on the event loop
-_LONGEST_STEP = 30.0  # seconds; a step that has so many prompt tokens that it takes longer is not worth its budget
+LONG_TEXT = 20_000  # characters or token ids; longer prompts are tokenized on a thread, not on the event loop
+_LONGEST_STEP = 30.0  # seconds; no sensible token budget makes a step take longer
 
 
-class AsyncLLM(AnswerReader):
-    """A model that streams, in an engine process of its own or in a running one; arguments as of `LLM`.
+class AsyncLLM(AnswerParsing):
+    """A model that streams, in an engine process of its own or a running one; its arguments are those of `LLM`.
 
-    It works on one event loop at a time, asyncio's or uvloop's (`uvloop.run(main())`, as the command line has it). Use
-    it in an `async with` or call `close`; otherwise the engine ends when the object is collected, or with the program.
-    Construction waits until the engine is ready.
+    It works on one event loop at a time, asyncio's or uvloop's (`uvloop.run(main())`, as the command line does). Use it
+    in an `async with` or call `close`; otherwise the engine ends when the object is collected, or with the program.
+    The constructor waits until the engine is ready.
     """
 
     def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
-        self._mailbox = Mailbox()
-        self._engine = Engine(EngineArgs.from_options(model, options), self._mailbox.put)
+        self._deliveries = DeliveryQueue()
+        self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._deliveries.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
         self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)
-        self._streams = Streams(self._mailbox, self._table)
+        self._streams = RequestStreams(self._deliveries, self._table)
         self._request_ids = itertools.count()
 
     def generate(
@@ -73,18 +71,18 @@ class AsyncLLM(AnswerReader):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one prompt; the last is `finished`.
 
-        An output is all so far ("cumulative") or what is new ("delta"). A consumer that is slower than the engine
-        finds the increments merged in its next output. With `best_of` and in a beam search there is one output, at the
-        end. When it stops iterating, is cancelled or goes away, the
-        request is aborted. While iterating, raises `RequestError` (a `ValueError`) for bad input or when the engine
-        fails the request, and `EngineDeadError` when the engine dies.
+        An output contains everything so far ("cumulative") or the new part ("delta"). If the consumer is slower than
+        the engine, its next output contains several increments. With `best_of` or a beam search there is one output, at
+        the end. If the consumer stops iterating, is cancelled or is collected, the request is aborted. Iterating
+        raises `RequestError` (a `ValueError`) for invalid input or a request that fails, and `EngineDeadError` if the
+        engine dies.
 
-        `truncate_prompt_tokens`: only so many tokens of the prompt count, the last ones; -1 for what the context can
-        hold. `add_special_tokens`: whether a text gets those that the tokenizer puts around it.
+        `truncate_prompt_tokens`: keep only the last N tokens of the prompt, -1 for as many as the context can hold.
+        `add_special_tokens`: put the tokenizer's special tokens around a text.
 
-        `priority`: the lower, the sooner, under the policy of that name. `cache_salt`: KV pages are shared only with
-        requests of the same salt. `timeout`: seconds after which the request ends with finish reason "timeout", even
-        before it has started. `trace`: for spans, see `add_observer`.
+        `priority`: lower runs first, under the policy `priority`. `cache_salt`: share KV pages only with requests of
+        the same salt. `timeout`: end the request after this many seconds with finish reason "timeout", even if it is
+        still waiting. `trace`: context for spans, see `add_observer`.
         """
 
         def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
@@ -93,8 +91,8 @@ class AsyncLLM(AnswerReader):
             )
             return made, params
 
-        service = Service(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
-        return self._stream(make, _are_long([prompt]), sampling_params, request_id, output_kind, service)
+        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
+        return self._stream(make, _are_long([prompt]), sampling_params, request_id, output_kind, options)
 
     async def embed(
         self,
@@ -106,21 +104,21 @@ class AsyncLLM(AnswerReader):
         add_special_tokens: bool = True,
         priority: int = 0,
         cache_salt: str = "",
-        timeout: float | None = None,  # noqa: ASYNC109 - it is the engine's
+        timeout: float | None = None,  # noqa: ASYNC109 - the engine's timeout
         trace: TraceContext | None = None,
     ) -> EmbeddingRequestOutput:
         """Compute the embedding of one prompt, which may be as long as the context.
 
-        When it is cancelled, the request is aborted. Raises as `generate`; also `RequestError` when the request is
-        aborted, and `RequestTimeoutError` when its time is up, since half an embedding is none.
+        If the call is cancelled, the request is aborted. Raises the errors of `generate`; also `RequestError` if the
+        request is aborted, and `RequestTimeoutError` if it times out, since a partial embedding is useless.
         """
         arrived = time.monotonic()
         params = self._engine.pooling(pooling_params)
         (made,) = await self.prompts(
             [prompt], truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
         )
-        service = Service(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
-        request = self._engine.embedding(self._name(request_id), made, params, service, arrived)
+        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
+        request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
         stream = self._streams.open(request)
         try:
             while not request.finished:
@@ -139,9 +137,9 @@ class AsyncLLM(AnswerReader):
         *,
         priority: int = 0,
         cache_salt: str = "",
-        timeout: float | None = None,  # noqa: ASYNC109 - it is the engine's
+        timeout: float | None = None,  # noqa: ASYNC109 - the engine's timeout
     ) -> BeamSearchOutput:
-        """Search the `beam_width` likeliest continuations of one prompt; errors as of `generate`."""
+        """Search for the `beam_width` most likely continuations of one prompt; errors are those of `generate`."""
         stream = self.generate(
             prompt,
             params.sampling_params(),
@@ -175,18 +173,18 @@ class AsyncLLM(AnswerReader):
         timeout: float | None = None,
         trace: TraceContext | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer to a conversation, written as a prompt by the chat template; else as `generate`.
+        """Stream the answer to a conversation, rendered as a prompt by the chat template; otherwise like `generate`.
 
-        The template writes special tokens itself; `add_special_tokens` puts the tokenizer's around them as well.
+        The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well.
 
-        `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's; what `structured_outputs` asks for is asked of
-        what the model says, after its thoughts and unless it calls a tool. The text is what the model writes: `parse`
-        tells thoughts, words and calls apart, and so does `answer_format.parser` while they arrive. Raises `ToolError`
-        (a `ValueError`) for tools that can't be used.
+        `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's. `structured_outputs` constrains the content,
+        after thoughts and unless the model calls a tool. The output is the model's raw text: `parse` splits it into
+        thoughts, content and tool calls, and `answer_format.parser` does so while it streams. Raises `ToolError`
+        (a `ValueError`) for invalid tools.
         """
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         make = functools.partial(
-            self._engine.chat_question,
+            self._engine.chat_input,
             messages,
             tools=use,
             chat_template=chat_template,
@@ -196,45 +194,46 @@ class AsyncLLM(AnswerReader):
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        service = Service(priority, cache_salt, timeout, trace or TraceContext("chat"))
-        return self._stream(make, _is_long_chat(messages), sampling_params, request_id, output_kind, service, use)
+        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"))
+        return self._stream(make, _is_long_chat(messages), sampling_params, request_id, output_kind, options, use)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its stream gives what there is, with finish reason "abort". Nothing if it has ended."""
+        """Abort a request: its stream ends with finish reason "abort". Ignored if the request has ended."""
         self._streams.abort(request_id)
 
     def add_observer(self, observer: Observer) -> None:
-        """From now on `observer` is told of each request of this client: `quire.frontend.metrics` has some."""
+        """Let `observer` observe all requests of this client from now on; `quire.frontend.metrics` has observers."""
         self._table.add_observer(observer)
 
     async def stats(self) -> dict[str, Any]:
-        """The engine as it is now: the fields of `SchedulerStats`, and counters of its socket.
+        """Return the state of the engine: the fields of `SchedulerStats`, and counters of its socket.
 
-        `deferred` of those that wait do so for something other than room; `totals` are the fields of `EngineTotals`.
+        `deferred` counts waiting requests that lack something other than KV pages or slots; `totals` are the fields of
+        `EngineTotals`.
         """
         return cast("dict[str, Any]", await asyncio.wrap_future(self._engine.client.call("stats")))
 
     async def snapshot(self) -> EngineSnapshot:
-        """The engine at this moment: its last step, who waits, what its KV pages hold. Much more than `stats`."""
+        """Return a snapshot of the engine: its last step, waiting requests, KV pages. Much more than `stats`."""
         result = await asyncio.wrap_future(self._engine.client.call("snapshot"))
         return msgspec.convert(result, EngineSnapshot)
 
     async def start_trace(self, on_step: Callable[[StepTrace], None]) -> None:
-        """From now on, `on_step` gets what each step of the engine does, for all its clients, until `stop_trace`.
+        """Call `on_step` with a trace of each step of the engine, for all its clients, until `stop_trace`.
 
-        It is called on the running event loop. Traces that this client is too slow for are lost, see
+        It is called on the running event loop. Traces that arrive faster than this client reads are dropped, see
         `StepTrace.dropped`.
         """
         loop = asyncio.get_running_loop()
 
         def deliver(step: StepTrace) -> None:
-            with suppress(RuntimeError):  # the loop is closed, and who listened there is gone
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(on_step, step)
 
         await asyncio.wrap_future(self._engine.client.start_trace(deliver))
 
     async def stop_trace(self) -> None:
-        """End it: a trace marked as the `last` follows those that are under way."""
+        """Stop tracing; a trace marked as the `last` follows those in flight."""
         await asyncio.wrap_future(self._engine.client.stop_trace())
 
     async def reset_prefix_cache(self) -> bool:
@@ -243,9 +242,9 @@ class AsyncLLM(AnswerReader):
         return True
 
     async def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
-        """Compute a prompt and keep its KV pages in the cache; returns how many of its tokens are kept, in full pages.
+        """Compute a prompt and pin its KV pages in the cache; return the number of pinned tokens, in full pages.
 
-        They stay until `unpin_prefix`, `reset_prefix_cache`, or a running request would have to give way to them.
+        They stay until `unpin_prefix`, `reset_prefix_cache`, or until a running request would be preempted for them.
         """
         token_ids = self._engine.prompt(prompt).token_ids
         params = SamplingParams(max_tokens=1)
@@ -255,7 +254,7 @@ class AsyncLLM(AnswerReader):
         return cast("int", await asyncio.wrap_future(call))
 
     async def unpin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> bool:
-        """Let a pinned prompt be evicted again; returns whether it was pinned."""
+        """Unpin a prompt; return True if it was pinned."""
         token_ids = self._engine.prompt(prompt).token_ids
         return cast("bool", await asyncio.wrap_future(self._engine.client.call("unpin_prefix", token_ids, cache_salt)))
 
@@ -270,7 +269,7 @@ class AsyncLLM(AnswerReader):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
     ) -> Prompt:
-        """The prompt that `chat` would send for a conversation. Raises `ValueError`."""
+        """Return the prompt that `chat` sends for a conversation. Raises `ValueError`."""
         make = functools.partial(
             self._engine.chat_prompt,
             messages,
@@ -290,10 +289,9 @@ class AsyncLLM(AnswerReader):
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[Prompt]:
-        """What `generate` and `embed` would send for these prompts; they take it as it is. Raises `ValueError`.
+        """Tokenize prompts as `generate` and `embed` do, which accept the result unchanged. Raises `ValueError`.
 
-        Prompts that are short alone may be long together: then they become tokens on another thread, while streams
-        go on.
+        Prompts that are long in total are tokenized on another thread, while streams continue.
         """
         make_one = functools.partial(
             self._engine.prompt, truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
@@ -305,21 +303,21 @@ class AsyncLLM(AnswerReader):
         return await asyncio.to_thread(make) if _are_long(prompts) else make()
 
     async def check_health(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead, or has neither stepped nor been idle for half a minute."""
+        """Raise `EngineDeadError` if the engine is dead, or has neither stepped nor been idle for 30 s."""
         if (error := self.dead_error) is not None:
             raise EngineDeadError(*error.args)
         if (age := self._engine.client.last_step_age) > _LONGEST_STEP:
             raise EngineDeadError(f"the engine at {self.engine_address} has not stepped for {age:.0f} s")
 
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine is dead; returns how it died."""
-        while (error := self.dead_error) is None:  # noqa: ASYNC110 - it is told on another thread
+        """Wait until the engine is dead; return the error."""
+        while (error := self.dead_error) is None:  # noqa: ASYNC110 - it is set by another thread
             await asyncio.sleep(_WATCH_SECONDS)
         return error
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """How the engine died, None while it lives."""
+        """The error with which the engine died, None while it is alive."""
         return self._engine.client.dead
 
     @property
@@ -329,22 +327,22 @@ class AsyncLLM(AnswerReader):
 
     @property
     def max_model_len(self) -> int:
-        """The context length: most tokens of a prompt and its answer."""
+        """The context length: maximum number of tokens of a prompt and its answer."""
         return self._engine.client.ready.max_model_len
 
     @property
     def vocab_size(self) -> int:
-        """Token ids go from 0 to one less."""
+        """Size of the model's vocabulary; token ids are below it."""
         return self._engine.client.ready.vocab_size
 
     @property
     def engine_info(self) -> Ready:
-        """What the engine has said of itself: model, context length, KV pages."""
+        """The engine's description of itself: model, context length, KV pages."""
         return self._engine.client.ready
 
     @property
     def engine_address(self) -> str:
-        """Where the engine listens; others can attach there."""
+        """The address of the engine, where others can attach."""
         return self._engine.client.address
 
     @property
@@ -353,13 +351,13 @@ class AsyncLLM(AnswerReader):
         return self._engine.tokenizer
 
     async def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises `ValueError` when there is none."""
+        """Return the model's tokenizer. Raises `ValueError` if there is none."""
         return self._engine.require_tokenizer()
 
     def close(self) -> None:
-        """Leave the engine, and end it if it was started here. Open streams end with `EngineDeadError`. Idempotent."""
+        """Disconnect, and stop an engine started here. Open streams end with `EngineDeadError`. Idempotent."""
         if self._finalizer.alive:
-            self._mailbox.put(EngineDeadError("the AsyncLLM was closed"))
+            self._deliveries.put(EngineDeadError("the AsyncLLM was closed"))
             self._finalizer()
 
     async def __aenter__(self) -> Self:
@@ -380,17 +378,17 @@ class AsyncLLM(AnswerReader):
         params: SamplingParams | None,
         request_id: str | None,
         output_kind: OutputKind,
-        service: Service,
+        options: RequestOptions,
         tools: ToolUse | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if output_kind not in ("cumulative", "delta"):
             raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
-        arrived = time.monotonic()  # the time that a long prompt takes to become tokens is part of the TTFT
+        arrived = time.monotonic()  # before tokenization, which is part of the TTFT
         checked = self._engine.params(params)
         if output_kind == "delta" and ranks(checked):
-            raise ValueError("best_of and beam search choose at the end, so there are no deltas; use 'cumulative'")
+            raise ValueError("best_of and beam search rank at the end, so there are no deltas; use 'cumulative'")
         prompt, own = await asyncio.to_thread(make, checked) if is_long else make(checked)
-        request = self._engine.request(self._name(request_id), prompt, own, service, arrived)
+        request = self._engine.request(self._name(request_id), prompt, own, options, arrived)
         stream = self._streams.open(request)
         try:
             finished = False
@@ -398,7 +396,7 @@ class AsyncLLM(AnswerReader):
                 await stream.growth()
                 if request.error is not None:
                     at_fault = await asyncio.to_thread(tool_at_fault, request.error, tools) if tools else None
-                    raise at_fault or copy.copy(request.error)  # one of its own for each, with its own traceback
+                    raise at_fault or copy.copy(request.error)  # a copy for each request, with its own traceback
                 if not request.has_news:
                     continue
                 output = request.output(output_kind == "delta")

@@ -1,4 +1,4 @@
-"""The exceptions that the frontend raises; each message says what happened and what can be done."""
+"""The exceptions of the frontend; each message says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 class RequestError(ValueError):
-    """A request that cannot be served: bad input, or refused by the engine.
+    """A request that cannot be served: invalid input, or rejected by the engine.
 
-    `index` is its place in the batch; `kind` tells whose fault it is; `code` is OpenAI's word for it, where clients act
-    upon one.
+    `index` is its place in the batch; `kind` is the class of the error; `code` is OpenAI's error code, if any.
     """
 
     def __init__(
@@ -28,25 +27,25 @@ class RequestError(ValueError):
 
 
 class RequestTimeoutError(RequestError):
-    """The time that a request was given was up before it had a result."""
+    """A request that timed out before it had a result."""
 
 
 class ChatTemplateError(ValueError):
-    """A conversation cannot be written as a prompt: no template, a broken one, or messages that it refuses."""
+    """A conversation that cannot be rendered as a prompt: no template, a broken one, or messages that it rejects."""
 
 
 class EngineStartError(RuntimeError):
-    """The engine process ended, or stayed silent, before it was ready; carries the engine's own message."""
+    """An engine process that ended, or did not answer, before it was ready; with the engine's own message."""
 
 
 class EngineConnectionError(RuntimeError):
-    """No connection to an engine: nobody listens there, it does not answer, or it speaks another version."""
+    """A failed connection: nobody listens there, the engine does not answer, or speaks another protocol version."""
 
 
 class EngineDeadError(RuntimeError):
-    """The engine ended, or stopped answering, while it was in use. Every open request ends with this error."""
+    """An engine that ended or stopped answering while it was in use. Every open request ends with this error."""
 
 
 def kind_of(value: object) -> str:
-    """What an error says that `value` is: the name of its type, but JSON's word for None."""
+    """Return the name of `value`'s type for an error message, `null` for None."""
     return "null" if value is None else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""`LLM`: many prompts in, all their results out."""
+"""`LLM`: batches of prompts in, all results out."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.client.engine import Engine
+from quire.frontend.client.embedding import EmbeddingRequest, PoolingParams
+from quire.frontend.client.engine import AnswerParsing, ConnectedEngine
 from quire.frontend.client.engine_client import Delivery
-from quire.frontend.client.request import Request, Service
-from quire.frontend.client.request_table import OpenRequest, RequestTable
-from quire.frontend.embedding import EmbeddingRequest, PoolingParams
+from quire.frontend.client.observer import OpenRequest, RequestOptions
+from quire.frontend.client.request import GenerationRequest
+from quire.frontend.client.request_table import RequestTable
 from quire.frontend.engine_args import EngineArgs, EngineOptions
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.progress import progress_bar
 from quire.frontend.sampling import SamplingParams
-from quire.frontend.text.chat.answer_reader import AnswerReader
-from quire.frontend.text.chat.refusal import tool_at_fault
+from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType, split_batch
 from quire.frontend.text.tokenizer import Tokenizer
@@ -32,19 +32,20 @@ from quire.protocol.messages import ErrorKind
 T = TypeVar("T")
 
 
-class LLM(AnswerReader):
-    """A model that is ready to generate, in an engine process of its own or in a running one.
+class LLM(AnswerParsing):
+    """A model that is ready to generate, in an engine process of its own or a running one.
 
-    `LLM("/path/of/a/checkpoint")`, or `LLM()` for the demo model; keywords are the fields of `EngineArgs`, named as
-    in vLLM. With `engine_address` it attaches to a running engine. Use it in a `with`, or `close` it; otherwise the
-    engine ends when the object is collected, or with the program. Calls from several threads follow each other.
+    `LLM("/path/of/a/checkpoint")`, or `LLM()` for the demo model; keywords are the fields of `EngineArgs`, with vLLM's
+    names. With `engine_address` it attaches to a running engine. Use it in a `with`, or call `close`; otherwise the
+    engine ends when the object is collected, or with the program. Calls from several threads run one after the other.
 
-    Raises `TypeError` or `ValueError` for arguments, `EngineStartError` or `EngineConnectionError` for the engine.
+    Raises `TypeError` or `ValueError` for invalid arguments, `EngineStartError` or `EngineConnectionError` if there is
+    no engine.
     """
 
     def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
         self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        self._engine = Engine(EngineArgs.from_options(model, options), self._inbox.put)
+        self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
         self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)
         self._lock = threading.Lock()
@@ -64,11 +65,11 @@ class LLM(AnswerReader):
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; the results are in the order of the prompts.
 
-        `sampling_params`: one for all, or one a prompt. `use_tqdm`: a progress bar, if there are several prompts and
-        a terminal. `truncate_prompt_tokens`, `add_special_tokens`, `priority` (one for all, or one a prompt),
-        `cache_salt` and `timeout` (seconds, for each prompt) are those of `AsyncLLM.generate`. When a prompt or its
-        parameters are bad, `RequestError` (a `ValueError`) names it by its index and nothing is run; when the engine
-        fails a request, the others are aborted and it is raised too.
+        `sampling_params` and `priority`: one for all, or one for each prompt. `use_tqdm`: show a progress bar if there
+        are several prompts and a terminal. `truncate_prompt_tokens`, `add_special_tokens`, `priority`, `cache_salt` and
+        `timeout` (seconds, for each prompt) are those of `AsyncLLM.generate`. If a prompt or its parameters are
+        invalid, `RequestError` (a `ValueError`) names it by its index and nothing runs; if a request fails in the
+        engine, the others are aborted and `RequestError` is raised too.
         """
         made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
         return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
@@ -83,7 +84,7 @@ class LLM(AnswerReader):
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[BeamSearchOutput]:
-        """Search the `beam_width` likeliest continuations of one prompt or many; else as `generate`."""
+        """Search for the `beam_width` most likely continuations of one prompt or many; otherwise like `generate`."""
         outputs = self.generate(
             prompts,
             params.sampling_params(),
@@ -106,13 +107,13 @@ class LLM(AnswerReader):
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Compute the embedding of one prompt or many; else as `generate`. A prompt may be as long as the context."""
+        """Compute the embedding of one prompt or many, as long as the context; otherwise like `generate`."""
         made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
         params = _each(pooling_params, PoolingParams, self._engine.pooling, "pooling_params", len(made))
-        services = _services(priority, cache_salt, timeout, len(made))
+        options = _options(priority, cache_salt, timeout, len(made))
         requests = [
             _named(index, self._make_embedding, given)
-            for index, given in enumerate(zip(made, params, services, strict=True))
+            for index, given in enumerate(zip(made, params, options, strict=True))
         ]
         self._complete(requests, use_tqdm)
         return [request.output() for request in requests]
@@ -136,19 +137,19 @@ class LLM(AnswerReader):
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, written as prompts by the model's chat template; else as `generate`.
+        """Answer one conversation or many, rendered by the model's chat template; otherwise like `generate`.
 
         `tools`, `tool_choice`, `parallel_tool_calls` and `add_special_tokens`, the same for all, are those of
-        `AsyncLLM.chat`, and `parse` tells what an answer says. Raises `ToolError` (a `ValueError`) for tools that
-        can't be used.
+        `AsyncLLM.chat`; `parse` splits an answer into thoughts, content and tool calls. Raises `ToolError`
+        (a `ValueError`) for invalid tools.
         """
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
         given = _each(sampling_params, SamplingParams, self._engine.params, "sampling_params", len(conversations))
 
-        def ask(index: int) -> tuple[Prompt, SamplingParams]:
-            return self._engine.chat_question(
+        def convert(index: int) -> tuple[Prompt, SamplingParams]:
+            return self._engine.chat_input(
                 conversations[index],
                 given[index],
                 use,
@@ -160,23 +161,23 @@ class LLM(AnswerReader):
                 add_special_tokens=add_special_tokens,
             )
 
-        asked = [_named(index, ask, index) for index in range(len(conversations))]
-        prompts, params = [prompt for prompt, _ in asked], [params for _, params in asked]
+        inputs = [_named(index, convert, index) for index in range(len(conversations))]
+        prompts, params = [prompt for prompt, _ in inputs], [params for _, params in inputs]
         try:
             return self._run(prompts, params, use_tqdm, priority, cache_salt, timeout)
         except RequestError as error:
             raise tool_at_fault(error, use) or error from None
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises `ValueError` when there is none."""
+        """Return the model's tokenizer. Raises `ValueError` if there is none."""
         return self._engine.require_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a call that gives none."""
+        """Return the parameters that hold if a call gives none."""
         return SamplingParams()
 
     def stats(self) -> dict[str, Any]:
-        """The engine as it is now: the fields of `SchedulerStats`, and counters of its socket."""
+        """Return the state of the engine: the fields of `SchedulerStats`, and counters of its socket."""
         return cast("dict[str, Any]", self._engine.client.call("stats").result())
 
     def reset_prefix_cache(self) -> bool:
@@ -185,26 +186,26 @@ class LLM(AnswerReader):
         return True
 
     def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
-        """Compute a prompt and keep its KV pages in the cache; returns how many of its tokens are kept, in full pages.
+        """Compute a prompt and pin its KV pages in the cache; return the number of pinned tokens, in full pages.
 
-        They stay until `unpin_prefix`, `reset_prefix_cache`, or a running request would have to give way to them.
+        They stay until `unpin_prefix`, `reset_prefix_cache`, or until a running request would be preempted for them.
         """
         token_ids = self._engine.prompt(prompt).token_ids
         self.generate({"prompt_token_ids": token_ids}, SamplingParams(max_tokens=1), cache_salt=cache_salt)
         return cast("int", self._engine.client.call("pin_prefix", token_ids, cache_salt).result())
 
     def unpin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> bool:
-        """Let a pinned prompt be evicted again; returns whether it was pinned."""
+        """Unpin a prompt; return True if it was pinned."""
         token_ids = self._engine.prompt(prompt).token_ids
         return cast("bool", self._engine.client.call("unpin_prefix", token_ids, cache_salt).result())
 
     @property
     def engine_address(self) -> str:
-        """Where the engine listens; others can attach there."""
+        """The address of the engine, where others can attach."""
         return self._engine.client.address
 
     def close(self) -> None:
-        """Leave the engine, and end it if it was started here. Idempotent."""
+        """Disconnect, and stop the engine if it was started here. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -233,26 +234,26 @@ class LLM(AnswerReader):
         timeout: float | None,
     ) -> list[RequestOutput]:
         each = _each(params, SamplingParams, self._engine.params, "sampling_params", len(prompts))
-        services = _services(priority, cache_salt, timeout, len(prompts))
+        options = _options(priority, cache_salt, timeout, len(prompts))
         requests = [
             _named(index, self._make_request, given)
-            for index, given in enumerate(zip(prompts, each, services, strict=True))
+            for index, given in enumerate(zip(prompts, each, options, strict=True))
         ]
         self._complete(requests, use_tqdm)
         return [request.output() for request in requests]
 
     def _complete(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
-        """Submit all, and wait until all are finished. Nothing is left running, however it ends."""
+        """Submit all requests and wait until they finish. No request is left running, however this ends."""
         with self._lock:
             try:
-                self._work_off(requests, use_tqdm)
+                self._wait_for(requests, use_tqdm)
             except BaseException:
                 self._table.drop(requests)
                 raise
 
-    def _work_off(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
+    def _wait_for(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
         while not self._inbox.empty():
-            self._inbox.get()  # of requests that were dropped
+            self._inbox.get()  # outputs of requests that were dropped
         for request in requests:
             self._table.submit(request)
         with progress_bar(len(requests), use_tqdm) as advance:
@@ -266,43 +267,45 @@ class LLM(AnswerReader):
                     if request.finished:
                         advance(len(request.prompt.token_ids), request.num_output_tokens)
 
-    def _make_request(self, given: tuple[Prompt, SamplingParams, Service]) -> Request:
+    def _make_request(self, given: tuple[Prompt, SamplingParams, RequestOptions]) -> GenerationRequest:
         return self._engine.request(str(next(self._request_ids)), *given)
 
-    def _make_embedding(self, given: tuple[Prompt, PoolingParams, Service]) -> EmbeddingRequest:
+    def _make_embedding(self, given: tuple[Prompt, PoolingParams, RequestOptions]) -> EmbeddingRequest:
         return self._engine.embedding(str(next(self._request_ids)), *given)
 
 
 def _each(
     params: T | Sequence[T] | None, kind: type[T], check: Callable[[T | None], T], name: str, count: int
 ) -> list[T]:
-    """Checked parameters of each prompt, of one for all or one for each; `name` is the argument they came in."""
+    """Check and return the parameters of each prompt, given as one for all or one each; `name` is the argument."""
     if params is None or isinstance(params, kind):
         return [check(params)] * count
     if not isinstance(params, Sequence):
-        raise TypeError(f"{name} is a {type(params).__name__}; give a {kind.__name__}, or one a prompt")
+        raise TypeError(f"{name} is a {type(params).__name__}; give a {kind.__name__}, or one for each prompt")
     if len(params) != count:
-        raise ValueError(f"there are {len(params)} {name} for {count} prompts; give one, or one a prompt")
+        raise ValueError(f"there are {len(params)} {name} for {count} prompts; give one, or one for each prompt")
     return [_named(index, check, each) for index, each in enumerate(params)]
 
 
-def _services(priority: int | Sequence[int], cache_salt: str, timeout: float | None, count: int) -> list[Service]:
-    """How the engine is to treat each prompt."""
+def _options(priority: int | Sequence[int], cache_salt: str, timeout: float | None, count: int) -> list[RequestOptions]:
+    """Return the options of each prompt's request."""
     priorities = [priority] * count if isinstance(priority, int) else priority
     if len(priorities) != count:
-        raise ValueError(f"there are {len(priorities)} priorities for {count} prompts; give one, or one a prompt")
-    return [Service(number, cache_salt, timeout) for number in priorities]
+        raise ValueError(
+            f"there are {len(priorities)} priorities for {count} prompts; give one, or one for each prompt"
+        )
+    return [RequestOptions(each, cache_salt, timeout) for each in priorities]
 
 
 def _of_prompt(error: Exception, index: int) -> RequestError:
-    """The error that ended a request, which names the prompt by its index."""
+    """Convert the error that ended a request into one that names the prompt by its index."""
     if isinstance(error, RequestError):
         return type(error)(str(error), index, error.kind, error.code)
     return RequestError(str(error), index, ErrorKind.FAILED)
 
 
 def _named(index: int, make: Callable[[Any], T], given: Any) -> T:
-    """`make(given)`, whose error names the prompt by its index."""
+    """Return `make(given)`; its `ValueError` becomes a `RequestError` that names the prompt by its index."""
     try:
         return make(given)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a request gives back; names and meanings are those of vLLM."""
+"""Outputs of requests; names and meanings are vLLM's."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from quire.protocol.messages import EngineCoreEvent
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
-    """Log probability of one token at one position; `rank` 1 is the likeliest token of the vocabulary."""
+    """Log probability of one token at one position; `rank` 1 is the most likely token of the vocabulary."""
 
     logprob: float
     rank: int
     decoded_token: str | None = None
 
 
-# Per position: the chosen (or, in a prompt, the given) token first, then the top-N in falling order.
+# Per position: the sampled (or, in a prompt, the given) token first, then the top N in descending order.
 PositionLogprobs = dict[int, Logprob]
 
 
 class RequestMetrics(msgspec.Struct, gc=False):
-    """Times of one request in seconds of the engine's monotonic clock; None while it has not happened.
+    """Times of one request in seconds of the engine's monotonic clock; None before the event.
 
-    `arrival_time` is taken by the frontend; on one machine the two clocks are the same.
+    `arrival_time` is measured by the frontend; on one machine the two clocks are the same.
     """
 
     arrival_time: float
@@ -42,12 +42,12 @@ class EmbeddingOutput(msgspec.Struct, gc=False):
 
     @property
     def hidden_size(self) -> int:
-        """How many values it has."""
+        """Number of values."""
         return len(self.embedding)
 
 
 class EmbeddingRequestOutput(msgspec.Struct, gc=False):
-    """A prompt and its embedding; `prompt` is None when the prompt came as token ids."""
+    """A prompt and its embedding; `prompt` is None if the prompt was given as token ids."""
 
     request_id: str
     prompt: str | None
@@ -59,11 +59,11 @@ class EmbeddingRequestOutput(msgspec.Struct, gc=False):
 
 
 class CompletionOutput(msgspec.Struct, gc=False):
-    """One completion: all of it so far, or in a delta only what is new.
+    """One completion: all of it so far, or in a delta only the new part.
 
-    `finish_reason` is None while it grows, then "stop", "length" or "abort"; `stop_reason` is the stop string or
-    stop token id that ended it. `cumulative_logprob` and `logprobs` are None unless they were asked for; the former is
-    also there when completions were ranked by it, with `best_of` or as beams.
+    `finish_reason` is None while it grows, then "stop", "length", "timeout" or "abort"; `stop_reason` is the stop
+    string or stop token id that ended it. `cumulative_logprob` and `logprobs` are None unless requested; the former is
+    also set if completions were ranked by it, with `best_of` or in a beam search.
     """
 
     index: int
@@ -75,15 +75,15 @@ class CompletionOutput(msgspec.Struct, gc=False):
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
-        """Whether nothing will be added any more."""
+        """Return True if the completion is complete."""
         return self.finish_reason is not None
 
 
 class RequestOutput(msgspec.Struct, gc=False):
-    """A request and what has been generated for it: one `CompletionOutput` for each of `n`.
+    """A request and its output: one `CompletionOutput` for each of `n`.
 
-    With `best_of` or a beam search the best come first, and there are none before all have ended. `prompt` is None when
-    the prompt came as token ids; `prompt_logprobs` has one entry a prompt token, the first None.
+    With `best_of` or a beam search the best come first, and there are none until all have ended. `prompt` is None if
+    the prompt was given as token ids; `prompt_logprobs` has one entry for each prompt token, the first of them None.
     """
 
     request_id: str

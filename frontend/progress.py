@@ -9,15 +9,15 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    """Tells the bar that a request has ended."""
+    """Callback that advances the bar when a request has ended."""
 
     def __call__(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Count one request of so many tokens."""
+        """Count one request with its tokens."""
 
 
 @contextmanager
 def progress_bar(total: int, wanted: bool) -> Iterator[Advance]:
-    """A bar on stderr over `total` requests, with their throughput; nothing when stderr is no terminal."""
+    """Show a bar on stderr for `total` requests, with their throughput; nothing if stderr is not a terminal."""
     if not wanted or total < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield lambda prompt_tokens, output_tokens: None
         return

@@ -1,4 +1,4 @@
-"""Which Quire this is."""
+"""The version of Quire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files: whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def can_write_whole(path: Path) -> bool:
-    """Whether `write_whole` may write there, as far as can be told without trying."""
+    """Return True if `write_whole` can probably write there, as far as can be known without trying."""
     return not path.is_dir() and os.access(path if path.exists() else path.resolve().parent, os.W_OK)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file; one that is there is replaced at once or not at all, its mode kept. Raises OSError.
+    """Write a file; an existing one is replaced atomically, and keeps its mode. Raises OSError.
 
-    A pipe or a device, such as /dev/stdout, is written to, and so is a file in a folder that takes no others.
+    A pipe or device, such as /dev/stdout, is written in place, and so is a file in a folder that is not writable.
     """
     if not _is_replaced(path):
         path.write_text(text, encoding="utf-8")
@@ -32,7 +32,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _is_replaced(path: Path) -> bool:
-    if path.is_relative_to("/dev") or path.is_relative_to("/proc"):  # /dev/stdout may be a file, which stays open
+    if path.is_relative_to("/dev") or path.is_relative_to("/proc"):  # /dev/stdout may be an open file
         return False
     is_ours = not path.exists() or (path.is_file() and os.access(path, os.W_OK))
     return is_ours and os.access(path.resolve().parent, os.W_OK)

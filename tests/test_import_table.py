@@ -1,4 +1,4 @@
-"""The packages import each other only as the table allows, and each is typed."""
+"""Packages import each other as the table allows, their parts only lower layers, and no modules import in a cycle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,43 @@ MAY_IMPORT = {
     "engine_core": {"protocol", "kernels"},
     "kernels": set(),
 }
-OPTIONAL = {  # imported only when what their extras are for is asked for
+
+# The layers of a package, the lowest first, as modules and folders; `*` stands for all that are not named. A part may
+# import lower layers and itself, but no other part of its layer. Imports under `TYPE_CHECKING` and in functions count.
+LAYERS = {
+    "protocol": "errors engine_shape totals < * < address keys messages < codec engine_options pipe simulation"
+    " < sockets",
+    "kernels": "errors < config emit < host rope < operands < plan < weights < models < options < *",
+    "engine_core": "executor limits < request < decoding < scheduling < validation < grammar"
+    " < stats trace transport < *",
+    "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
+    " < cli",
+    "frontend.text": "token_bytes tokenizer_files < tokenizer < * < chat detokenizer",
+    "frontend.client": "connection engine_log observer < * < engine streams",
+    "frontend.metrics": "chrome_trace prometheus tracing < * < server",
+    "frontend.http": "args errors < transport < * < openai < anthropic documentation < operations < routes < app"
+    " < server",
+    "frontend.evaluation": "workload < replay < calibration report < bench simulation",
+    "frontend.cli": "failures < flags output < * < bench < app",
+}
+
+# Imports against the layers, or in a cycle, that are still to be removed.
+TO_BE_REMOVED = {
+    ("engine_core.request", "engine_core.decoding.beam_search"),
+    ("engine_core.request", "engine_core.grammar.grammars"),
+    ("engine_core.request", "engine_core.scheduling.siblings"),
+    ("engine_core.snapshot", "engine_core.engine"),
+    ("engine_core.utilities", "engine_core.engine"),
+    ("engine_core.validation", "engine_core.grammar.text"),
+    ("frontend.http.conversation", "frontend.http.openai.response_format"),
+    ("frontend.http.openai.chat", "frontend.http.documentation.chat_schemas"),
+    ("frontend.http.transport.server", "frontend.http.app"),
+    ("frontend.http.transport.server", "frontend.http.service"),
+    ("kernels.emit.value", "kernels.emit.builder"),
+    ("kernels.plan", "kernels.weights.quantization"),
+}
+
+OPTIONAL = {  # imported only when the features of their extras are requested
     "frontend/metrics/tracing.py": {"opentelemetry"},
     "frontend/evaluation/simulation/comparison.py": {"matplotlib"},
 }
@@ -26,7 +64,7 @@ NEVER = {"torch", "transformers", "pickle", "cloudpickle"}  # not for serving; a
 
 
 def imported_modules(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of every import, however deep; `package` resolves relative ones."""
+    """Yield line and absolute name of every import, at any depth; `package` resolves relative ones."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -34,12 +72,12 @@ def imported_modules(source: str, package: str) -> Iterator[tuple[int, str]]:
             parents = package.split(".")
             base = parents[: len(parents) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from quire import kernels` names the package only among the names
+            # `from quire import kernels` names the package only among the names.
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
 def forbidden_imports(source: str, file: Path) -> list[str]:
-    """What a file of a package imports against the table; `file` is relative to the repository."""
+    """Return the imports of a file, given relative to the repository, that the table of packages forbids."""
     top = file.parts[0]
     package = ".".join(("quire", *file.parts[:-1]))
     problems = []
@@ -55,8 +93,63 @@ def forbidden_imports(source: str, file: Path) -> list[str]:
 
 
 def python_files(top: str) -> list[Path]:
-    """The Python files of a package, relative to the repository."""
+    """Return the Python files of a package, relative to the repository."""
     return sorted(path.relative_to(REPOSITORY) for path in (REPOSITORY / top).rglob("*.py"))
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return the imports between modules, given as sources by dotted name without `quire`.
+
+    A package's `__init__` is a module of its own, named like the package; importing a module inside does not count as
+    an import of it, so that a package can re-export names of its modules.
+    """
+    graph: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        package = name if any(other.startswith(f"{name}.") for other in sources) else name.rpartition(".")[0]
+        imported = (module.removeprefix("quire.") for _, module in imported_modules(source, f"quire.{package}"))
+        found = {next((known for known in _prefixes(module) if known in sources), name) for module in imported}
+        graph[name] = found - {name}
+    return graph
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+
+
+def upward_imports(graph: Mapping[str, Iterable[str]], layers: Mapping[str, str] = LAYERS) -> set[tuple[str, str]]:
+    """Return the imports that go to a higher layer, or to another part of the same layer."""
+    return {
+        (module, imported)
+        for package, row in layers.items()
+        for module, all_imported in graph.items()
+        for imported in all_imported
+        if module.startswith(f"{package}.") and imported.startswith(f"{package}.")
+        if not _is_downward(package, row, module, imported)
+    }
+
+
+def _is_downward(package: str, row: str, module: str, imported: str) -> bool:
+    heights = {part: height for height, layer in enumerate(row.split("<")) for part in layer.split()}
+
+    def part_of(name: str) -> str:
+        part = name.removeprefix(f"{package}.").split(".")[0]
+        assert part in heights or "*" in heights, f"LAYERS[{package!r}] does not name {part}"
+        return part if part in heights else "*"
+
+    one, other = part_of(module), part_of(imported)
+    return one == other or heights[other] < heights[one]
+
+
+@cache
+def repository_graph() -> dict[str, set[str]]:
+    """Return the imports between all modules of the packages."""
+    sources = {}
+    for top in MAY_IMPORT:
+        for file in python_files(top):
+            parts = file.with_suffix("").parts
+            sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = (REPOSITORY / file).read_text()
+    return import_graph(sources)
 
 
 @pytest.mark.parametrize("top", MAY_IMPORT)
@@ -65,6 +158,31 @@ def test_imports_follow_the_table(top: str) -> None:
     assert files
     problems = [line for file in files for line in forbidden_imports((REPOSITORY / file).read_text(), file)]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_go_to_lower_layers(package: str) -> None:
+    graph = repository_graph()
+    assert any(module.startswith(f"{package}.") for module in graph)
+    found = upward_imports(graph, {package: LAYERS[package]}) - TO_BE_REMOVED
+    assert not found, "\n".join(f"{module} imports {imported}" for module, imported in sorted(found))
+
+
+def test_no_modules_import_in_a_cycle() -> None:
+    graph = {
+        module: {each for each in imported if (module, each) not in TO_BE_REMOVED}
+        for module, imported in repository_graph().items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" is imported by ".join(error.args[1]))
+
+
+def test_imports_that_are_to_be_removed_are_still_there() -> None:
+    graph = repository_graph()
+    gone = [f"{module} -> {each}" for module, each in sorted(TO_BE_REMOVED) if each not in graph.get(module, ())]
+    assert not gone, "remove from TO_BE_REMOVED: " + ", ".join(gone)
 
 
 @pytest.mark.parametrize("top", MAY_IMPORT)
@@ -114,3 +232,21 @@ def test_a_forbidden_import_is_found(file: str, source: str) -> None:
 )
 def test_an_allowed_import_passes(file: str, source: str) -> None:
     assert not forbidden_imports(source, Path(file))
+
+
+@pytest.mark.parametrize(
+    ("source", "is_upward"),
+    [
+        ("from quire.package.low.module import name", False),
+        ("from quire.package.middle import other", False),
+        ("from ..low import module", False),
+        ("import quire.package.top", True),
+        ("if TYPE_CHECKING:\n    from quire.package.beside import module", True),
+        ("def f():\n    from ..top import name", True),
+    ],
+)
+def test_an_upward_import_is_found(source: str, is_upward: bool) -> None:
+    names = ("low.module", "middle.module", "middle.other", "beside.module", "top")
+    sources = {f"package.{name}": "" for name in names} | {"package.middle.module": source}
+    upward = upward_imports(import_graph(sources), {"package": "low < middle beside < *"})
+    assert bool(upward) is is_upward

@@ -5,13 +5,14 @@ from __future__ import annotations
 from paged_executor import Engine
 
 from quire.engine_core.transport.outbox import Mailbox
-from quire.frontend.client.request import DEFAULT_SERVICE, Request
+from quire.frontend.client.observer import DEFAULT_OPTIONS
+from quire.frontend.client.request import GenerationRequest
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import EngineCoreOutputs
 
 
-def request_of(engine: Engine, request_id: str, *, merged: bool) -> Request:
+def request_of(engine: Engine, request_id: str, *, merged: bool) -> GenerationRequest:
     """The frontend's request after all that the engine has sent for it, frame by frame or in one that came late."""
     frames = [message for message in engine.sent[b"client"] if isinstance(message, EngineCoreOutputs)]
     if merged:
@@ -22,7 +23,9 @@ def request_of(engine: Engine, request_id: str, *, merged: bool) -> Request:
         assert isinstance(late, EngineCoreOutputs)
         frames = [late]
     params = SamplingParams(max_tokens=4)
-    request = Request(request_id, Prompt([1, 2, 3]), params, [params], None, arrival_time=0.0, service=DEFAULT_SERVICE)
+    request = GenerationRequest(
+        request_id, Prompt([1, 2, 3]), params, [params], None, arrival_time=0.0, options=DEFAULT_OPTIONS
+    )
     for frame in frames:
         for output in frame.outputs:
             if output.request_id == request_id:

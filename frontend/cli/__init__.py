@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 from quire.frontend.cli.failures import exit_status
-from quire.frontend.cli.signals import end_on_signals
 
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -22,15 +22,28 @@ def main() -> NoReturn:
         status = run()
     except KeyboardInterrupt:
         status = INTERRUPTED
-        if sys.stderr.isatty():  # where `^C` stands
+        if sys.stderr.isatty():  # which shows `^C`
             sys.stderr.write("\n")
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever it is becomes one line
         status = exit_status(error)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as in `quire complete ... | head`
+    except BrokenPipeError:  # the reader has exited, as in `quire complete ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:  # the reader does not read
+    except KeyboardInterrupt:  # the reader blocks
         status = INTERRUPTED
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would change the status while Python ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would change the status while Python exits
     sys.exit(status)
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP raise SystemExit with 128 + their number, so that the stack unwinds and cleans up."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    del frame
+    signal.signal(number, signal.SIG_IGN)  # once only
+    raise SystemExit(128 + number)

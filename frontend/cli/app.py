@@ -1,6 +1,6 @@
-"""The `quire` command: puts its subcommands together.
+"""The `quire` command, with its subcommands.
 
-Subcommands import what they need when they run, so that `quire --help` is quick.
+Subcommands import their dependencies when they run, so that `quire --help` is fast.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli import calibrate, chat, complete, engine, info, keys, replay, serve, simulate, trace, version
-from quire.frontend.cli.bench.group import bench
+from quire.frontend.cli import calibrate, chat, complete, engine, info, replay, serve, simulate, trace
+from quire.frontend.cli.bench import latency, sweep, throughput
+from quire.frontend.cli.bench import serve as bench_serve
 from quire.frontend.cli.commands import add_command
 
 app = typer.Typer(
@@ -29,10 +30,12 @@ app = typer.Typer(
 def _options(
     show_version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and exit.", metavar="", callback=version.show, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version and exit.", metavar="", callback=info.show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
-    del show_version  # its callback has done it
+    del show_version  # handled by its callback
 
 
 _COMMANDS = (
@@ -45,14 +48,23 @@ _COMMANDS = (
     simulate.simulate,
     calibrate.calibrate,
     info.info,
-    keys.keys,
-    version.version,
+    engine.keys,
+    info.version,
 )
 for _command in _COMMANDS:
     add_command(app, _command)
+
+bench = typer.Typer(
+    name="bench",
+    no_args_is_help=True,
+    help="Benchmark an engine or a server with synthetic requests: latency, throughput, serve, sweep.",
+    epilog="Flags and JSON fields have the names of `vllm bench`; `quire replay` sends traces.",
+)
+for _command in (latency.latency, throughput.throughput, bench_serve.serve, sweep.sweep):
+    add_command(bench, _command)
 app.add_typer(bench)
 
 
 def run() -> int:
-    """Run the command that the arguments name; return the status to exit with. Raises what goes wrong."""
+    """Run the command given by the arguments; return the exit status, or raise its error."""
     return int(app(prog_name="quire", standalone_mode=False) or 0)

@@ -10,7 +10,7 @@ import typer
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.model import engine_options
 from quire.frontend.cli.output import say, write
-from quire.frontend.cli.report import writable
+from quire.frontend.cli.report import check_writable
 from quire.frontend.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ def calibrate(
         Path, typer.Option("--output", "-o", help="File to write, as JSON.", metavar="FILE", show_default=False)
     ],
     seconds: Annotated[
-        float | None, option(None, "How long to measure, about. Default: 60.", "S", min=5.0, max=600.0)
+        float | None, option(None, "Approximate duration of the measurement. Default: 60.", "S", min=5.0, max=600.0)
     ] = None,
     *,
     engine: EngineFlags,
     attach: AttachFlags,
     common: CommonFlags,
 ) -> None:
-    """Measure what the steps of an engine take on this host, for `quire simulate`.
+    """Measure the time of engine steps on this host, for `quire simulate`.
 
-    It serves batches of all sizes, short and long prompts and mixtures of them, and fits what a step takes to what it
-    computes; and single requests after rests of several lengths. The engine should be set up as it will be in service,
-    and the host should have nothing else to do.
+    It runs batches of all sizes, with short and long prompts and mixtures, and fits the time of a step to its work; and
+    single requests after idle periods of several lengths. Configure the engine as in production, on a host that is
+    otherwise idle.
     """
     del common
-    writable("--output", output)
+    check_writable("--output", output)
     import asyncio
 
     import msgspec
@@ -64,7 +64,7 @@ def calibrate(
 
 
 def describe(calibration: Calibration) -> str:
-    """The times in a few words."""
+    """Summarize the calibration in a few words."""
     step, client = calibration.step, calibration.client
     return (
         f"a step takes {_us(step.base)}, {_us(step.prefill_token)} for each token of a prompt and {_us(step.decode)} "

@@ -1,14 +1,29 @@
-"""`quire chat`."""
+"""`quire chat`: a conversation, or texts to continue for a model without a chat template."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.frontend.cli.failures import fail
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, takes_flags
-from quire.frontend.cli.model import open_model
-from quire.frontend.cli.output import is_interactive, say, tolerate_encoding
+from quire.frontend.cli.model import Model, open_model
+from quire.frontend.cli.output import StreamedAnswer, is_interactive, say, tolerate_encoding
+
+if TYPE_CHECKING:
+    from quire.frontend.outputs import RequestOutput
+    from quire.protocol.messages import SamplingParams
+
+HELP = """\
+/help           show this help
+/reset          start a new conversation (the system message stays)
+/system TEXT    set the system message and start over; without TEXT, remove it
+/retry          regenerate the last answer
+/exit           exit, as do Ctrl-D and Ctrl-C
+Ctrl-C during an answer stops it. A line that ends with \\ continues on the next."""
 
 
 @takes_flags
@@ -22,19 +37,103 @@ def chat(
     sampling: SamplingFlags,
     common: CommonFlags,
 ) -> None:
-    """Have a conversation with a model that has a chat template.
+    """Chat with a model that has a chat template.
 
     Commands: /reset, /system TEXT, /retry, /help, /exit. Ctrl-C during an answer stops it; at the prompt, Ctrl-C or
-    Ctrl-D leaves. Without a terminal, every line of stdin is a message.
+    Ctrl-D exits. Without a terminal, every line of stdin is a message.
     """
     del common
-    from quire.frontend.cli.session import Session
     from quire.frontend.text.chat.template import load_chat_template
 
     tolerate_encoding()
     with open_model(engine, attach) as model:
         if model.folder is not None:
-            load_chat_template(model.folder)  # raises if there is none, and says what to do
+            load_chat_template(model.folder)  # raises an error with advice if there is none
         if is_interactive():
-            say("Say something; /help lists the commands, Ctrl-D leaves.")
-        Session(model, model.params(sampling), system).run()
+            say("Type a message; /help lists the commands, Ctrl-D exits.")
+        ChatSession(model, model.params(sampling), system).run()
+
+
+class ChatSession:
+    """A loop that reads messages from stdin and streams the answers until the user exits."""
+
+    def __init__(self, model: Model, params: SamplingParams, system: str | None = None) -> None:
+        self._model = model
+        self._params = params
+        self._system = system
+        self._messages: list[dict[str, str]] = []
+        self._prompt = "> " if is_interactive() else ""
+
+    def run(self) -> None:
+        """Answer until the end of the input or /exit. Ctrl-C at the prompt raises KeyboardInterrupt."""
+        if self._prompt:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - gives `input` editing and history
+        while (line := self._read()) is not None and line not in ("/exit", "/quit"):
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self._say(line)
+
+    def _read(self) -> str | None:
+        """Return the next message, or None at the end of the input."""
+        lines: list[str] = []
+        try:
+            while True:
+                lines.append(input("... " if lines and self._prompt else self._prompt))
+                if not lines[-1].endswith("\\"):
+                    return "\n".join(line.removesuffix("\\") for line in lines).strip()
+        except EOFError:
+            if self._prompt:
+                say("")
+            return None
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        commands: dict[str, Callable[[], None]] = {
+            "/help": lambda: say(HELP),
+            "/reset": self._messages.clear,
+            "/system": lambda: self._set_system(rest.strip()),
+            "/retry": self._retry,
+        }
+        if name in commands:
+            commands[name]()
+        else:
+            say(f"{name} is not a command; commands are {', '.join(commands)} and /exit")
+
+    def _set_system(self, text: str) -> None:
+        self._system = text or None
+        self._messages.clear()
+
+    def _retry(self) -> None:
+        if not self._messages:
+            say("there is no answer to regenerate")
+            return
+        while self._messages[-1]["role"] != "user":
+            self._messages.pop()
+        self._say(self._messages.pop()["content"])
+
+    def _say(self, text: str) -> None:
+        """Answer one message; if that fails, the conversation stays unchanged."""
+        answer = StreamedAnswer()
+        turn = {"role": "user", "content": text}
+        try:
+            self._model.runner.run(answer.stream(self._outputs(turn)))
+        except KeyboardInterrupt:
+            answer.end_line()
+            say("[stopped]")
+        except ValueError as error:
+            fail(f"{error} (/reset starts a new conversation)" if self._messages else str(error))
+            return
+        else:
+            answer.end_line()
+            if self._prompt:
+                say(f"[{answer.summary}]")
+        self._messages += [turn, {"role": "assistant", "content": answer.text}]
+
+    def _outputs(self, turn: dict[str, str]) -> AsyncIterator[RequestOutput]:
+        llm = self._model.llm
+        if not self._model.has_chat_template:
+            return llm.generate(turn["content"], self._params, output_kind="delta")
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return llm.chat([*system, *self._messages, turn], self._params, output_kind="delta")

@@ -1,4 +1,4 @@
-"""`quire engine`."""
+"""`quire engine`, and `quire keys` for its clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import typer
+
 from quire.frontend.cli.flags import CommonFlags, EngineFlags, changed, option, switch, takes_flags
+from quire.frontend.cli.output import write
 
 _socket = functools.partial(option, "Process and socket")
 
@@ -21,23 +24,23 @@ def engine(
         _socket("Listen at ipc://PATH or tcp://HOST:PORT. Default: a socket in a fresh private folder.", "ADDRESS"),
     ] = None,
     curve_keys: Annotated[
-        Path | None, _socket("CURVE keys, as `quire keys` makes them; tcp:// is refused without.", "FOLDER")
+        Path | None, _socket("CURVE keys, as `quire keys` makes them; tcp:// requires them.", "FOLDER")
     ] = None,
     insecure_tcp: Annotated[
-        bool, switch("Process and socket", "--insecure-tcp", "Allow tcp:// without keys, to whoever reaches the port.")
+        bool, switch("Process and socket", "--insecure-tcp", "Allow tcp:// without keys, for all who reach the port.")
     ] = False,
     drain_seconds: Annotated[
-        float | None, _socket("Most seconds that SIGTERM gives running requests. Default: 30.", "S")
+        float | None, _socket("Maximum time that SIGTERM leaves running requests. Default: 30.", "S")
     ] = None,
-    heartbeat_seconds: Annotated[float | None, _socket("Seconds between signs of life. Default: 1.", "S")] = None,
-    seed: Annotated[int | None, option("Engine", "For requests that bring none. Default: 0.", "N", min=0)] = None,
+    heartbeat_seconds: Annotated[float | None, _socket("Interval of heartbeats. Default: 1.", "S")] = None,
+    seed: Annotated[int | None, option("Engine", "Seed for requests without one. Default: 0.", "N", min=0)] = None,
     *,
     engine: EngineFlags,
     common: CommonFlags,
 ) -> NoReturn:
-    """Run an engine alone.
+    """Run an engine without a frontend.
 
-    It prints `READY <address>` once others can attach with --address. SIGTERM lets running requests end first, Ctrl-C
+    It prints `READY <address>` once others can attach with --address. SIGTERM lets running requests finish, Ctrl-C
     aborts them.
     """
     del common
@@ -49,10 +52,10 @@ def engine(
         "heartbeat_seconds": heartbeat_seconds,
         "seed": seed,
     }
-    # -P: folders in the current directory must not shadow packages
+    # -P: folders in the current directory must not shadow packages.
     arguments = [sys.executable, "-P", "-m", "quire.engine_core", *command_line(engine, own)]
     sys.stdout.flush()
-    os.execv(sys.executable, arguments)  # noqa: S606 - the engine takes this process over, and its signals
+    os.execv(sys.executable, arguments)  # noqa: S606 - the engine replaces this process, and gets its signals
 
 
 def command_line(engine: EngineFlags, own: Mapping[str, object]) -> list[str]:
@@ -69,3 +72,20 @@ def command_line(engine: EngineFlags, own: Mapping[str, object]) -> list[str]:
         if not isinstance(value, bool):
             arguments.append(str(value))
     return arguments
+
+
+@takes_flags
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Folder for the keys; created if it does not exist.")],
+    *,
+    common: CommonFlags,
+) -> None:
+    """Generate CURVE keys, with which an engine can listen on tcp://.
+
+    The engine needs the folder; a client on another host needs its files engine.public and client.secret.
+    """
+    del common
+    from quire.protocol.keys import generate_keys
+
+    generate_keys(folder)
+    write(f"keys written; use them with: quire engine --address tcp://0.0.0.0:5555 --curve-keys {folder}\n")

@@ -1,4 +1,4 @@
-"""The HTTP server as the command line sets it up."""
+"""Setup of the HTTP server from the flags."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NAMES = {
     "served_model_name": "served_model_names",
     "allowed_origins": "cors_origins",
 }
-_NOT_OF_THE_SERVER = (
+_NOT_SERVER_ARGS = (
     "tool_call_parser", "reasoning_parser", "log_level", "log_format", "metrics_prefix", "otlp_traces_endpoint",
 )  # fmt: skip
-_PORTS_TO_TRY = 20  # from the default one on, when none was asked for
+_PORTS_TO_TRY = 20  # from the default port on, if none was given
 
 
 def listen(flags: HttpFlags) -> tuple[ServerArgs, socket.socket]:
-    """The arguments of the server, and its socket. Raises `ValueError` or `OSError`."""
+    """Return the arguments of the server, and its socket. Raises `ValueError` or `OSError`."""
     args = server_args(flags)
     if flags.port is not None or flags.uds is not None:
         return args, bind(args, args.port)
@@ -46,10 +46,10 @@ def listen(flags: HttpFlags) -> tuple[ServerArgs, socket.socket]:
 
 
 def server_args(flags: HttpFlags) -> ServerArgs:
-    """The arguments that the flags stand for. Raises `ValueError`."""
+    """Return the server arguments for the flags. Raises `ValueError`."""
     given: dict[str, Any] = {}
     for name, value in asdict(flags).items():
-        if name in _NOT_OF_THE_SERVER:
+        if name in _NOT_SERVER_ARGS:
             continue
         if isinstance(value, list):
             given[_NAMES[name]] = tuple(map(str, value))
@@ -61,7 +61,7 @@ def server_args(flags: HttpFlags) -> ServerArgs:
 def serving_of(
     model: Model, args: ServerArgs, listener: socket.socket, flags: HttpFlags, sampling: SamplingFlags
 ) -> Serving:
-    """The server of `model`; sampling flags are the defaults of requests that leave a value out."""
+    """Return the server of `model`; sampling flags are the defaults of requests that omit a value."""
     llm, names = model.llm, names_of(args, model.llm.model, DEMO_MODEL)
     configure_logging(flags.log_level or "info", flags.log_format or "text")  # type: ignore[arg-type] # it checks that
     metrics = ServerMetrics(

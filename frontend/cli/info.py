@@ -1,8 +1,9 @@
-"""`quire info`."""
+"""`quire info` and `quire version`."""
 
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from quire.frontend.cli.flags import CommonFlags, switch, takes_flags
 from quire.frontend.cli.output import write
+from quire.frontend.version import installed_version
 
 NAMES = {
     "cpu": "CPU", "cpus": "CPUs", "numa_nodes": "NUMA nodes", "isa": "instruction set", "memory_bytes": "memory",
@@ -26,16 +28,16 @@ def info(
         typer.Option(help="Checkpoint folder. Default: the demo model.", metavar="FOLDER", show_default=False),
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option(help="As of the engine: int8, int4, ...", metavar="MODE", show_default=False)
+        str | None, typer.Option(help="As for the engine: int8, int4, ...", metavar="MODE", show_default=False)
     ] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="As of the engine: auto, int8.", metavar="TYPE", show_default=False)
+        str | None, typer.Option(help="As for the engine: auto, int8.", metavar="TYPE", show_default=False)
     ] = None,
     as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False,
     *,
     common: CommonFlags,
 ) -> None:
-    """Show the host (CPUs, cores, nodes, threads, instruction set, memory) and how a model would run on it."""
+    """Show the host (CPUs, cores, NUMA nodes, threads, instruction set, memory) and the plan of a model on it."""
     del common
     chosen = {"--quantization": quantization, "--kv-dtype": kv_dtype}
     facts = _ask_kernels(model, [text for name, value in chosen.items() if value for text in (name, value)])
@@ -46,7 +48,7 @@ def info(
 
 
 def _ask_kernels(model: Path | None, options: list[str]) -> dict[str, Any]:
-    """Run `python -m quire.kernels.info`: the frontend itself does not load the native extension."""
+    """Run `python -m quire.kernels.info`, since the frontend does not load the native extension."""
     from quire.frontend.engine_args import DEMO_MODEL
 
     # -P: folders in the current directory must not shadow packages
@@ -115,3 +117,15 @@ def readable_size(size: int) -> str:
             return f"{value:.4g} {unit}"
         value /= 1024
     return f"{value:.4g} TiB"
+
+
+def version() -> None:
+    """Print the version of Quire and of Python."""
+    typer.echo(f"quire {installed_version()} (Python {platform.python_version()}, {platform.machine()})")
+
+
+def show_version(value: bool) -> None:
+    """Implement `quire --version`."""
+    if value:
+        version()
+        raise typer.Exit

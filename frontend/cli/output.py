@@ -1,4 +1,4 @@
-"""What the command line writes: generated text on stdout, everything about it on stderr."""
+"""Output of the command line: generated text on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.frontend.outputs import RequestOutput
 
-# On a terminal a model's words must not move the cursor, recolour or retitle it.
+# On a terminal, generated text must not move the cursor, or change colors or the title.
 CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 def is_interactive() -> bool:
-    """Whether a person sits there: stdin and stdout are a terminal."""
+    """Return True if stdin and stdout are a terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def say(message: str) -> None:
-    """Write a line about what happens to stderr."""
+    """Write a message to stderr."""
     sys.stderr.write(message + "\n")
     sys.stderr.flush()
 
 
 @dataclass
-class Answer:
-    """One answer as it is written out; complete up to here also when it was stopped half way."""
+class StreamedAnswer:
+    """An answer that is written while it streams; its fields hold the part so far, also if it is interrupted."""
 
     text: str = ""
     num_tokens: int = 0
@@ -38,7 +38,7 @@ class Answer:
     first: float | None = None
 
     async def stream(self, outputs: AsyncIterator[RequestOutput]) -> None:
-        """Write deltas to stdout as they arrive."""
+        """Write deltas to stdout as they arrive, and accumulate them."""
         async for output in outputs:
             completion = output.outputs[0]
             if completion.token_ids and self.first is None:
@@ -49,13 +49,13 @@ class Answer:
             write(completion.text)
 
     def end_line(self) -> None:
-        """End the last line, unless the text has done so."""
+        """Write a line break, unless the text ends with one."""
         if not self.text.endswith("\n"):
             write("\n")
 
     @property
     def summary(self) -> str:
-        """Tokens, seconds to the first, and tokens a second after it."""
+        """Number of tokens, seconds to the first, and tokens per second after it."""
         if self.first is None:
             return "no tokens"
         parts = [f"{self.num_tokens} tokens", f"the first after {self.first - self.began:.2f} s"]
@@ -68,7 +68,7 @@ class Answer:
 
 
 def write(text: str) -> None:
-    """Write generated text to stdout at once."""
+    """Write generated text to stdout and flush."""
     if not text:
         return
     if sys.stdout.isatty():
@@ -78,6 +78,6 @@ def write(text: str) -> None:
 
 
 def tolerate_encoding() -> None:
-    """Where the locale cannot write a character, write `?` instead of failing."""
+    """Write `?` for characters that the locale cannot encode, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

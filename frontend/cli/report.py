@@ -1,4 +1,4 @@
-"""The flags of commands that report on a run, and what becomes of the report."""
+"""Flags of commands that report on a run, and the output of the report."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ _report = functools.partial(option, "Report")
 
 @dataclass(frozen=True)
 class ReportFlags:
-    """Where the report goes; what is None was not given."""
+    """Flags for the report; None means not given."""
 
     output: Annotated[Path | None, _report("Write it as JSON, with the names of `vllm bench serve`.", "FILE")] = None
-    html: Annotated[Path | None, _report("Write it as one page with figures, for a browser.", "FILE")] = None
+    html: Annotated[Path | None, _report("Write it as one HTML page with figures.", "FILE")] = None
     goodput: Annotated[
         list[str] | None,
         _report("Count requests that meet these limits in milliseconds: ttft:200 tpot:50 e2el:5000.", "LIMIT..."),
     ] = None
     save_detailed: Annotated[
-        bool, switch("Report", "--save-detailed", "Put the times of each request into the JSON as well.")
+        bool, switch("Report", "--save-detailed", "Include the times of each request in the JSON.")
     ] = False
     compare: Annotated[
         list[Path] | None,
-        _report("Compare with such JSON files; `quire replay` without TRACE shows only them.", "FILE..."),
+        _report("Compare with JSON reports; without TRACE, only show these.", "FILE..."),
     ] = None
 
     def check(self, num_new: int = 1) -> None:
-        """Refuse what can't be, before anything is measured: `OSError` for files, `ValueError` for limits and reports.
+        """Check the flags before anything is measured. Raises `OSError` for files, `ValueError` for other flags.
 
-        `num_new`: runs that will be shown besides those of --compare.
+        `num_new` is the number of runs that will be shown in addition to those of --compare.
         """
         from quire.frontend.evaluation.report.goodput import GoodputLimits
 
         if self.goodput is not None:
             GoodputLimits.parse(self.goodput)
         if self.save_detailed and self.output is None:
-            raise typer.BadParameter("--save-detailed is of the JSON; give --output FILE as well")
-        writable("--output", self.output)
-        writable("--html", self.html)
+            raise typer.BadParameter("--save-detailed applies to the JSON; give --output FILE as well")
+        check_writable("--output", self.output)
+        check_writable("--html", self.html)
         self._check_number(len(self.others) + num_new)
 
     @functools.cached_property
     def others(self) -> list[Report]:
-        """What is compared with, as it is when this is first asked for. Raises `ValueError` for what is no report."""
+        """The reports to compare with, loaded on first access. Raises `ValueError` for an invalid report."""
         if not self.compare:
             return []
         from quire.frontend.evaluation.report.files import load_json
@@ -71,12 +71,12 @@ class ReportFlags:
 
         if num_shown > MOST_RUNS:
             raise typer.BadParameter(
-                f"--html shows at most {MOST_RUNS} runs, and --compare makes them {num_shown}; "
-                "compare with fewer, or leave out --html"
+                f"--html shows at most {MOST_RUNS} runs, and with --compare there are {num_shown}; "
+                "compare with fewer, or omit --html"
             )
 
     def run(self, title: str, config: dict[str, Any]) -> Run:
-        """What collects the run that is reported."""
+        """Create the run that collects the measurements for the report."""
         from quire.frontend.evaluation.report.goodput import GoodputLimits
         from quire.frontend.evaluation.report.run import Run
 
@@ -85,31 +85,31 @@ class ReportFlags:
         return Run(title, config, goodput=goodput, detailed=self.save_detailed)
 
 
-def writable(name: str, path: Path | None) -> None:
-    """Raise `OSError` if the file of a flag cannot be written; None is no file."""
+def check_writable(name: str, path: Path | None) -> None:
+    """Raise `OSError` if the file of a flag cannot be written; None means no file."""
     if path is not None and not can_write_whole(path):
         raise OSError(f"{name} {path}: the file cannot be written; name another")
 
 
 def report_on(run: Run, flags: ReportFlags, more: Callable[[Report], Report] | None = None) -> None:
-    """Save and print the report of a run that has ended, with the fields that `more` makes of it besides."""
+    """Save and print the report of a run that has ended, with the additional fields that `more` derives from it."""
     from quire.frontend.evaluation.report.files import save_json
     from quire.frontend.evaluation.report.summary import summarize
 
     report = summarize(run)
     if more is not None:
         report |= more(report)
-    if flags.output is not None:  # first: nothing that comes later may lose it
+    if flags.output is not None:  # first, so that no later error loses it
         save_json(report, flags.output)
     _show([*flags.others, report], flags)
 
 
 def compare(flags: ReportFlags) -> None:
-    """Print reports that were saved before, and write their page."""
+    """Print saved reports, and write their page."""
     if flags.output is not None:
-        raise typer.BadParameter("--output takes what is measured; give a TRACE, or leave it out")
+        raise typer.BadParameter("--output saves a new run; give a TRACE, or omit it")
     if flags.goodput is not None:
-        raise typer.BadParameter("--goodput is of what is measured; give a TRACE, or leave it out")
+        raise typer.BadParameter("--goodput applies to a new run; give a TRACE, or omit it")
     _show(flags.others, flags)
 
 

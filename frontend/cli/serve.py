@@ -22,7 +22,7 @@ from quire.frontend.cli.flags import (
     takes_flags,
 )
 from quire.frontend.cli.model import Model, open_model
-from quire.frontend.cli.output import Answer, say, tolerate_encoding
+from quire.frontend.cli.output import StreamedAnswer, say, tolerate_encoding
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.workload.recorder import TraceRecorder
@@ -33,11 +33,11 @@ def serve(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="Folder of a model to serve, as --model; or a text to continue on stdout.", show_default=False
+            help="Folder of a model to serve, like --model; or a text to continue on stdout.", show_default=False
         ),
     ] = None,
     as_message: Annotated[
-        bool, switch(None, "--chat", "Take PROMPT as a message to answer, by the model's chat template.")
+        bool, switch(None, "--chat", "Treat PROMPT as a message to answer, with the model's chat template.")
     ] = False,
     *,
     http: HttpFlags,
@@ -49,26 +49,26 @@ def serve(
 ) -> None:
     """Start an engine and an HTTP server in front of it, for OpenAI's and Anthropic's clients and for browsers.
 
-    It serves until SIGTERM, which lets open requests end, or Ctrl-C, which does not. Others can attach to its engine
-    with --address. With a text instead of a model: stream the answer to stdout, and end, without a server.
+    It serves until SIGTERM, which lets open requests finish, or Ctrl-C, which does not. Others can attach to its engine
+    with --address. With a text instead of a model: stream the answer to stdout and exit, without a server.
     """
     del common
     tolerate_encoding()
     if prompt is not None and _is_model(prompt):
         if engine.model is not None:
-            raise typer.BadParameter("the model is given twice; leave out --model, or the argument")
+            raise typer.BadParameter("the model is given twice; omit --model or the argument")
         engine, prompt = replace(engine, model=Path(prompt)), None
     if prompt is None:
         _serve(http, recording, engine, attach, sampling)
         return
     if recording.record is not None:
-        raise typer.BadParameter("--record is for the server; leave it out, or the text")
+        raise typer.BadParameter("--record applies to the server; omit it, or the text")
     with open_model(engine, attach) as model:
         _answer(model, prompt, sampling, as_message)
 
 
 def _is_model(argument: str) -> bool:
-    """A folder is a model. Raises `BadParameter` for what looks like one and is none."""
+    """Return True for a folder. Raises `BadParameter` for a path to no folder."""
     if Path(argument).is_dir():
         return True
     if "/" in argument and len(argument.split()) == 1:
@@ -80,7 +80,7 @@ def _is_model(argument: str) -> bool:
 
 def _answer(model: Model, prompt: str, sampling: SamplingFlags, as_message: bool) -> None:
     params = model.params(sampling)
-    answer = Answer()
+    answer = StreamedAnswer()
     if as_message:
         outputs = model.llm.chat([{"role": "user", "content": prompt}], params, output_kind="delta")
     else:
@@ -101,9 +101,9 @@ def _serve(
     from quire.frontend.cli.http import listen, serving_of
     from quire.frontend.http.transport.listener import removed
 
-    if engine.preload_grammars is None and attach.address is None:  # clients come with grammars while others stream
+    if engine.preload_grammars is None and attach.address is None:  # a later load would pause all streams
         engine = replace(engine, preload_grammars=True)
-    args, listener = listen(http)  # before the model loads: a port that is taken is told at once
+    args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
     with listener, removed(args.uds), _recorder(recording) as recorder, open_model(engine, attach, parsers) as model:
         if recorder is not None:
@@ -119,10 +119,10 @@ def _serve(
 
 @contextmanager
 def _recorder(recording: RecordFlags) -> Iterator[TraceRecorder | None]:
-    """Who records the requests, if anybody; says at the end what there is. Raises OSError, or `BadParameter`."""
+    """Open the recorder of requests, if requested; report at the end. Raises OSError, or `BadParameter`."""
     if recording.record is None:
         if recording.record_text:
-            raise typer.BadParameter("--record-text says what to record, but not where; give --record FILE as well")
+            raise typer.BadParameter("--record-text needs a file to record to; give --record FILE as well")
         yield None
         return
     from quire.frontend.evaluation.workload.recorder import TraceRecorder

@@ -12,7 +12,7 @@ import typer
 from quire.frontend.cli.flags import CommonFlags, option, switch, takes_flags
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, report_on
-from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, say_skipped, tell_skipped, workload_of
+from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, print_skipped, report_skipped, workload_of
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.report.run import Run
@@ -28,34 +28,34 @@ _engine = functools.partial(option, "Engines (default: as they were calibrated)"
 
 @dataclass(frozen=True)
 class FleetFlags:
-    """How many engines, and who gets what; what is None was not given."""
+    """Flags for the engines and their router; None means not given."""
 
-    engines: Annotated[int | None, _fleet("Engines, all alike. Default: 1.", "N", min=1)] = None
+    engines: Annotated[int | None, _fleet("Number of identical engines. Default: 1.", "N", min=1)] = None
     router: Annotated[
         str,
         _fleet(
-            "round-robin, least-loaded, power-of-two, sticky, prefix-affinity; or all, to compare them, where "
+            "round-robin, least-loaded, power-of-two, sticky, prefix-affinity; or all, to compare them, in which case "
             "--output r.json writes r-NAME.json for each. Default: prefix-affinity.",
             "NAME",
         ),
     ] = "prefix-affinity"
-    find: Annotated[str | None, _fleet("engines: the fewest that meet the limits of --goodput.", "WHAT")] = None
+    find: Annotated[str | None, _fleet("engines: find the fewest that meet the limits of --goodput.", "WHAT")] = None
     attainment: Annotated[
         float | None,
-        _fleet("For --find: the share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1),
+        _fleet("For --find: share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1),
     ] = None
-    max_engines: Annotated[int | None, _fleet("For --find: the most to try. Default: 1024.", "N", min=1)] = None
-    figure: Annotated[Path | None, _fleet("For --router all: draw it here, as .png or .svg.", "FILE")] = None
+    max_engines: Annotated[int | None, _fleet("For --find: maximum number to try. Default: 1024.", "N", min=1)] = None
+    figure: Annotated[Path | None, _fleet("For --router all: draw the comparison, as .png or .svg.", "FILE")] = None
     concurrency: Annotated[
-        int | None, _fleet("A closed loop: so many users, each sends when it has its answer.", "N", min=1)
+        int | None, _fleet("Closed loop: N users, each of which sends when it has its answer.", "N", min=1)
     ] = None
     hide_lengths: Annotated[
         bool,
-        switch("Fleet", "--hide-lengths", "Engines are not told how long answers will be: max_tokens is the context."),
+        switch("Fleet", "--hide-lengths", "Hide answer lengths from engines: max_tokens is the context."),
     ] = False
 
     def check(self, report: ReportFlags) -> None:
-        """Refuse what has no meaning together."""
+        """Check the combination of flags. Raises `BadParameter`."""
         from quire.frontend.evaluation.simulation.plan import ROUTERS
 
         if self.router not in (*ROUTERS, "all"):
@@ -63,7 +63,7 @@ class FleetFlags:
         if self.figure is not None and self.router != "all":
             raise typer.BadParameter("--figure draws a comparison; give --router all")
         if report.compare and self.router == "all":
-            raise typer.BadParameter("--compare takes one run more, --router all makes several; name one --router")
+            raise typer.BadParameter("--compare takes one new run, --router all makes several; name one --router")
         if self.find is None:
             self._check_no_search()
         else:
@@ -72,25 +72,25 @@ class FleetFlags:
     def _check_no_search(self) -> None:
         given = {"--attainment": self.attainment, "--max-engines": self.max_engines}
         if names := [name for name, value in given.items() if value is not None]:
-            raise typer.BadParameter(f"{names[0]} is of a search for engines; give --find engines, or leave it out")
+            raise typer.BadParameter(f"{names[0]} applies to a search for engines; give --find engines, or omit it")
 
     def _check_search(self, report: ReportFlags) -> None:
         if self.find != "engines":
             raise typer.BadParameter(f"--find {self.find} is not known; it can be engines")
         if self.router == "all":
-            raise typer.BadParameter("--find looks for one router's engines; name that --router")
+            raise typer.BadParameter("--find searches for the engines of one router; name that --router")
         if self.engines is not None:
-            raise typer.BadParameter("--find looks for how many engines there must be; leave out --engines")
+            raise typer.BadParameter("--find searches for the number of engines; omit --engines")
         if not report.goodput:
             raise typer.BadParameter("--find needs the limits to meet; give --goodput ttft:MS tpot:MS")
 
 
 @dataclass(frozen=True)
 class ShapeFlags:
-    """What of the calibrated engine is changed; what is None was not given."""
+    """Flags that change the calibrated engine; None means not given."""
 
     max_model_len: Annotated[int | None, _engine("Context length.", "TOKENS", min=2)] = None
-    max_num_seqs: Annotated[int | None, _engine("Sequences that run at once.", "N", min=1)] = None
+    max_num_seqs: Annotated[int | None, _engine("Maximum number of running sequences.", "N", min=1)] = None
     max_num_batched_tokens: Annotated[int | None, _engine("Token budget of one step.", "TOKENS", min=1)] = None
     num_pages: Annotated[int | None, _engine("KV pages.", "N", min=1)] = None
     scheduling_policy: Annotated[str | None, _engine("fcfs, priority, lpm, sjf.", "NAME")] = None
@@ -98,18 +98,18 @@ class ShapeFlags:
         bool | None,
         typer.Option(
             "--prefix-caching/--no-prefix-caching",
-            help="Keep KV pages for requests that begin with the same tokens.",
+            help="Keep KV pages for requests with the same prefix.",
             show_default=False,
             rich_help_panel="Engines (default: as they were calibrated)",
         ),
     ] = None
-    long_prefill_threshold: Annotated[int | None, _engine("Tokens of one prompt in a step.", "TOKENS", min=1)] = None
-    max_waiting_requests: Annotated[int | None, _engine("Requests that may wait.", "N", min=1)] = None
-    max_waiting_tokens: Annotated[int | None, _engine("Tokens of their prompts.", "N", min=1)] = None
+    long_prefill_threshold: Annotated[int | None, _engine("Tokens of a prompt in a step.", "TOKENS", min=1)] = None
+    max_waiting_requests: Annotated[int | None, _engine("Maximum number of waiting requests.", "N", min=1)] = None
+    max_waiting_tokens: Annotated[int | None, _engine("Maximum prompt tokens of waiting requests.", "N", min=1)] = None
 
     @property
     def changes(self) -> dict[str, object]:
-        """By the names of the engine's shape."""
+        """The given flags, by the names of the engine's shape."""
         names = {"scheduling_policy": "policy", "prefix_caching": "enable_prefix_caching"}
         return {names.get(name, name): value for name, value in asdict(self).items() if value is not None}
 
@@ -118,11 +118,11 @@ class ShapeFlags:
 def simulate(
     trace_path: Annotated[
         Path,
-        typer.Option("--trace", metavar="FILE", help="As of `quire replay`.", show_default=False),
+        typer.Option("--trace", metavar="FILE", help="As for `quire replay`.", show_default=False),
     ],
     calibration: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="How fast an engine is: what `quire calibrate` wrote.", show_default=False),
+        typer.Option(metavar="FILE", help="Speed of an engine, as written by `quire calibrate`.", show_default=False),
     ],
     *,
     fleet: FleetFlags,
@@ -131,10 +131,10 @@ def simulate(
     report: ReportFlags,
     common: CommonFlags,
 ) -> None:
-    """Simulate how engines would serve a trace, and report it as `quire replay` does.
+    """Simulate engines that serve a trace, with the report of `quire replay`.
 
-    Scheduler, cache and request code are the real ones, under a virtual clock; only the time of a step is a model,
-    which `quire calibrate` fits to a host. The same seed gives the same results.
+    Scheduler, cache and request code are the real ones, under a virtual clock; only the time of a step is modeled,
+    with the parameters that `quire calibrate` fits to a host. The same seed gives the same results.
     """
     del common
     from quire.frontend.evaluation.simulation.plan import Plan, load_calibration
@@ -142,7 +142,7 @@ def simulate(
     report.check()
     fleet.check(report)
     if trace.vocab_size is not None:
-        raise typer.BadParameter("--vocab-size is of prompts that are sent, and a simulation sends none; leave it out")
+        raise typer.BadParameter("--vocab-size applies to prompts, and a simulation sends none; omit it")
     if fleet.concurrency is not None:
         trace.check_closed_loop()
     loaded, rows = load_calibration(calibration), open_trace(trace_path, trace)
@@ -175,7 +175,7 @@ def simulate(
 
 
 def _report(run: Run, rows: Trace, report: ReportFlags) -> None:
-    tell_skipped(rows, run.config)
+    report_skipped(rows, run.config)
     report_on(run, report)
 
 
@@ -187,8 +187,8 @@ def _find(plan: Plan, fleet: FleetFlags) -> SimulatedRun:
     def attempt(num_engines: int) -> SimulatedRun:
         simulated = plan.simulate(num_engines, fleet.router)
         share = simulated.attainment
-        is_enough = "enough" if share >= attainment else "too few"
-        say(f"{num_engines} engines: {share:.2%} of {simulated.run.requests} requests meet the limits, {is_enough}")
+        verdict = "enough" if share >= attainment else "too few"
+        say(f"{num_engines} engines: {share:.2%} of {simulated.run.requests} requests meet the limits, {verdict}")
         return simulated
 
     number, simulated = find_engines(attempt, attainment, fleet.max_engines or _MOST_ENGINES)
@@ -213,7 +213,7 @@ def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags, rows: Trace) ->
             path = report.output.with_stem(f"{report.output.stem}-{router}")
             save_json(reports[router], path)
             written.append(path)
-    say_skipped(rows)
+    print_skipped(rows)
     Console().print(router_table(reports, imbalances))
     if fleet.figure is not None:
         draw_routers(reports, fleet.figure)

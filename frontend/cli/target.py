@@ -1,4 +1,4 @@
-"""The target that a command measures, and how a run of it ends."""
+"""The target that a command measures, and the end of its runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetFlags:
-    """Where requests go: to an HTTP server, to an engine that runs already, or to one of the command's own."""
+    """Flags for the target: an HTTP server, a running engine, or one started by the command."""
 
     server: ServerFlags
     attach: AttachFlags
@@ -34,9 +34,9 @@ class TargetFlags:
 
 @dataclass(frozen=True)
 class OpenTarget:
-    """A target, and the event loop that it works on; `runs` makes runs against it.
+    """A target and its event loop; `runs` runs workloads on it.
 
-    `context_length`: what --max-model-len says of a server that does not tell.
+    `context_length` is that of --max-model-len if the server does not report one.
     """
 
     runs: Runs
@@ -45,15 +45,15 @@ class OpenTarget:
 
     @property
     def target(self) -> Target:
-        """What is measured."""
+        """The target of the measurement."""
         return self.runs.target
 
     def title(self, what: str) -> str:
-        """What is measured, and the model."""
+        """Return the title of a report: the workload `what` and the model."""
         return f"{what} on {Path(self.target.info.model).name}"
 
     def config(self, **more: Any) -> dict[str, Any]:
-        """All that one would want to know of how a run was made; less what is None."""
+        """Return the configuration of a run for the report, without values that are None."""
         info = self.target.info
         config = {
             "backend": info.backend,
@@ -75,44 +75,44 @@ class OpenTarget:
         extent: Extent,
         empties_cache: bool,
     ) -> None:
-        """One run; it shows how it fares. `seed` decides the tokens of its prompts.
+        """Run a workload and show its progress. `seed` determines the tokens of its prompts.
 
-        `empties_cache`: begin with an empty prefix cache. Raises as `complete` does, and what reading the workload
-        raises.
+        `empties_cache`: start with an empty prefix cache. Raises the errors of `complete`, and those of reading the
+        workload.
         """
 
         def replay() -> Coroutine[Any, Any, str | None]:
             return self.runs.replay(run, requests, load, seed=seed, extent=extent)
 
-        self.complete(afresh(self.runs, replay) if empties_cache else replay())
+        self.complete(with_empty_cache(self.runs, replay) if empties_cache else replay())
 
     def complete(self, work: Coroutine[Any, Any, str | None]) -> None:
-        """Make several runs, with other work between; it returns what ended it before its time, if anything did.
+        """Complete `work`, which may run several workloads and returns the reason if it ended early.
 
-        Raises once the work is done, with all that was measured: `KeyboardInterrupt` or `SystemExit` after a signal,
-        which ends the run under way, `RuntimeError` when the target has died.
+        After the work is done, with everything measured, raises `KeyboardInterrupt` or `SystemExit` if a signal ended
+        the current run, `RuntimeError` if the target has died.
         """
         received: list[signal.Signals] = []
-        # Not by `asyncio.Runner.run`: its Ctrl-C would cancel the run before it has been counted to its end.
+        # Not `asyncio.Runner.run`: its Ctrl-C would cancel the run before its results are complete.
         reason = self.loop.run_until_complete(_stoppable(self.runs, work, received))
         if received:
             raise KeyboardInterrupt if received[0] is signal.SIGINT else SystemExit(128 + received[0])
         if reason is not None:
-            raise RuntimeError(f"the run ended before its time: {reason}")
+            raise RuntimeError(f"the run ended early: {reason}")
 
 
-async def afresh(runs: Runs, work: Callable[[], Awaitable[str | None]]) -> str | None:
-    """Do the work with an empty prefix cache: an earlier benchmark may have had the same prompts."""
+async def with_empty_cache(runs: Runs, work: Callable[[], Awaitable[str | None]]) -> str | None:
+    """Do the work with an empty prefix cache, since an earlier benchmark may have had the same prompts."""
     if not await runs.target.reset_cache():
-        say("the server's prefix cache cannot be emptied; give another --seed each time, or it may know the prompts")
+        say("the server's prefix cache cannot be emptied; give a new --seed each time, or prompts may be cached")
     return await work()
 
 
 @contextmanager
 def open_target(flags: TargetFlags, vocab_size: int | None = None) -> Iterator[OpenTarget]:
-    """Find a server, attach to an engine or start one; it is left at the end. `RuntimeError` if there is none.
+    """Connect to a server or engine, or start one; disconnect at the end. Raises `RuntimeError` if that fails.
 
-    `vocab_size`: of made-up prompts, None: the target's.
+    `vocab_size` is that of synthetic prompts, None for the target's.
     """
     import asyncio
 
@@ -146,16 +146,16 @@ def _open(loop: asyncio.AbstractEventLoop, flags: TargetFlags) -> Target:
 
 @asynccontextmanager
 async def _shown(replay: Replay) -> AsyncIterator[None]:
-    """How a run fares while it goes on, and what its figures do not tell."""
+    """Show the progress of a run, and at its end problems that are not in its figures."""
     from quire.frontend.evaluation.replay.progress import shown
 
     async with shown(replay):
         yield
     if replay.cold:
         first = replay.cold[0]
-        say(f"{len(replay.cold)} requests of the warm-up did not complete, such as one {first.outcome}: {first.error}")
+        say(f"{len(replay.cold)} requests of the warm-up did not complete, for example {first.outcome}: {first.error}")
     if replay.num_short:
-        say(f"{replay.num_short} answers are shorter than in the workload: the server does not heed ignore_eos")
+        say(f"{replay.num_short} answers are shorter than in the workload: the server ignores ignore_eos")
 
 
 async def _stoppable(runs: Runs, work: Coroutine[Any, Any, str | None], received: list[signal.Signals]) -> str | None:
@@ -165,7 +165,7 @@ async def _stoppable(runs: Runs, work: Coroutine[Any, Any, str | None], received
 
 @contextmanager
 def _stopping(runs: Runs, received: list[signal.Signals]) -> Iterator[None]:
-    """The first signal ends the run, with a report; a second one ends the command."""
+    """Let the first signal end the run, with a report, and a second one the command."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -177,7 +177,7 @@ def _stopping(runs: Runs, received: list[signal.Signals]) -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
+        if handler is not signal.SIG_IGN:  # as it is under nohup
             loop.add_signal_handler(number, stop, number)
     try:
         yield
@@ -188,7 +188,7 @@ def _stopping(runs: Runs, received: list[signal.Signals]) -> Iterator[None]:
 
 
 def _allow_connections() -> None:
-    """Every request under way has a connection, and so a file descriptor: allow as many as may be."""
+    """Raise the limit of file descriptors, since every open request has a connection."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -14,7 +14,7 @@ from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
-    from quire.frontend.client.chrome_trace import ChromeTrace
+    from quire.frontend.metrics.chrome_trace import ChromeTrace
     from quire.protocol.messages import SamplingParams
 
 
@@ -25,7 +25,7 @@ def trace(
         list[str] | None, typer.Argument(help="Texts to continue, all at once.", show_default=False)
     ] = None,
     seconds: Annotated[
-        float | None, option(None, "End after so many seconds, whatever runs. Default: no limit.", "S", min=0.0)
+        float | None, option(None, "End after this time, whatever is running. Default: no limit.", "S", min=0.0)
     ] = None,
     *,
     engine: EngineFlags,
@@ -33,16 +33,16 @@ def trace(
     sampling: SamplingFlags,
     common: CommonFlags,
 ) -> None:
-    """Record what an engine does, step by step, for ui.perfetto.dev or chrome://tracing.
+    """Record the steps of an engine, for ui.perfetto.dev or chrome://tracing.
 
-    With PROMPTS: continue them, and end. With --address alone: record what a running engine does for all its clients,
-    until Ctrl-C or for --seconds. The trace has a track of the steps, one of each request (queued, prefill, decode,
-    preempted), and counters of KV pages, tokens and requests. Ctrl-C keeps what there is.
+    With PROMPTS: continue them, and end. With --address alone: record a running engine, for all its clients,
+    until Ctrl-C or for --seconds. The trace has a track of the steps, one for each request (queued, prefill, decode,
+    preempted), and counters of KV pages, tokens and requests. Ctrl-C keeps what has been recorded.
     """
     del common
     if not prompts and attach.address is None:
         raise typer.BadParameter("there is nothing to record; give prompts, or --address of a running engine")
-    from quire.frontend.client.chrome_trace import ChromeTrace
+    from quire.frontend.metrics.chrome_trace import ChromeTrace
 
     with _create(out) as file:
         chrome = ChromeTrace(file)
@@ -56,12 +56,12 @@ def trace(
 
 @contextmanager
 def _create(out: Path) -> Iterator[BinaryIO]:
-    """The file, open to be written; if that is impossible, now or later, OSError says so."""
+    """Open the file for writing; OSError names it if it cannot be opened or written."""
     try:
         with out.open("wb") as file:
             yield file
     except OSError as error:
-        if error.strerror is None or str(error.filename or out) != str(out):  # it is about something else
+        if error.strerror is None or str(error.filename or out) != str(out):  # another file
             raise
         raise OSError(f"--out {out}: the file cannot be written ({error.strerror}); name another") from error
 
@@ -69,7 +69,7 @@ def _create(out: Path) -> Iterator[BinaryIO]:
 async def _record(
     model: Model, chrome: ChromeTrace, prompts: list[str], params: SamplingParams, seconds: float | None
 ) -> None:
-    from quire.frontend.client.recording import record, watch
+    from quire.frontend.metrics.step_recording import record, watch
 
     async def work() -> None:
         if prompts:
@@ -82,7 +82,7 @@ async def _record(
 
 
 async def _complete(model: Model, prompts: list[str], params: SamplingParams) -> None:
-    """Continues all; the first failure ends the others."""
+    """Continue all prompts; the first failure cancels the others."""
     import asyncio
 
     tasks = [asyncio.create_task(_exhaust(model, prompt, params)) for prompt in prompts]

@@ -1,1 +1,1 @@
-"""The client of an engine's socket: processes, connections, requests and their streams."""
+"""The client of an engine: its process, the connection to its socket, open requests and their streams."""

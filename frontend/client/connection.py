@@ -1,4 +1,4 @@
-"""One DEALER to an engine: frames out from any thread, messages in on one thread, and the news that it broke."""
+"""The DEALER socket to an engine: frames out from any thread, messages in on one thread, and broken connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Connection:
         self._decoder = ClientDecoder()
         self._outbox: deque[list[bytes]] = deque()
         self._lost: str | None = None
-        # The socket reconnects by itself, so only its monitor tells that the engine on the other side is gone.
+        # The socket reconnects by itself, so only its monitor reports that the engine is gone.
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
             zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKE
         )
@@ -52,19 +52,19 @@ class Connection:
         self._poller.register(self._wake_read, zmq.POLLIN)
 
     def post(self, frames: list[bytes]) -> None:
-        """Queue the frames of one message; they leave with the next `exchange`. Any thread."""
+        """Queue the frames of one message for the next `exchange`. Any thread."""
         self._outbox.append(frames)
         self.wake()
 
     def wake(self) -> None:
         """Make a running `exchange` return. Any thread."""
-        with suppress(BlockingIOError):  # the pipe is full of wake-ups already
+        with suppress(BlockingIOError):  # the pipe is full of wake-ups
             os.write(self._wake_write, b"x")
 
     def exchange(self, timeout: float) -> list[EngineMessage]:
-        """Send what is queued and return what arrives, after at most `timeout` seconds.
+        """Send the queued frames and return the messages that arrive, after at most `timeout` seconds.
 
-        Raises `EngineConnectionError` when the connection broke, once everything that came before is returned.
+        Raises `EngineConnectionError` if the connection is broken, after all earlier messages have been returned.
         """
         if self._lost is not None:
             raise EngineConnectionError(self._lost)
@@ -74,12 +74,12 @@ class Connection:
         if self._wake_read in events:
             os.read(self._wake_read, 65536)
         if self._monitor in events:
-            self._lost = self._news(recv_monitor_message(self._monitor)["event"])
+            self._lost = self._explain(recv_monitor_message(self._monitor)["event"])
             return self._receive()
         return self._receive() if self._socket in events else []
 
     def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it without waiting."""
+        """Send the queued frames, as far as the socket takes them without waiting."""
         while self._outbox:
             frames = self._outbox[0]
             try:
@@ -89,7 +89,7 @@ class Connection:
             self._outbox.popleft()
 
     def close(self) -> None:
-        """Send what is queued if that is possible at once, and close. `post` must not be called any more."""
+        """Send the queued frames if that is possible at once, and close. `post` must not be called afterwards."""
         if self._lost is None:
             self.flush()
         self._socket.disable_monitor()
@@ -106,9 +106,9 @@ class Connection:
                 messages.append(self._decoder.decode(self._socket.recv_multipart(zmq.NOBLOCK)))
         return messages
 
-    def _news(self, event: int) -> str:
+    def _explain(self, event: int) -> str:
         if event == zmq.EVENT_CONNECT_RETRIED:
             return f"nobody listens at {self.address}; start an engine there, or check the address"
         if event == zmq.EVENT_DISCONNECTED:
             return f"the engine at {self.address} has gone: it closed the connection"
-        return f"the engine at {self.address} refused the connection; are the CURVE keys those of this engine?"
+        return f"the engine at {self.address} rejected the connection; do the CURVE keys belong to this engine?"

@@ -1,4 +1,4 @@
-"""An engine as the frontend has it: started or attached to, connected, with the tokenizer of its model."""
+"""A connected engine: started or attached to, with the tokenizer of its model."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.frontend.client.embedding import EmbeddingRequest, PoolingParams, check_embedding, validate_pooling
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.client.launcher import EngineProcess
-from quire.frontend.client.request import DEFAULT_SERVICE, Request, Service
-from quire.frontend.embedding import EmbeddingRequest, PoolingParams, check_embedding, validate_pooling
+from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
+from quire.frontend.client.request import GenerationRequest
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
+from quire.frontend.outputs import RequestOutput
 from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
 from quire.frontend.text.chat.answer_format import AnswerFormat
-from quire.frontend.text.chat.tools import ToolUse
-from quire.frontend.text.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncated
+from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
+from quire.frontend.text.chat.tools import ToolUse, check_tools
+from quire.frontend.text.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncate
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from quire.frontend.text.chat.template import ChatTemplate
 
 
-class Engine:
-    """What `LLM` and `AsyncLLM` have in common: the connection, and how a user's input becomes a `Request`.
+class ConnectedEngine:
+    """The common part of `LLM` and `AsyncLLM`: the connection, and the conversion of user input into requests.
 
     `deliver` is called on another thread, see `CoreClient`. Raises `EngineStartError`, `EngineConnectionError`.
     `close` ends the connection, and the process if it was started here.
@@ -37,7 +40,7 @@ class Engine:
         self._chat_template: ChatTemplate | None = None
         self._process = EngineProcess(args) if args.engine_address is None else None
         try:
-            # The engine loads its model in the meantime.
+            # Meanwhile the engine loads its model.
             self.tokenizer = None if self._process is None else self._load_tokenizer(args.model)
             self.client = self._connect(deliver)
         except BaseException:
@@ -61,43 +64,43 @@ class Engine:
         return self.client.ready.model
 
     def close(self) -> None:
-        """Leave the engine, and end it if it was started here. Idempotent."""
+        """Disconnect, and stop the engine if it was started here. Idempotent."""
         self.client.close()
         if self._process is not None:
             self._process.stop()
 
     def require_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises `RequestError` when there is none."""
+        """Return the tokenizer. Raises `RequestError` if there is none."""
         if self.tokenizer is None:
-            raise RequestError("there is no tokenizer; name a folder that has one with tokenizer=, or use token ids")
+            raise RequestError("there is no tokenizer; give the folder of one with tokenizer=, or use token ids")
         return self.tokenizer
 
     def params(self, params: SamplingParams | None) -> SamplingParams:
-        """Checked parameters; vLLM's defaults when there are none. Raises `ValueError`."""
+        """Check parameters; None stands for vLLM's defaults. Raises `ValueError`."""
         return validate(SamplingParams() if params is None else params, vocab_size=self.client.ready.vocab_size)
 
     def prompt(
         self, prompt: PromptType, *, truncate_prompt_tokens: int | None = None, add_special_tokens: bool = True
     ) -> Prompt:
-        """A checked prompt, or its last tokens. Raises `RequestError`."""
+        """Check and tokenize a prompt, and truncate it to its last tokens. Raises `RequestError`."""
         made = make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size, add_special_tokens)
-        return self.truncated(made, truncate_prompt_tokens)
+        return self.truncate(made, truncate_prompt_tokens)
 
-    def truncated(self, prompt: Prompt, last: int | None) -> Prompt:
-        """The `last` tokens of a prompt, -1 for what the context can hold, None for all. Raises `RequestError`."""
-        return truncated(prompt, last, self.client.ready.max_model_len)
+    def truncate(self, prompt: Prompt, last: int | None) -> Prompt:
+        """Return the `last` tokens of a prompt, -1 for as many as fit, None for all. Raises `RequestError`."""
+        return truncate(prompt, last, self.client.ready.max_model_len)
 
     def request(
         self,
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
-        service: Service = DEFAULT_SERVICE,
+        options: RequestOptions = DEFAULT_OPTIONS,
         arrival_time: float | None = None,
-    ) -> Request:
-        """A request that is ready to be submitted; `params` are checked ones. Raises `RequestError`.
+    ) -> GenerationRequest:
+        """Create a request that is ready to be submitted, with checked `params`. Raises `RequestError`.
 
-        `arrival_time`: when its user asked for it, `time.monotonic()`; now if None.
+        `arrival_time` is the `time.monotonic()` at which the user asked for it; None for now.
         """
         ready = self.client.ready
         check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
@@ -107,10 +110,12 @@ class Engine:
         except ValueError as error:
             raise RequestError(str(error)) from None
         arrived = time.monotonic() if arrival_time is None else arrival_time
-        return Request(request_id, prompt, params, each, self.tokenizer, arrival_time=arrived, service=service)
+        return GenerationRequest(
+            request_id, prompt, params, each, self.tokenizer, arrival_time=arrived, options=options
+        )
 
     def pooling(self, params: PoolingParams | None) -> PoolingParams:
-        """Checked parameters of an embedding; the defaults when there are none. Raises `ValueError`."""
+        """Check the parameters of an embedding; None stands for the defaults. Raises `ValueError`."""
         return validate_pooling(params, self.client.ready.hidden_size)
 
     def embedding(
@@ -118,14 +123,14 @@ class Engine:
         request_id: str,
         prompt: Prompt,
         params: PoolingParams,
-        service: Service = DEFAULT_SERVICE,
+        options: RequestOptions = DEFAULT_OPTIONS,
         arrival_time: float | None = None,
     ) -> EmbeddingRequest:
-        """An embedding that is ready to be submitted; else as `request`."""
+        """Create an embedding request that is ready to be submitted; otherwise like `request`."""
         ready = self.client.ready
         check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
-        return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, service=service)
+        return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, options=options)
 
     def chat_prompt(
         self,
@@ -138,9 +143,9 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
     ) -> Prompt:
-        """The prompt that the chat template makes of a conversation. Raises `RequestError`.
+        """Render a conversation as a prompt with the chat template. Raises `RequestError`.
 
-        The template writes special tokens itself; `add_special_tokens` puts the tokenizer's around them as well.
+        The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well.
         """
         _check_variables(chat_template_kwargs or {})
         tokenizer = self.require_tokenizer()
@@ -156,7 +161,7 @@ class Engine:
 
     @functools.cached_property
     def answer_format(self) -> AnswerFormat:
-        """How the model writes thoughts and tool calls."""
+        """The format of the model's thoughts and tool calls."""
         from quire.frontend.text.chat.template import template_sources
 
         tokenizer = self.tokenizer
@@ -169,7 +174,7 @@ class Engine:
             reasoning_parser=self.args.reasoning_parser,
         )
 
-    def chat_question(
+    def chat_input(
         self,
         messages: Sequence[Message],
         params: SamplingParams,
@@ -178,16 +183,16 @@ class Engine:
         truncate_prompt_tokens: int | None = None,
         **template: Any,
     ) -> tuple[Prompt, SamplingParams]:
-        """The prompt of a conversation, by the options of `chat_prompt`, and the parameters of its answer.
+        """Return the prompt of a conversation, see `chat_prompt`, and the sampling parameters of its answer.
 
         Raises `RequestError` or `ToolError`.
         """
         prompt = self.chat_prompt(messages, tools=None if tools is None else tools.for_template(), **template)
         answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
-        return self.truncated(prompt, truncate_prompt_tokens), answer
+        return self.truncate(prompt, truncate_prompt_tokens), answer
 
     def _template(self, tokenizer: Tokenizer, source: str | None) -> ChatTemplate:
-        # Here, since jinja2 takes a tenth of a second to load, which would delay the start of every engine.
+        # Imported here: jinja2 takes 0.1 s to load, which would delay the start of every engine.
         from quire.frontend.text.chat.template import load_chat_template
 
         if source is not None:
@@ -209,18 +214,46 @@ class Engine:
         args, timeout = self.args, self.args.start_timeout
         if self._process is not None:
             address = self._process.wait_ready(timeout)
-            return CoreClient(address, deliver, obituary=self._process.obituary)
+            return CoreClient(address, deliver, exit_report=self._process.exit_report)
         assert args.engine_address is not None
         return CoreClient(args.engine_address, deliver, security=args.security, timeout=min(timeout, 10.0))
 
 
-# What the chat template is given by other means.
-_NO_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message", "tools")
+# Variables of the chat template that are set by other arguments.
+_RESERVED = ("self", "messages", "add_generation_prompt", "continue_final_message", "tools")
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for a variable of a chat template that would stand in for another argument."""
-    for name in _NO_VARIABLES:
+    """Raise `RequestError` for a variable of a chat template that another argument sets."""
+    for name in _RESERVED:
         if name in variables:
-            what = "leave it out" if name == "self" else f"give {name} as an argument of its own, or leave it out"
-            raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {what}")
+            advice = "omit it" if name == "self" else f"give {name} as an argument of its own, or omit it"
+            raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {advice}")
+
+
+class AnswerParsing:
+    """The methods of `LLM` and `AsyncLLM` that parse the answers of `chat`."""
+
+    _engine: ConnectedEngine
+
+    def parse(
+        self,
+        output: RequestOutput,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+    ) -> list[AssistantMessage]:
+        """Parse each completion of a `chat` into a message with its thoughts and tool calls.
+
+        `output` is the last or a cumulative one; the other arguments are the same as those of `chat`.
+        Raises `ToolError` (a `ValueError`).
+        """
+        use = check_tools(tools, tool_choice, parallel_tool_calls)
+        prompt = output.prompt or ""
+        return [parse_answer(completion.text, self.answer_format.parser(prompt, use)) for completion in output.outputs]
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """The format of the model's thoughts and tool calls; its `parser` reads an answer while it streams."""
+        return self._engine.answer_format

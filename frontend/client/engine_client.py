@@ -1,7 +1,7 @@
-"""A client of an engine: a `Connection` on a thread of its own, for `LLM` and `AsyncLLM` alike.
+"""The client of an engine: a `Connection` on a thread of its own, for both `LLM` and `AsyncLLM`.
 
-The thread keeps the heartbeat going whatever the user's code does meanwhile, so an idle notebook or a blocked event
-loop stays a live client. Everything that arrives for requests is handed to one callback, a frame at a time.
+The thread sends heartbeats whatever the user's code does, so that an idle notebook or a blocked event
+loop stays a live client. It passes everything that arrives for requests to one callback, a frame at a time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from quire.protocol.messages import (
     UtilityResult,
 )
 
-SILENT_HEARTBEATS = 10  # heartbeats in a row without a word from the engine, until it counts as dead
+SILENT_HEARTBEATS = 10  # consecutive heartbeats without a message from the engine, after which it counts as dead
 
-# What a client hands to its owner: outputs, or the reason why every open request has come to its end.
+# Outputs of the engine, or the error that ends every open request.
 Delivery = EngineCoreOutputs | EngineDeadError
 
 
@@ -46,10 +46,10 @@ class CoreClient:
     """One client of the engine at `address`, ready to use once constructed.
 
     `deliver` is called on the client's thread and must return at once. It gets every `EngineCoreOutputs`, and an
-    `EngineDeadError` when all open requests are lost; `dead` tells whether the client is of no more use then.
-    `obituary` says how the engine ended, if it knows more than the connection does.
-    Raises `EngineConnectionError` when there is no engine that answers within `timeout` seconds, or one that
-    speaks another version of the protocol.
+    `EngineDeadError` when all open requests are lost; the client is unusable once `dead` is set.
+    `exit_report` returns how the engine process ended, None if it is not known.
+    Raises `EngineConnectionError` if no engine answers within `timeout` seconds, or it speaks another version of the
+    protocol.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class CoreClient:
         *,
         security: Security | None = None,
         timeout: float = 10.0,
-        obituary: Callable[[], str | None] = lambda: None,
+        exit_report: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.address = address
         self.dead: EngineDeadError | None = None
         self.last_stats: SchedulerStats | None = None
         self.last_step_age = 0.0
         self._deliver = deliver
-        self._obituary = obituary
+        self._exit_report = exit_report
         self._hello = Hello(PROTOCOL_VERSION, f"quire.frontend {os.getpid()}")
         self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count(1)
-        self._lock = threading.Lock()  # nothing is posted, and no call opened, once `dead` is set
+        self._lock = threading.Lock()  # no message is posted and no call started once `dead` is set
         self._closing = False
         self._on_step: Callable[[StepTrace], None] | None = None
-        self._greeting = False  # a Hello is under way that the engine has not yet answered
+        self._awaits_ready = False  # a Hello was sent that the engine has not answered yet
         self._connection = Connection(address, security or Security())
         try:
             self.ready = self._shake_hands(timeout)
@@ -84,7 +84,7 @@ class CoreClient:
         self._thread.start()
 
     def send(self, message: ClientMessage) -> None:
-        """Queue a message for the engine. Any thread. Raises `EngineDeadError`, or `ProtocolError` when too large."""
+        """Queue a message for the engine. Any thread. Raises `EngineDeadError`, `ProtocolError` if it is too large."""
         frames = encode(message)
         with self._lock:
             if self.dead is not None:
@@ -92,9 +92,9 @@ class CoreClient:
             self._connection.post(frames)
 
     def call(self, method: str, token_ids: Sequence[int] = (), cache_salt: str = "") -> Future[Any]:
-        """Start a utility call, some of which concern a prefix.
+        """Start a utility call; some calls take a prefix.
 
-        The future gets its result, or `RuntimeError` with the engine's words.
+        The future gets its result, or a `RuntimeError` with the engine's message.
         """
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
@@ -108,16 +108,16 @@ class CoreClient:
         return future
 
     def start_trace(self, on_step: Callable[[StepTrace], None]) -> Future[Any]:
-        """Start to trace the engine's steps; `on_step` is called on the client's thread and must return at once."""
+        """Start tracing the engine's steps; `on_step` is called on the client's thread and must return at once."""
         self._on_step = on_step
         return self.call("trace_start")
 
     def stop_trace(self) -> Future[Any]:
-        """Stop tracing; the trace marked as the last is still to come."""
+        """Stop tracing; a trace marked as the last follows."""
         return self.call("trace_stop")
 
     def close(self) -> None:
-        """Say goodbye, so that the engine ends what is still open, and end the thread. Idempotent."""
+        """Send a goodbye, so that the engine ends open requests, and end the thread. Idempotent."""
         with self._lock:
             self._closing = True
             if self.dead is None:
@@ -134,12 +134,12 @@ class CoreClient:
                     return message
                 if isinstance(message, (ErrorMessage, EngineGoodbye)):
                     text = message.message if isinstance(message, ErrorMessage) else message.reason
-                    raise EngineConnectionError(f"the engine at {self.address} refused the connection: {text}")
+                    raise EngineConnectionError(f"the engine at {self.address} rejected the connection: {text}")
         raise EngineConnectionError(
-            f"the engine at {self.address} did not answer within {timeout:g} s; is that an engine, and is it alive?"
+            f"the engine at {self.address} did not answer within {timeout:g} s; is it an engine, and is it alive?"
         )
 
-    # From here on: the client's thread.
+    # The methods below run on the client's thread.
 
     def _run(self) -> None:
         try:
@@ -147,14 +147,14 @@ class CoreClient:
             reason = "the client was closed"
         except (EngineConnectionError, EngineDeadError) as error:
             reason = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, no request may wait for ever
+        except Exception as error:  # noqa: BLE001 - whatever it is, no request may wait forever
             reason = f"the connection to the engine at {self.address} failed: {type(error).__name__}: {error}"
         if not self._closing:
-            reason = self._obituary() or reason
+            reason = self._exit_report() or reason
         self._end(EngineDeadError(reason))
 
     def _serve(self) -> None:
-        """Exchange messages and heartbeats until the client is closed, or the engine is dead: `EngineDeadError`."""
+        """Exchange messages and heartbeats until the client is closed. Raises `EngineDeadError`."""
         interval = self.ready.heartbeat_seconds
         next_beat = time.monotonic() + interval
         missed = 0
@@ -162,13 +162,13 @@ class CoreClient:
             messages = self._connection.exchange(next_beat - time.monotonic())
             for message in messages:
                 self._handle(message)
-            if messages and not self._greeting:
+            if messages and not self._awaits_ready:
                 missed = 0
             if time.monotonic() >= next_beat:
-                # Beats are counted, not timed: a client that was itself stopped for an hour has missed only one.
+                # Heartbeats are counted, not timed: a client that was itself suspended for an hour has missed only one.
                 missed += 1
                 if missed > SILENT_HEARTBEATS:
-                    raise EngineDeadError(f"the engine at {self.address} gave no answer for {missed * interval:g} s")
+                    raise EngineDeadError(f"the engine at {self.address} has not answered for {missed * interval:g} s")
                 self._connection.post(encode(Ping()))
                 next_beat = time.monotonic() + interval
         self._connection.post(encode(Goodbye()))
@@ -184,12 +184,12 @@ class CoreClient:
         elif isinstance(message, StepTrace):
             self._trace(message)
         elif isinstance(message, ErrorMessage):
-            self._refused(message)
+            self._handle_rejection(message)
         elif isinstance(message, EngineGoodbye):
             raise EngineDeadError(f"the engine at {self.address} has ended: {message.reason or 'it was stopped'}")
         else:
-            self.ready, self._greeting = message, False
-            if self._on_step is not None:  # the engine may have forgotten this client, and who it is
+            self.ready, self._awaits_ready = message, False
+            if self._on_step is not None:  # the engine may have dropped this client, and its subscription
                 self.call("trace_start")
 
     def _trace(self, message: StepTrace) -> None:
@@ -207,15 +207,15 @@ class CoreClient:
         else:
             future.set_result(message.result)
 
-    def _refused(self, message: ErrorMessage) -> None:
-        """The engine refused a frame, or took this client for dead while it was stopped: what is open gets no answer.
+    def _handle_rejection(self, message: ErrorMessage) -> None:
+        """Handle that the engine rejected a frame, or declared this client dead while it was suspended.
 
-        Which requests that concerns cannot be known, so all of them end with an error, and the client greets anew.
+        The affected requests are not known, so all of them end with an error, and the client sends a new Hello.
         """
-        if not self._greeting:
-            self._greeting = True
+        if not self._awaits_ready:
+            self._awaits_ready = True
             self._connection.post(encode(self._hello))
-        self._deliver(EngineDeadError(f"the engine at {self.address} refused a message: {message.message}"))
+        self._deliver(EngineDeadError(f"the engine at {self.address} rejected a message: {message.message}"))
 
     def _end(self, error: EngineDeadError) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What an engine process says on its stderr: shown as it comes, and remembered for error messages."""
+"""The stderr of an engine process: forwarded as it comes, its tail kept for error messages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _TAIL_CHARS = 4000
-_ERROR = "error: "  # begins the line in which an engine says why it cannot start
+_ERROR = "error: "  # begins the line with the reason why an engine can't start
 
 
 class EngineLog:
-    """Forwards an engine's stderr to this process's, and keeps its end.
+    """The log that forwards an engine's stderr to this process's, and keeps its tail.
 
-    An engine whose owner sits at a terminal gets a terminal as well, so that it shows progress. The error with which
-    it refuses to start is not shown: it is raised.
+    If the owner's stderr is a terminal, the engine's is one too, so that it shows progress. The error with which it
+    fails to start is not shown, since it is raised.
     """
 
     def __init__(self) -> None:
@@ -27,30 +27,25 @@ class EngineLog:
         self._is_started = False
 
     @property
-    def tail(self) -> str:
-        """The last that it said."""
+    def stderr_tail(self) -> str:
+        """The end of the engine's stderr."""
         return self._tail.strip()
 
     @property
-    def last_words(self) -> str:
-        """The tail as an appendix to a message; empty if there is none."""
-        return f"; its last words:\n{self.tail}" if self.tail else ""
-
-    @property
     def error(self) -> str:
-        """The error with which it refused to start, if it did."""
+        """The error with which the engine failed to start; empty if it did not fail."""
         return self._error.removeprefix(_ERROR).strip()
 
-    def started(self) -> None:
-        """From now on everything is shown."""
+    def mark_started(self) -> None:
+        """Show everything from now on."""
         self._is_started, self._error = True, ""
 
     @contextmanager
     def open(self) -> Iterator[int]:
-        """The file descriptor to be the engine's stderr; closed here at the end of the `with`."""
+        """Open the file descriptor of the engine's stderr; it is closed here at the end of the `with`."""
         if sys.stderr is not None and sys.stderr.isatty():
             self._read_fd, write_fd = os.openpty()
-            tty.setraw(write_fd)  # newlines stay as they are
+            tty.setraw(write_fd)  # keeps newlines unchanged
         else:
             self._read_fd, write_fd = os.pipe()
         try:
@@ -59,10 +54,10 @@ class EngineLog:
             os.close(write_fd)
 
     def forward(self) -> None:
-        """Read until the engine's end of it is closed."""
+        """Forward until the engine closes its end."""
         at_line_start, decoder = True, codecs.getincrementaldecoder("utf-8")("replace")
         try:
-            # A terminal whose other side is closed gives EIO, not an end of file.
+            # A terminal whose other end is closed returns EIO, not the end of the file.
             with suppress(OSError):
                 while chunk := os.read(self._read_fd, 65536):
                     self._take(decoder.decode(chunk), at_line_start)
@@ -83,13 +78,13 @@ class EngineLog:
 
 def _show(text: str) -> None:
     if text and sys.stderr is not None:
-        with suppress(OSError, ValueError):  # nobody there to read it
+        with suppress(OSError, ValueError):  # stderr is closed
             sys.stderr.write(text)
             sys.stderr.flush()
 
 
 def _find_error(text: str, at_line_start: bool) -> int:
-    """Where the line that begins with `error: ` begins, or -1."""
+    """Return the start of the line that begins with `error: `, or -1."""
     if at_line_start and text.startswith(_ERROR):
         return 0
     found = text.find("\n" + _ERROR)

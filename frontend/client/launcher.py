@@ -1,4 +1,4 @@
-"""An engine process of one's own: started, watched while it starts, and ended without leaving anything behind."""
+"""The engine process of an `LLM` or `AsyncLLM`: started, watched, and ended without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineStartError
 from quire.protocol.address import default_address, remove_address
 
-DRAIN_SECONDS = 5.0  # that requests of other clients get to end when the owner of the engine leaves
-KILL_SECONDS = 10.0  # until an engine that does not end is killed
+DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
+KILL_SECONDS = 10.0  # after which an engine that does not end is killed
 
 
 class EngineProcess:
-    """An engine in a process of its own, on a socket in a private folder. `wait_ready` tells when it can be used.
+    """An engine in a process of its own, on a socket in a private folder; `wait_ready` waits until it can be used.
 
-    It has no terminal, so Ctrl-C reaches only its owner, and it ends by itself when its owner is gone.
+    It has no terminal, so that Ctrl-C reaches only its owner, and it ends by itself when its owner is gone.
     """
 
     def __init__(self, args: EngineArgs) -> None:
@@ -32,7 +32,7 @@ class EngineProcess:
         self._log = EngineLog()
         try:
             self._process = self._spawn(args)
-        except BaseException as error:  # a signal may come now as well
+        except BaseException as error:  # a signal too may arrive here
             remove_address(self.address)
             if isinstance(error, OSError):
                 raise EngineStartError(f"the engine process could not be started: {error}") from error
@@ -42,21 +42,21 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The engine's process id."""
+        """Process id of the engine."""
         return self._process.pid
 
     def wait_ready(self, timeout: float) -> str:
-        """Wait until the engine listens; returns its address. Raises `EngineStartError` with what it said."""
+        """Wait until the engine listens; return its address. Raises `EngineStartError` with the engine's message."""
         try:
             self.address = self._ready.result(timeout)
         except FutureTimeoutError:
             raise EngineStartError(
-                f"the engine was not ready within {timeout:g} s; give it more time with start_timeout\n{self._log.tail}"
+                f"the engine was not ready within {timeout:g} s; raise start_timeout\n{self._log.stderr_tail}"
             ) from None
         return self.address
 
-    def obituary(self, timeout: float = 1.0) -> str | None:
-        """How the process ended, if it does within `timeout` seconds: its status, and the last that it said."""
+    def exit_report(self, timeout: float = 1.0) -> str | None:
+        """Return how the process ended, with its stderr tail; None if it does not end within `timeout` seconds."""
         try:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -67,13 +67,14 @@ class EngineProcess:
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
             if status == -signal.SIGKILL:
-                how += " (by hand, or because memory ran out)"
-        return f"the engine process {self.pid} {how}{self._log.last_words}"
+                how += " (manually, or because memory ran out)"
+        tail = f"; the end of its stderr:\n{self._log.stderr_tail}" if self._log.stderr_tail else ""
+        return f"the engine process {self.pid} {how}{tail}"
 
     def stop(self) -> None:
-        """End the process: ask, wait, and kill it if need be. Returns when it and its socket are gone. Idempotent."""
+        """Terminate the process, and kill it if it does not end. Return when it and its socket are gone. Idempotent."""
         if os.getpid() != self._owner:
-            return  # a fork inherits the object, but not the engine
+            return  # a forked child inherits the object, but does not own the engine
         try:
             self._process.terminate()
             self._process.wait(DRAIN_SECONDS + KILL_SECONDS)
@@ -86,7 +87,7 @@ class EngineProcess:
         self._watcher.join(1.0)
 
     def _spawn(self, args: EngineArgs) -> subprocess.Popen[bytes]:
-        # -P: folders in the current directory must not shadow packages
+        # -P: folders in the current directory must not shadow packages.
         command = [sys.executable, "-P", "-m", "quire.engine_core", *args.command_line(), "--address", self.address]
         command += ["--die-with-parent", str(self._owner), "--drain-seconds", str(DRAIN_SECONDS)]
         with self._log.open() as stderr:
@@ -99,7 +100,7 @@ class EngineProcess:
             )
 
     def _watch(self) -> None:
-        """Forward what the engine says until it ends; runs on a thread of its own."""
+        """Forward the engine's output until it ends; runs on a thread of its own."""
         reader = threading.Thread(target=self._log.forward, name="quire-engine-log", daemon=True)
         reader.start()
         assert self._process.stdout is not None  # PIPE
@@ -107,7 +108,7 @@ class EngineProcess:
             for line in stdout:
                 word, _, rest = line.decode(errors="replace").strip().partition(" ")
                 if word == "READY" and not self._ready.done():
-                    self._log.started()
+                    self._log.mark_started()
                     self._ready.set_result(rest)
         self._process.wait()
         reader.join()
@@ -115,5 +116,5 @@ class EngineProcess:
             self._ready.set_exception(EngineStartError(self._start_failure()))
 
     def _start_failure(self) -> str:
-        said = self._log.error
-        return f"the engine did not start: {said}" if said else f"the engine did not start: {self.obituary()}"
+        reason = self._log.error or self.exit_report()
+        return f"the engine did not start: {reason}"

@@ -1,23 +1,25 @@
-"""Who is told of what happens to a client's requests: metrics, spans, the page's sparklines."""
+"""An open request as its observers see it: metrics, spans, and the sparklines of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-if TYPE_CHECKING:
-    from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.errors import RequestError
+from quire.frontend.outputs import RequestMetrics
+from quire.frontend.text.prompts import Prompt
+from quire.protocol.messages import EngineCoreOutput, PoolingParams, SamplingParams
 
 Operation = Literal["chat", "text_completion", "embeddings"]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """What an observer of a request can't know from its parameters.
+    """Context of a request for spans, beyond its parameters.
 
-    `headers`: those of the HTTP request it came with, by names in lower case, for `traceparent` and `tracestate`.
-    `response_id`: what its client knows it by, if not by its request id.
+    `headers` are those of its HTTP request, with names in lower case, for `traceparent` and `tracestate`.
+    `response_id` is the id that its client knows, if that is not the request id.
     """
 
     operation: Operation | None = None
@@ -25,25 +27,79 @@ class TraceContext:
     response_id: str | None = None
 
 
-class Observer(Protocol):
-    """Called in the thread, or on the event loop, that handles the requests; so each call must return at once.
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Options of a request that do not concern its tokens; it ends after `timeout` seconds, None for no limit."""
 
-    Every request that is submitted is finished exactly once, whatever ends it. `timestamp` is `time.monotonic()` of
-    this process when the frame arrived here, which is what a user sees; the engine's times are in `request.metrics`.
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None
+    trace: TraceContext = field(default_factory=TraceContext)
+
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.priority < 2**63:
+            raise RequestError(f"priority={self.priority} is out of range; it must be from -2**63 to 2**63 - 1")
+
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
+class OpenRequest(Protocol):
+    """The common interface of generation and embedding requests; only an embedding has `pooling` parameters."""
+
+    request_id: str
+    options: RequestOptions
+    prompt: Prompt
+    engine_params: Sequence[SamplingParams]
+    pooling: PoolingParams | None
+    metrics: RequestMetrics
+    error: Exception | None
+    first_chunk_time: float | None
+    num_cached_tokens: int
+
+    @property
+    def params(self) -> SamplingParams | None:
+        """Sampling parameters, None for an embedding."""
+
+    @property
+    def finished(self) -> bool:
+        """True if the request has ended."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Number of tokens generated so far."""
+
+    @property
+    def longest_output(self) -> int:
+        """Number of tokens of the longest completion."""
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Finish reason of each completion, or of the embedding."""
+
+    def append(self, index: int, output: EngineCoreOutput, timestamp: float, /) -> bool:
+        """Take an increment of engine request `index`; return True if the engine must be told that it has ended."""
+
+
+class Observer(Protocol):
+    """Callbacks for the requests of a client, on the thread or event loop that handles them; they must return at once.
+
+    Every submitted request is finished exactly once, whatever ends it. `timestamp` is `time.monotonic()` of this
+    process when the frame arrived here, which is the time that users see; `request.metrics` has the engine's times.
     """
 
     def on_submitted(self, request: OpenRequest) -> None:
-        """It is on its way to the engine. The caller's context (`contextvars`) is that of the request's consumer."""
+        """Observe a request on its way to the engine, in the context (`contextvars`) of its consumer."""
 
     def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
-        """The first tokens of any of its completions are here; `on_tokens` follows."""
+        """Observe the first tokens of any completion of a request; `on_tokens` follows."""
 
     def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
-        """A frame made completions grow: one call for all of them, since this is on the path of each token.
+        """Observe a frame of new tokens: one call for all completions, since this is on the path of every token.
 
-        `gaps` has, for each that had grown before, the seconds since then. `num_tokens` are those that the engine has
-        generated, of which a stop string may cut off some. A beam search grows once, by all of its beams.
+        `gaps` are the seconds since the previous increment of each completion that had one. `num_tokens` counts the
+        tokens that the engine generated, of which a stop string may cut off some. A beam search grows once, at its end.
         """
 
     def on_finished(self, request: OpenRequest, timestamp: float) -> None:
-        """It has ended: all completions have, or `request.error` is set; otherwise its consumer has left."""
+        """Observe the end: all completions have ended, `request.error` is set, or the consumer has left."""

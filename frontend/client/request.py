@@ -1,14 +1,13 @@
-"""A request as the frontend follows it: increments of the engine in, `RequestOutput` out."""
+"""A generation request in the frontend: increments of the engine in, `RequestOutput` out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.frontend.client.observer import TraceContext
+from quire.frontend.client.observer import RequestOptions
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from quire.frontend.sampling import ranks
@@ -27,28 +26,8 @@ from quire.protocol.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """How a request is to be treated. `timeout`: seconds after which it ends, None for no limit.
-
-    `trace` is for those who observe it.
-    """
-
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
-    trace: TraceContext = field(default_factory=TraceContext)
-
-    def __post_init__(self) -> None:
-        if not -(2**63) <= self.priority < 2**63:
-            raise RequestError(f"priority={self.priority} is out of range; it must be from -2**63 to 2**63 - 1")
-
-
-DEFAULT_SERVICE = Service()
-
-
-class Completion:
-    """One of the `n` completions of a request while it grows: tokens, text, logprobs, and how it ended."""
+class CompletionState:
+    """The state of one of the `n` completions of a request: tokens, text, logprobs, finish reason."""
 
     def __init__(self, index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.index = index
@@ -57,7 +36,7 @@ class Completion:
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
-        self._num_handed_out = 0
+        self._num_output = 0
         self._tokenizer = tokenizer
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
@@ -73,16 +52,16 @@ class Completion:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return len(self._token_ids)
 
     @property
     def mean_logprob(self) -> float:
-        """Log probability per token; that of no tokens is the least."""
+        """Mean log probability of the tokens; minus infinity without tokens."""
         return self._cumulative_logprob / len(self._token_ids) if self._token_ids else -math.inf
 
     def append(self, output: EngineCoreOutput) -> bool:
-        """Take an increment. Returns whether a stop string ended the completion, which the engine cannot know."""
+        """Take an increment; return True if a stop string ended the completion, which the engine cannot know."""
         token_ids = output.new_token_ids
         stop_string = self._detokenize(output)
         if self._detokenizer is not None:
@@ -99,9 +78,9 @@ class Completion:
         return stop_string is not None and output.finish_reason is None
 
     def output(self, delta: bool) -> CompletionOutput:
-        """The completion so far, or what was added since the last call."""
-        start = self._num_handed_out if delta else 0
-        self._num_handed_out = len(self._token_ids)
+        """Return the completion so far, or with `delta` the part added since the last call."""
+        start = self._num_output if delta else 0
+        self._num_output = len(self._token_ids)
         text = "" if self._detokenizer is None else self._detokenizer.delta() if delta else self._detokenizer.text
         return CompletionOutput(
             self.index,
@@ -114,7 +93,7 @@ class Completion:
         )
 
     def _detokenize(self, output: EngineCoreOutput) -> str | None:
-        """Bring the text up to date; the stop string that ended it, or None."""
+        """Update the text; return the stop string that ended it, or None."""
         if self._detokenizer is None:
             return None
         stop_token = output.finish_reason is FinishReason.STOP and not output.is_whole
@@ -122,11 +101,11 @@ class Completion:
         return self._detokenizer.finish() if stop is None and output.finish_reason is not None else stop
 
 
-class Request:
-    """One request of a user: its prompt and parameters, its completions, and the error that ended it, if one did.
+class GenerationRequest:
+    """A user's request: its prompt and parameters, its completions, and the error that ended it, if any.
 
-    `params` are those of `validate`; `engine_params` those of its engine requests, one a completion. `first_chunk_time`
-    is when its first tokens arrived, in seconds of this process's monotonic clock, if somebody observes that.
+    `params` are checked by `validate`; `engine_params` are those of its engine requests, one for each completion.
+    `first_chunk_time` is when its first tokens arrived, on this process's monotonic clock, None without observers.
     """
 
     def __init__(
@@ -138,10 +117,10 @@ class Request:
         tokenizer: Tokenizer | None,
         *,
         arrival_time: float,
-        service: Service,
+        options: RequestOptions,
     ) -> None:
         self.request_id = request_id
-        self.service = service
+        self.options = options
         self.prompt = prompt
         self.pooling: PoolingParams | None = None
         self.engine_params = engine_params
@@ -153,42 +132,42 @@ class Request:
         self._tokenizer = tokenizer
         own = msgspec.structs.replace(params, logprobs=engine_params[0].logprobs)
         count = params.n if params.beam_width else len(engine_params)
-        self._completions = [Completion(index, prompt, own, tokenizer) for index in range(count)]
+        self._completions = [CompletionState(index, prompt, own, tokenizer) for index in range(count)]
         self._num_open = count
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether all completions have ended, or an error has ended them."""
+        """True if all completions have ended, or an error has ended them."""
         return self._num_open == 0 or self.error is not None
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to hand out: where completions are ranked, there is at the end alone."""
+        """True if there is an output: ranked completions are output only at the end."""
         return self.finished or not ranks(self.params)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that all completions have together."""
+        """Number of tokens of all completions."""
         return sum(completion.num_tokens for completion in self._completions)
 
     @property
     def longest_output(self) -> int:
-        """Tokens of the completion that has the most."""
+        """Number of tokens of the longest completion."""
         return max(completion.num_tokens for completion in self._completions)
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Why each completion ended; "abort" for one that was still open when its consumer left, or an error came."""
+        """Finish reason of each completion; "abort" if its consumer left or an error ended it."""
         return [completion.finish_reason or str(FinishReason.ABORT) for completion in self._completions]
 
     def append(self, index: int, output: EngineCoreOutput, timestamp: float) -> bool:
-        """Take an increment of completion `index`. Returns whether the engine must be told that it has ended."""
+        """Take an increment of completion `index`; return True if the engine must be told that it has ended."""
         metrics = self.metrics
         if output.events:
             self._note(output)
             if output.events[-1].type is EventType.FINISHED:
-                timestamp = output.events[-1].timestamp  # the frame may have waited for a consumer, and merged
+                timestamp = output.events[-1].timestamp  # the frame may have waited for its client, and been merged
         if output.new_token_ids or output.beams:
             metrics.last_token_time = max(timestamp, metrics.last_token_time or timestamp)
         if output.new_prompt_logprobs is not None:
@@ -205,13 +184,13 @@ class Request:
             self._num_open -= completion.finish_reason is not None
         if output.finish_reason is FinishReason.ERROR and not stopped:
             kind = output.error_kind or ErrorKind.FAILED
-            self.error = RequestError(output.error or "the engine gave no reason", kind=kind)
+            self.error = RequestError(output.error or "the engine reported no reason", kind=kind)
         if self._num_open == 0:
             metrics.finished_time = max(timestamp, metrics.last_token_time or timestamp)
         return stopped
 
     def output(self, delta: bool = False) -> RequestOutput:
-        """The request so far; with `delta` its completions hold only what was added since the last call."""
+        """Return the request so far; with `delta`, completions contain only the part added since the last call."""
         return RequestOutput(
             self.request_id,
             self.prompt.text,
@@ -239,7 +218,7 @@ class Request:
         return outputs
 
     def _append_beams(self, output: EngineCoreOutput) -> None:
-        """Each of the beams is a completion; one that was ended before its time has none, and they stay empty."""
+        """Store each beam as a completion; a search that was ended early has no beams, and they stay empty."""
         if output.finish_reason is None:
             return
         for index, completion in enumerate(self._completions):
@@ -264,7 +243,7 @@ class Request:
 
 
 def note_events(metrics: RequestMetrics, events: Sequence[EngineCoreEvent]) -> None:
-    """Takes the times of what has happened to a request."""
+    """Record the events of a request, and their times."""
     metrics.events += events
     for event in events:
         if event.type is EventType.QUEUED:
@@ -278,7 +257,7 @@ def note_events(metrics: RequestMetrics, events: Sequence[EngineCoreEvent]) -> N
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
-    """The log probabilities of one position by token id: the chosen token first, then the top-N in falling order."""
+    """Return the log probabilities of one position by token id: the sampled token, then the top N descending."""
     text = (lambda token: None) if tokenizer is None else tokenizer.token_text
     ranks = [entry.rank, *range(1, len(entry.token_ids))]
     return {

@@ -1,70 +1,27 @@
-"""The open requests of one client, and the one place where they begin and end."""
+"""The table of a client's open requests, the one place where they start and end."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
-from quire.frontend.client.observer import Observer
-from quire.frontend.client.request import Service
+from quire.frontend.client.observer import Observer, OpenRequest
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.outputs import RequestMetrics
-from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    PoolingParams,
-    SamplingParams,
 )
-
-
-class OpenRequest(Protocol):
-    """What a generation and an embedding have in common. `pooling` is an embedding's, which has one engine request."""
-
-    request_id: str
-    service: Service
-    prompt: Prompt
-    engine_params: Sequence[SamplingParams]
-    pooling: PoolingParams | None
-    metrics: RequestMetrics
-    error: Exception | None
-    first_chunk_time: float | None
-    num_cached_tokens: int
-
-    @property
-    def params(self) -> SamplingParams | None:
-        """None of an embedding."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has ended."""
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
-
-    @property
-    def longest_output(self) -> int:
-        """Tokens of the completion that has the most."""
-
-    @property
-    def finish_reasons(self) -> list[str]:
-        """Why each completion ended, and the embedding."""
-
-    def append(self, index: int, output: EngineCoreOutput, timestamp: float, /) -> bool:
-        """Take an increment of engine request `index`. Returns whether the engine must be told that it has ended."""
 
 
 @dataclass(slots=True)
 class OpenCompletion:
-    """What the engine works on. `last_increment`: when it last grew, if somebody observes that."""
+    """A completion that the engine works on; `last_increment` is when it last grew, None without observers."""
 
     request: OpenRequest
     index: int
@@ -72,10 +29,10 @@ class OpenCompletion:
 
 
 class RequestTable:
-    """Sends requests to the engine and hands each increment to the request it belongs to.
+    """The table that sends requests to the engine and passes each increment to its request.
 
-    The ids on the wire are counted, never a user's: an output that was under way when its request was aborted can
-    then not be taken for one of a later request with the same name. Not thread-safe.
+    Wire ids are counters, never the user's ids: an output that was in flight when its request was aborted can
+    then not be mistaken for one of a later request with the same id. Not thread-safe.
     """
 
     def __init__(
@@ -88,7 +45,7 @@ class RequestTable:
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._ids = itertools.count()
-        self._open: dict[str, OpenCompletion] = {}  # by the id on the wire
+        self._open: dict[str, OpenCompletion] = {}  # by wire id
         self._wire_ids: dict[OpenRequest, list[str]] = {}
         self._observers: tuple[Observer, ...] = ()
 
@@ -99,11 +56,11 @@ class RequestTable:
         return iter(list(self._wire_ids))
 
     def add_observer(self, observer: Observer) -> None:
-        """From now on `observer` is told of each request that is submitted."""
+        """Let `observer` observe every request submitted from now on."""
         self._observers = (*self._observers, observer)
 
     def submit(self, request: OpenRequest) -> None:
-        """Send the engine requests of `request`. Raises `EngineDeadError`, or `ProtocolError` when it is too large."""
+        """Send the engine requests of `request`. Raises `EngineDeadError`, or `ProtocolError` if it is too large."""
         wire_ids = self._wire_ids[request] = []
         try:
             for index, params in enumerate(request.engine_params):
@@ -114,9 +71,9 @@ class RequestTable:
                     params,
                     self._eos_token_ids,
                     request.metrics.arrival_time,
-                    request.service.priority,
-                    request.service.cache_salt,
-                    request.service.timeout,
+                    request.options.priority,
+                    request.options.cache_salt,
+                    request.options.timeout,
                     wire_ids[0] if wire_ids else None,
                     request.pooling,
                 )
@@ -130,7 +87,7 @@ class RequestTable:
             observer.on_submitted(request)
 
     def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
-        """Hand out one frame of increments; returns the requests that grew. What has ended leaves the table."""
+        """Distribute one frame of increments; return the requests that grew. Requests that ended leave the table."""
         now, num_tokens = self._clock(), 0
         gaps: list[float] = []
         grown: dict[OpenRequest, None] = {}
@@ -138,11 +95,11 @@ class RequestTable:
         for output in message.outputs:
             entry = self._open.get(output.request_id)
             if entry is None:
-                continue  # under way when its request was aborted
+                continue  # it was in flight when its request was aborted
             request = entry.request
             try:
                 ended_here = request.append(entry.index, output, message.timestamp)
-            except Exception as error:  # noqa: BLE001 - it concerns this request only; its owner gets to see it
+            except Exception as error:  # noqa: BLE001 - it concerns this request only, whose owner gets it
                 request.error, ended_here = error, True
             if self._observers:
                 num_tokens += self._note_growth(entry, output, now, gaps)
@@ -162,11 +119,11 @@ class RequestTable:
         return list(grown)
 
     def abort(self, request: OpenRequest) -> None:
-        """Ask the engine to end `request`; its outputs still come, the last with finish reason "abort"."""
+        """Ask the engine to end `request`; its outputs still arrive, the last with finish reason "abort"."""
         self._end(self._running([request]))
 
     def drop(self, requests: Iterable[OpenRequest]) -> None:
-        """Forget these requests, and let the engine end what still runs of them."""
+        """Remove these requests, and abort those that have not ended."""
         known = [request for request in requests if request in self._wire_ids]
         self._forget(known)
         if known and self._observers:
@@ -176,7 +133,7 @@ class RequestTable:
                     observer.on_finished(request, now)
 
     def fail(self, error: Exception) -> list[OpenRequest]:
-        """End every open request with `error`; returns them."""
+        """End every open request with `error`; return these requests."""
         failed = list(self)
         for request in failed:
             request.error = error
@@ -192,7 +149,7 @@ class RequestTable:
         self._end(wire_ids)
 
     def _note_growth(self, entry: OpenCompletion, output: EngineCoreOutput, now: float, gaps: list[float]) -> int:
-        """The number of tokens that came; to `gaps` goes the time since those before them."""
+        """Return the number of new tokens; append the time since the previous increment to `gaps`."""
         num_tokens = len(output.new_token_ids) or sum(len(beam.token_ids) for beam in output.beams or ())
         if not num_tokens:
             return 0
@@ -207,7 +164,7 @@ class RequestTable:
 
     def _end(self, wire_ids: list[str]) -> None:
         if wire_ids:
-            with suppress(EngineDeadError):  # then they have ended already
+            with suppress(EngineDeadError):  # in which case they have already ended
                 self._send(Abort(wire_ids))
 
     def _running(self, requests: Iterable[OpenRequest]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The open streams of an event loop: increments come in on the client's thread, consumers wake on the loop."""
+"""The streams of an event loop: increments arrive on the client's thread, consumers wake up on the loop."""
 
 from __future__ import annotations
 
@@ -7,50 +7,51 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.frontend.client.engine_client import Delivery
-from quire.frontend.client.request_table import OpenRequest, RequestTable
+from quire.frontend.client.observer import OpenRequest
+from quire.frontend.client.request_table import RequestTable
 from quire.frontend.errors import EngineDeadError, RequestError
 
 
-class Mailbox:
-    """Carries deliveries from the client's thread to an event loop; many that come at once cost one wake-up."""
+class DeliveryQueue:
+    """Queue of deliveries from the client's thread to an event loop; a burst costs one wake-up."""
 
     def __init__(self) -> None:
-        self._letters: deque[Delivery] = deque()
+        self._waiting: deque[Delivery] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_letters: Callable[[], None] = lambda: None
-        self._is_ringing = False
+        self._on_deliveries: Callable[[], None] = lambda: None
+        self._is_waking = False
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop on which deliveries are taken."""
+        """The event loop that takes the deliveries."""
         return self._loop
 
-    def bind(self, loop: asyncio.AbstractEventLoop, on_letters: Callable[[], None]) -> None:
-        """From now on `on_letters` is called on `loop` when something has come."""
-        self._loop, self._on_letters, self._is_ringing = loop, on_letters, False
+    def bind(self, loop: asyncio.AbstractEventLoop, on_deliveries: Callable[[], None]) -> None:
+        """Call `on_deliveries` on `loop` whenever something has arrived, from now on."""
+        self._loop, self._on_deliveries, self._is_waking = loop, on_deliveries, False
 
     def put(self, delivery: Delivery) -> None:
-        """Leave a delivery. Any thread."""
-        self._letters.append(delivery)
-        if self._is_ringing or self._loop is None:
+        """Add a delivery. Any thread."""
+        self._waiting.append(delivery)
+        if self._is_waking or self._loop is None:
             return
-        self._is_ringing = True
+        self._is_waking = True
         try:
-            self._loop.call_soon_threadsafe(self._on_letters)
-        except RuntimeError:  # the loop is closed, and its streams with it
-            self._is_ringing = False
+            self._loop.call_soon_threadsafe(self._on_deliveries)
+        except RuntimeError:  # the loop is closed, and so are its streams
+            self._is_waking = False
 
     def take(self) -> list[Delivery]:
-        """All that has come since the last call."""
-        self._is_ringing = False  # first: what comes from here on rings again
-        letters: list[Delivery] = []
-        while self._letters:
-            letters.append(self._letters.popleft())
-        return letters
+        """Remove and return all deliveries."""
+        self._is_waking = False  # first, so that deliveries from now on wake the loop again
+        taken: list[Delivery] = []
+        while self._waiting:
+            taken.append(self._waiting.popleft())
+        return taken
 
 
-class Stream:
-    """One request and the consumer that waits for it to grow."""
+class RequestStream:
+    """A request, and the consumer that waits for its increments."""
 
     __slots__ = ("_has_grown", "_waiter", "request")
 
@@ -60,13 +61,13 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     def notify(self) -> None:
-        """The request has grown or failed: wake the consumer."""
+        """Wake the consumer: the request has grown or failed."""
         self._has_grown = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def growth(self) -> None:
-        """Wait until the request has grown since the last call."""
+        """Wait until the request has grown or failed since the last call."""
         if not self._has_grown:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -76,20 +77,20 @@ class Stream:
         self._has_grown = False
 
 
-class Streams:
-    """All open streams. Everything but `Mailbox.put` happens on one event loop."""
+class RequestStreams:
+    """The open streams of an event loop, on which everything but `DeliveryQueue.put` happens."""
 
-    def __init__(self, mailbox: Mailbox, table: RequestTable) -> None:
-        self._mailbox = mailbox
+    def __init__(self, deliveries: DeliveryQueue, table: RequestTable) -> None:
+        self._deliveries = deliveries
         self._table = table
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
 
-    def open(self, request: OpenRequest) -> Stream:
-        """Submit `request`. Raises `RequestError` when its id is in use, `EngineDeadError`."""
+    def open(self, request: OpenRequest) -> RequestStream:
+        """Submit `request`. Raises `RequestError` if its id is in use, `EngineDeadError`."""
         self._bind()
         if request.request_id in self._streams:
             raise RequestError(f"request_id={request.request_id!r} is in use by a request that has not ended")
-        stream = self._streams[request.request_id] = Stream(request)
+        stream = self._streams[request.request_id] = RequestStream(request)
         try:
             self._table.submit(request)
         except BaseException:
@@ -97,19 +98,19 @@ class Streams:
             raise
         return stream
 
-    def close(self, stream: Stream) -> None:
-        """The consumer is gone: forget the stream, and abort what is left of its request."""
+    def close(self, stream: RequestStream) -> None:
+        """Remove the stream, and abort its request if it has not ended."""
         self._streams.pop(stream.request.request_id, None)
         self._table.drop([stream.request])
 
     def abort(self, request_id: str) -> None:
-        """Ask the engine to end this request; its stream ends with finish reason "abort". Unknown ids have ended."""
+        """Abort a request; its stream ends with finish reason "abort". Unknown ids are ignored: they have ended."""
         stream = self._streams.get(request_id)
         if stream is not None:
             self._table.abort(stream.request)
 
     def _bind(self) -> None:
-        loop, bound = asyncio.get_running_loop(), self._mailbox.loop
+        loop, bound = asyncio.get_running_loop(), self._deliveries.loop
         if loop is bound:
             return
         if self._streams and bound is not None and not bound.is_closed():
@@ -119,11 +120,11 @@ class Streams:
             )
         self._table.drop([stream.request for stream in self._streams.values()])
         self._streams.clear()
-        self._mailbox.bind(loop, self._on_letters)
-        self._on_letters()
+        self._deliveries.bind(loop, self._on_deliveries)
+        self._on_deliveries()
 
-    def _on_letters(self) -> None:
-        for delivery in self._mailbox.take():
+    def _on_deliveries(self) -> None:
+        for delivery in self._deliveries.take():
             if isinstance(delivery, EngineDeadError):
                 grown = self._table.fail(delivery)
             else:

@@ -19,7 +19,7 @@ from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.tools import ToolUse
-from quire.frontend.text.prompts import truncated
+from quire.frontend.text.prompts import truncate
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
@@ -106,7 +106,7 @@ class Turn:
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
             params = answer_format.params(params, text, self.tools)
         return Conversation(
-            token_ids=truncated(prompt, self.truncate, service.llm.max_model_len).token_ids,
+            token_ids=truncate(prompt, self.truncate, service.llm.max_model_len).token_ids,
             params=params,
             new_parser=lambda: answer_format.parser(text, self.tools),
             tools=self.tools,

@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 
 from quire.frontend.errors import EngineDeadError, RequestError, RequestTimeoutError
-from quire.frontend.text.chat.refusal import refused_grammar, tool_at_fault
+from quire.frontend.text.chat.tool_grammar import rejected_grammar, tool_at_fault
 from quire.frontend.text.chat.tools import ToolError, ToolUse
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import ErrorKind
@@ -155,7 +155,7 @@ async def grammar_errors_at(field: str, tools: ToolUse | None = None) -> AsyncIt
     try:
         yield
     except RequestError as error:
-        why = refused_grammar(error)
+        why = rejected_grammar(error)
         if why is None:
             raise
         at_fault = await asyncio.to_thread(tool_at_fault, error, tools)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 
 _MOST_SECONDS = 60
 _NUM_RECENT = 64

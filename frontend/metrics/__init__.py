@@ -1,1 +1,1 @@
-"""What the server tells of itself: Prometheus metrics, recent rates for the page, OpenTelemetry spans."""
+"""Observability: Prometheus metrics, recent rates for the page, OpenTelemetry spans, traces of the engine's steps."""

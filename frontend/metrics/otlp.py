@@ -1,4 +1,4 @@
-"""Whether spans are asked for, and where they go; loads OpenTelemetry only then."""
+"""The switch for spans, by flag or environment; it loads OpenTelemetry only if they are requested."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 def request_spans(endpoint: str | None, model_name: str) -> RequestSpans | None:
-    """The observer that sends a span for each request, None if nobody has asked for that.
+    """Return the observer that sends a span for each request, None if spans are not requested.
 
-    `endpoint` is the URL that takes traces, such as `http://localhost:4318/v1/traces`; without it one of the variables
-    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT asks for spans, unless OTEL_SDK_DISABLED or
-    OTEL_TRACES_EXPORTER=none forbids them. The other OTEL_* variables count as well. Raises `ValueError` for what can't
-    be done, also when the extra `otel` is not installed.
+    `endpoint` is the URL that receives traces, such as `http://localhost:4318/v1/traces`. Without it, the variable
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT requests spans, unless OTEL_SDK_DISABLED or
+    OTEL_TRACES_EXPORTER=none disables them. The other OTEL_* variables apply as well. Raises `ValueError` for invalid
+    values, and if the extra `otel` is not installed.
     """
-    asked = f"--otlp-traces-endpoint {endpoint}" if endpoint is not None else _asked_by(os.environ)
-    if asked is None:
+    requested_by = f"--otlp-traces-endpoint {endpoint}" if endpoint is not None else _requested_by(os.environ)
+    if requested_by is None:
         return None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ValueError(
@@ -33,14 +33,14 @@ def request_spans(endpoint: str | None, model_name: str) -> RequestSpans | None:
         from quire.frontend.metrics.tracing import open_request_spans
     except ImportError as error:
         raise ValueError(
-            f"{asked} asks for spans, but OpenTelemetry can't be loaded ({error}); install it with "
-            "`pip install 'quire[otel]'`, or don't ask for spans"
+            f"{requested_by} requests spans, but OpenTelemetry can't be loaded ({error}); install it with "
+            "`pip install 'quire[otel]'`, or don't request spans"
         ) from None
     return open_request_spans(endpoint, model_name)
 
 
-def _asked_by(environment: Mapping[str, str]) -> str | None:
-    """The variable that asks for spans."""
+def _requested_by(environment: Mapping[str, str]) -> str | None:
+    """Return the variable that requests spans."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     return next((f"${name}" for name in _ENDPOINTS if environment.get(name)), None)

@@ -1,4 +1,4 @@
-"""How the last minute went: the values of the page's sparklines."""
+"""Rates of the last minute, for the sparklines of the page."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 
 SECONDS = 60.0
 INTERVALS_PER_SECOND = 4
 
 
 class RecentPoint(msgspec.Struct, gc=False):
-    """One interval that began at `time` (seconds of `time.monotonic()`).
+    """Rates of one interval that began at `time` (seconds of `time.monotonic()`).
 
-    `tokens_per_second` are generated tokens. `ttft` and `itl` are means in seconds, None if nothing came.
+    `tokens_per_second` counts generated tokens. `ttft` and `itl` are means in seconds, None without samples.
     """
 
     time: float
@@ -36,7 +36,7 @@ class _Interval:
 
 
 class RecentRates:
-    """An `Observer` that keeps the tokens, TTFT and ITL of the last `SECONDS`, by intervals of a quarter second."""
+    """An `Observer` that keeps the tokens, TTFT and ITL of the last `SECONDS`, in intervals of 250 ms."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -63,7 +63,7 @@ class RecentRates:
         """See `Observer`."""
 
     def points(self) -> list[RecentPoint]:
-        """Every interval of the last minute that is over, the oldest first; those in which nothing came are zeros."""
+        """Return all complete intervals of the last minute, the oldest first; empty ones are zeros."""
         now = int(self._clock() * INTERVALS_PER_SECOND)
         known = {interval.number: interval for interval in self._intervals}
         first = now - int(SECONDS * INTERVALS_PER_SECOND)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import RequestError, RequestTimeoutError
-from quire.frontend.metrics import buckets
-from quire.frontend.metrics.families import Families
+from quire.frontend.metrics import prometheus
+from quire.frontend.metrics.prometheus import Families
 from quire.protocol.messages import ErrorKind, FinishReason
 from quire.protocol.totals import Distribution
 
@@ -19,43 +19,43 @@ _REASONS = ("error", "timeout", "abort", "length", "stop")  # the worst first
 
 
 class RequestMeter:
-    """An `Observer` that counts requests, their tokens and their times.
+    """An `Observer` that measures requests: counts, tokens and times.
 
-    What a user sees (TTFT, ITL, TPOT, end to end) is measured by this process's clock, when frames arrive here; what
-    happens in the engine (queue, prefill, decode, inference) by the engine's. No difference is taken between clocks, so
-    all is right with an engine on another machine, too.
+    Latencies that users see (TTFT, ITL, TPOT, end to end) are measured by this process's clock, when frames arrive
+    here; phases in the engine (queue, prefill, decode, inference) by the engine's clock. Times of different clocks are
+    never subtracted, so that an engine on another machine is measured correctly.
 
-    ITL is the gap between two increments of a completion, which hold several tokens if this process was slow. TPOT and
-    `request_generation_tokens` of a request with several completions are those of the longest, and of all together.
-    A request is counted when it ends, once, by the worst of its completions' reasons; one that was refused is counted
-    as rejected and nowhere else. An embedding has a prompt and a time in the queue, but no tokens of its own. Of
-    requests that failed or were aborted the times are observed as far as they got.
+    ITL is the gap between two increments of a completion, which contain several tokens if this process was slow. For a
+    request with several completions, TPOT is that of the longest and `request_generation_tokens` that of all together.
+    A request is counted once, when it ends, by the worst finish reason of its completions; a rejected request is
+    counted as rejected and nowhere else. An embedding has a prompt and a queue time, but generates no tokens. The times
+    of a request that failed or was aborted are observed as far as it got.
     """
 
     def __init__(self, max_model_len: int) -> None:
-        lengths = buckets.one_two_five(max_model_len)
+        lengths = prometheus.one_two_five(max_model_len)
         self._max_model_len = max_model_len
         self._in_flight = 0
         self._prompt_tokens = self._cached_tokens = 0
         self._generation_tokens = 0
         self._finished = dict.fromkeys(_REASONS, 0)
         self._rejected = dict.fromkeys(_REJECTIONS.values(), 0)
-        self._time_to_first_token = Distribution.of(buckets.TIME_TO_FIRST_TOKEN)
-        self._inter_token_latency = Distribution.of(buckets.TIME_PER_TOKEN_FINE)
-        self._time_per_output_token = Distribution.of(buckets.TIME_PER_TOKEN)
-        self._end_to_end = Distribution.of(buckets.REQUEST_TIME)
-        self._queue = Distribution.of(buckets.REQUEST_TIME_FINE)
-        self._inference = Distribution.of(buckets.REQUEST_TIME)
-        self._prefill = Distribution.of(buckets.REQUEST_TIME)
-        self._decode = Distribution.of(buckets.REQUEST_TIME)
+        self._time_to_first_token = Distribution.of(prometheus.TIME_TO_FIRST_TOKEN)
+        self._inter_token_latency = Distribution.of(prometheus.TIME_PER_TOKEN_FINE)
+        self._time_per_output_token = Distribution.of(prometheus.TIME_PER_TOKEN)
+        self._end_to_end = Distribution.of(prometheus.REQUEST_TIME)
+        self._queue = Distribution.of(prometheus.REQUEST_TIME_FINE)
+        self._inference = Distribution.of(prometheus.REQUEST_TIME)
+        self._prefill = Distribution.of(prometheus.REQUEST_TIME)
+        self._decode = Distribution.of(prometheus.REQUEST_TIME)
         self._prompt_lengths = Distribution.of(lengths)
         self._generation_lengths = Distribution.of(lengths)
         self._max_tokens = Distribution.of(lengths)
-        self._n = Distribution.of(buckets.NUM_COMPLETIONS)
-        self._preemptions = Distribution.of(buckets.NUM_PREEMPTIONS)
+        self._n = Distribution.of(prometheus.NUM_COMPLETIONS)
+        self._preemptions = Distribution.of(prometheus.NUM_PREEMPTIONS)
 
-    def rejected(self, reason: str) -> None:
-        """Count a request that was refused before it was submitted; `reason` is one of a few fixed words."""
+    def count_rejected(self, reason: str) -> None:
+        """Count a request that was rejected before it was submitted; `reason` is one of a few fixed words."""
         self._rejected[reason] = self._rejected.get(reason, 0) + 1
 
     def on_submitted(self, request: OpenRequest) -> None:
@@ -64,7 +64,7 @@ class RequestMeter:
         self._in_flight += 1
 
     def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
-        """See `Observer`. The prompt has been computed."""
+        """See `Observer`; the prompt has been computed."""
         self._time_to_first_token.observe(timestamp - request.metrics.arrival_time)
         self._count_prompt(request)
 
@@ -78,17 +78,17 @@ class RequestMeter:
         """See `Observer`."""
         self._in_flight -= 1
         if (rejection := _rejection(request)) is not None:
-            self.rejected(rejection)
+            self.count_rejected(rejection)
             return
         reason = _reason(request)
         self._finished[reason] += 1
         if request.params is None and reason == str(FinishReason.STOP):
-            self._count_prompt(request)  # it is computed when the embedding is there
+            self._count_prompt(request)  # its prompt was computed
         self._observe_request(request)
         self._observe_times(request, timestamp)
 
     def add_to(self, families: Families) -> None:
-        """Writes all of them."""
+        """Add all metrics."""
         self._add_counts(families)
         self._add_times(families)
         self._add_sizes(families)
@@ -125,43 +125,45 @@ class RequestMeter:
     def _add_counts(self, add: Families) -> None:
         computed = self._prompt_tokens - self._cached_tokens
         sources = {("local_compute",): computed, ("local_cache_hit",): self._cached_tokens}
-        add.gauge("requests_in_flight", "Requests of this frontend that have not ended.", self._in_flight)
-        add.counter("prompt_tokens", "Tokens of prompts that have been computed or found.", self._prompt_tokens)
+        add.gauge("requests_in_flight", "Open requests of this frontend.", self._in_flight)
+        add.counter("prompt_tokens", "Prompt tokens, computed or cached.", self._prompt_tokens)
         add.counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", self._cached_tokens)
-        add.counters("prompt_tokens_by_source", "Prompt tokens by where they came from.", ("source",), sources.items())
-        add.counter("generation_tokens", "Tokens generated.", self._generation_tokens)
+        add.counters("prompt_tokens_by_source", "Prompt tokens by source.", ("source",), sources.items())
+        add.counter("generation_tokens", "Generated tokens.", self._generation_tokens)
         add.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self._prompt_tokens)
         add.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", self._cached_tokens)
         reasons = [((reason,), count) for reason, count in self._finished.items()]
-        add.counters("request_success", "Requests that have ended, by why.", ("finished_reason",), reasons)
+        add.counters("request_success", "Ended requests by finish reason.", ("finished_reason",), reasons)
         rejections = [((reason,), count) for reason, count in self._rejected.items()]
-        add.counters("admission_rejections", "Requests that were refused, by why.", ("reason",), rejections)
+        add.counters("admission_rejections", "Rejected requests by reason.", ("reason",), rejections)
 
     def _add_times(self, add: Families) -> None:
-        add.histogram("time_to_first_token_seconds", "First tokens - sent.", self._time_to_first_token)
-        itl, text = self._inter_token_latency, "Gap between two increments."
-        add.histogram("inter_token_latency_seconds", text, itl, buckets.TIME_PER_TOKEN)
+        add.histogram("time_to_first_token_seconds", "From the request to its first token.", self._time_to_first_token)
+        itl, text = self._inter_token_latency, "Gap between two increments of a completion."
+        add.histogram("inter_token_latency_seconds", text, itl, prometheus.TIME_PER_TOKEN)
         add.histogram("inter_token_latency_fine_seconds", text, itl)
         text = "(End to end - time to first token) / (output tokens - 1)."
         add.histogram("request_time_per_output_token_seconds", text, self._time_per_output_token)
-        add.histogram("e2e_request_latency_seconds", "End - sent.", self._end_to_end)
-        text = "First scheduled - queued."
-        add.histogram("request_queue_time_seconds", text, self._queue, buckets.REQUEST_TIME)
+        add.histogram("e2e_request_latency_seconds", "Time from sending a request to its end.", self._end_to_end)
+        text = "Time in the queue, until first scheduled."
+        add.histogram("request_queue_time_seconds", text, self._queue, prometheus.REQUEST_TIME)
         add.histogram("request_queue_time_fine_seconds", text, self._queue)
-        add.histogram("request_inference_time_seconds", "Last token - first scheduled.", self._inference)
-        add.histogram("request_prefill_time_seconds", "First token - first scheduled.", self._prefill)
-        add.histogram("request_decode_time_seconds", "Last token - first token.", self._decode)
+        add.histogram("request_inference_time_seconds", "First scheduled to last token.", self._inference)
+        add.histogram("request_prefill_time_seconds", "First scheduled to first token.", self._prefill)
+        add.histogram("request_decode_time_seconds", "First token to last token.", self._decode)
 
     def _add_sizes(self, add: Families) -> None:
-        add.histogram("request_prompt_tokens", "Tokens of the prompt.", self._prompt_lengths)
-        add.histogram("request_generation_tokens", "Tokens of all completions.", self._generation_lengths)
-        add.histogram("request_params_max_tokens", "max_tokens, or what the context has room for.", self._max_tokens)
-        add.histogram("request_params_n", "Completions asked for.", self._n)
-        add.histogram("request_num_preemptions", "Preemptions of the request.", self._preemptions)
+        add.histogram("request_prompt_tokens", "Prompt tokens of a request.", self._prompt_lengths)
+        add.histogram(
+            "request_generation_tokens", "Generated tokens of a request, all completions.", self._generation_lengths
+        )
+        add.histogram("request_params_max_tokens", "max_tokens, or the rest of the context.", self._max_tokens)
+        add.histogram("request_params_n", "Completions of a request.", self._n)
+        add.histogram("request_num_preemptions", "Preemptions of a request.", self._preemptions)
 
 
 def _reason(request: OpenRequest) -> str:
-    if isinstance(request.error, RequestTimeoutError):  # half an embedding is none
+    if isinstance(request.error, RequestTimeoutError):  # of an embedding
         return str(FinishReason.TIMEOUT)
     if request.error is not None:
         return str(FinishReason.ERROR)
@@ -169,6 +171,6 @@ def _reason(request: OpenRequest) -> str:
 
 
 def _rejection(request: OpenRequest) -> str | None:
-    """Why the engine did not take it, None if it did."""
-    error, taken = request.error, request.metrics.queued_time is not None
-    return None if taken or not isinstance(error, RequestError) else _REJECTIONS.get(error.kind)
+    """Return the reason why the engine rejected a request, None if it did not."""
+    error, is_accepted = request.error, request.metrics.queued_time is not None
+    return None if is_accepted or not isinstance(error, RequestError) else _REJECTIONS.get(error.kind)

@@ -1,4 +1,4 @@
-"""`ServerMetrics`: all metrics of a server, and the page on which Prometheus finds them."""
+"""`ServerMetrics`: all metrics of a server, in the formats that Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.metrics.engine import add_configuration, add_engine
-from quire.frontend.metrics.families import Families, check_prefix
-from quire.frontend.metrics.formats import encode
 from quire.frontend.metrics.http import HttpMeter
+from quire.frontend.metrics.prometheus import Families, check_prefix, encode
 from quire.frontend.metrics.requests import RequestMeter
 
 if TYPE_CHECKING:
     from quire.frontend.async_llm import AsyncLLM
 
-STATS_SECONDS = 1.0  # how long a scrape waits for the engine's answer
+STATS_SECONDS = 1.0  # for which a scrape waits for the engine's statistics
 
 
 class ServerMetrics:
-    """Metrics in Prometheus' formats, with the names, labels and buckets of vLLM's and some of our own.
+    """Metrics in Prometheus' formats, with vLLM's names, labels and buckets, and some of our own.
 
-    `prefix` begins each name but those of the process: with "vllm" existing dashboards work unchanged. What vLLM has
-    and has no meaning here is left out: speculative decoding, sleep, the finish reason "repetition". The labels are
-    `model_name`, and `engine`, which is always "0". Metrics of requests and HTTP are this frontend's, so that sums over
-    several frontends of one engine are right; those of the engine are the same for each of them.
-    Raises `ValueError` for a prefix that can't begin a metric's name.
+    `prefix` begins each name except those of the process: with "vllm" existing dashboards work unchanged. vLLM's
+    metrics of missing features are absent: speculative decoding, sleep, the finish reason "repetition". The labels are
+    `model_name`, and `engine`, which is always "0". Metrics of requests and HTTP cover this frontend, so that they add
+    up over several frontends of one engine; metrics of the engine are the same for all its frontends.
+    Raises `ValueError` for a prefix that is invalid in metric names.
 
-    `requests` is the observer to be given to `AsyncLLM.add_observer`; it and `http` count, `render` tells.
+    `requests` is an observer for `AsyncLLM.add_observer`; it and `http` count, `render` reports.
     """
 
     def __init__(self, *, model_name: str, max_model_len: int, prefix: str = "quire") -> None:
@@ -40,14 +39,14 @@ class ServerMetrics:
         self.http = HttpMeter()
 
     async def render(self, llm: AsyncLLM, accept: str = "") -> tuple[bytes, str]:
-        """The metrics now, as text or as OpenMetrics if the `Accept` header asks for it; and their content type.
+        """Return the current metrics and their content type: text, or OpenMetrics if the `Accept` header names it.
 
-        `engine_up` is 0 when the engine is dead. Its other metrics are missing then, and when it takes more than
-        `STATS_SECONDS` to answer.
+        `engine_up` is 0 if the engine is dead. Its other metrics are missing then, and also if it does not answer
+        within `STATS_SECONDS`.
         """
         stats = await _engine_stats(llm)
         families = Families(self._prefix, self._labels)
-        families.gauge("engine_up", "1 while the engine lives.", llm.dead_error is None)
+        families.gauge("engine_up", "1 while the engine is alive.", llm.dead_error is None)
         add_configuration(families, llm.engine_info)
         if stats is not None:
             add_engine(families, stats)

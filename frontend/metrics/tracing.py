@@ -1,7 +1,7 @@
-"""One OpenTelemetry span a request, with the `gen_ai.*` attributes. Needs the extra `otel`; import it only if asked to.
+"""OpenTelemetry spans of requests, with `gen_ai.*` attributes. Needs the extra `otel`; import only if requested.
 
-Latencies and the attributes that begin with `gen_ai.latency` have vLLM's names; the others are those of OpenTelemetry's
-semantic conventions. No text of a prompt or an answer is ever in a span.
+Attributes that begin with `gen_ai.latency` have vLLM's names; the others are those of OpenTelemetry's
+semantic conventions. Spans never contain text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import RequestError
 from quire.protocol.messages import SamplingParams
 
@@ -27,10 +27,10 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class RequestSpans:
-    """An `Observer` that makes a span of each request, from its arrival to its end.
+    """An `Observer` that creates a span for each request, from its arrival to its end.
 
-    Its parent is that of the `traceparent` header which the request came with, or else the current span of its
-    consumer. Times are of the clocks that `RequestMeter` has.
+    Its parent is given by the `traceparent` header of the request, or else the current span of its
+    consumer. Times are measured by the same clocks as in `RequestMeter`.
     """
 
     def __init__(self, provider: TracerProvider, model_name: str) -> None:
@@ -40,18 +40,18 @@ class RequestSpans:
         self._open: dict[OpenRequest, Span] = {}
 
     def close(self) -> None:
-        """Send what has not been sent; waits for that, with the exporter's time limit."""
+        """Send the remaining spans, and wait for that at most for the exporter's timeout."""
         self._provider.shutdown()
 
     def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
         begin = time.time_ns() - round((time.monotonic() - request.metrics.arrival_time) * _NANOSECONDS)
-        operation = request.service.trace.operation or "text_completion"
+        operation = request.options.trace.operation or "text_completion"
         self._open[request] = self._tracer.start_span(
             f"{operation} {self._model_name}",
-            _PROPAGATOR.extract(request.service.trace.headers, get_current()),
+            _PROPAGATOR.extract(request.options.trace.headers, get_current()),
             SpanKind.SERVER,
-            self._asked(request, operation),
+            self._request_attributes(request, operation),
             start_time=begin,
         )
 
@@ -68,25 +68,25 @@ class RequestSpans:
         if request.error is not None:
             span.set_status(Status(StatusCode.ERROR))
             span.set_attribute("error.type", _error_type(request.error))
-        span.set_attributes(_given(request))
+        span.set_attributes(_response_attributes(request))
         span.set_attributes(_latencies(request, timestamp))
         span.end(time.time_ns() - round((time.monotonic() - timestamp) * _NANOSECONDS))
 
-    def _asked(self, request: OpenRequest, operation: str) -> dict[str, AttributeValue]:
+    def _request_attributes(self, request: OpenRequest, operation: str) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "quire",
-            "gen_ai.system": "quire",  # what provider.name was called before
+            "gen_ai.system": "quire",  # the former name of provider.name
             "gen_ai.request.model": self._model_name,
             "gen_ai.response.model": self._model_name,
-            "gen_ai.response.id": request.service.trace.response_id or request.request_id,
+            "gen_ai.response.id": request.options.trace.response_id or request.request_id,
             "gen_ai.request.id": request.request_id,
         }
         return attributes | _sampling(request.params)
 
 
 def open_request_spans(endpoint: str | None, model_name: str) -> RequestSpans:
-    """Spans that are sent over OTLP/HTTP to the URL `endpoint`, or to where the OTEL_* environment says."""
+    """Return spans that are sent over OTLP/HTTP to the URL `endpoint`, or as the OTEL_* environment says."""
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     provider = TracerProvider(resource=Resource.create({} if named else {SERVICE_NAME: "quire"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
@@ -94,7 +94,7 @@ def open_request_spans(endpoint: str | None, model_name: str) -> RequestSpans:
 
 
 def _sampling(params: SamplingParams | None) -> dict[str, AttributeValue]:
-    """Those that were given; none of an embedding."""
+    """Return the attributes of sampling parameters; none for an embedding."""
     if params is None:
         return {}
     attributes: dict[str, AttributeValue | None] = {
@@ -111,7 +111,7 @@ def _sampling(params: SamplingParams | None) -> dict[str, AttributeValue]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _given(request: OpenRequest) -> dict[str, AttributeValue]:
+def _response_attributes(request: OpenRequest) -> dict[str, AttributeValue]:
     num_prompt_tokens, num_output_tokens = len(request.prompt.token_ids), request.num_output_tokens
     return {
         "gen_ai.usage.input_tokens": num_prompt_tokens,
@@ -124,7 +124,7 @@ def _given(request: OpenRequest) -> dict[str, AttributeValue]:
 
 
 def _latencies(request: OpenRequest, timestamp: float) -> dict[str, AttributeValue]:
-    """In seconds; those of what has not happened are left out."""
+    """Return the latencies in seconds; those of phases that did not happen are absent."""
     times = request.metrics
     spans = {
         "e2e": (times.arrival_time, timestamp),

@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizers, detokenizing streams, prompts and chats."""
+"""Text and tokens: tokenizers, incremental detokenization, prompts and conversations."""

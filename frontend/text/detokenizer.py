@@ -1,4 +1,4 @@
-"""Text of a request while its tokens arrive: whole characters only, cut at the first stop string."""
+"""The incremental detokenizer: text of a request while its tokens arrive, cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """The text that follows a prompt. The cost of a token is proportional to its length, whatever came before it.
+    """The text that follows a prompt, in whole characters; each token costs time proportional to its own length.
 
-    Text that may be the beginning of a stop string is held back until it is known to be none. A stop string counts
-    if it is completed by a token after the `min_tokens`-th; the text ends before it, or after it with
+    Text that may begin a stop string is held back until it is known not to. A stop string counts
+    only if a token after the `min_tokens`-th completes it; the text ends before it, or after it with
     `include_stop_str_in_output`.
     """
 
@@ -46,14 +46,14 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        """All text so far that is certain."""
+        """The text so far that is certain."""
         if self._not_in_text:
             self._text += "".join(self._not_in_text)
             self._not_in_text.clear()
         return self._text
 
     def delta(self) -> str:
-        """Return the text that this method has not yet handed out."""
+        """Return the text added since the last call."""
         new = "".join(self._not_handed_out)
         self._not_handed_out.clear()
         return new
@@ -61,8 +61,8 @@ class IncrementalDetokenizer:
     def update(self, new_token_ids: Sequence[int], stop_token: bool = False) -> str | None:
         """Take the next tokens; return the stop string that ends the text with them, or None.
 
-        Tokens after a stop string are ignored. `num_tokens` counts the others, the one that completed it included.
-        `stop_token=True` says that the last of them is a stop token: it is counted, but has no text
+        Tokens after a stop string are ignored. `num_tokens` counts all tokens up to the one that completes it.
+        With `stop_token=True` the last token is a stop token: it is counted, but contributes no text
         (unless `include_stop_str_in_output`).
         """
         silent = len(new_token_ids) - 1 if stop_token and not self._include_stop else -1
@@ -75,7 +75,7 @@ class IncrementalDetokenizer:
         return self.stop_reason
 
     def finish(self) -> str | None:
-        """End the text: what was held back is part of it, and a character left incomplete is U+FFFD.
+        """End the text: flush what was held back, with U+FFFD for an incomplete character.
 
         Returns the stop string that ended the text, or None.
         """

@@ -1,4 +1,4 @@
-"""The forms in which a prompt may be given, and their one inner form."""
+"""The forms in which a prompt may be given, and `Prompt`, to which they are converted."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids, taken as they are: no special token is added."""
+    """A prompt as token ids, used unchanged: no special token is added."""
 
     prompt_token_ids: list[int]
 
 
-Message = Mapping[str, Any]  # of a conversation: "role", "content", and what else the chat template reads
+Message = Mapping[str, Any]  # of a conversation: "role", "content", and other keys that the chat template reads
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt made ready: its token ids, and its text when it was given as text."""
+    """A checked prompt: its token ids, and its text if it was given as text."""
 
     token_ids: list[int]
     text: str | None = None
@@ -39,7 +39,7 @@ PromptType = str | list[int] | TextPrompt | TokensPrompt | Prompt
 
 
 def split_batch(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
-    """`prompts` as a list of single prompts: a string, a mapping, a list of ints and a `Prompt` are one each."""
+    """Return `prompts` as a list of single prompts: a string, a mapping, a list of ints and a `Prompt` are one each."""
     if isinstance(prompts, (str, Mapping, Prompt)):
         return [cast("PromptType", prompts)]
     if hasattr(prompts, "tolist"):  # a numpy array or a tensor: one prompt, or a batch when it has two axes
@@ -54,9 +54,9 @@ def split_batch(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
 def make_prompt(
     prompt: PromptType, tokenizer: Tokenizer | None, vocab_size: int, add_special_tokens: bool = True
 ) -> Prompt:
-    """Tokenise and check one prompt. Raises `RequestError` when it is empty or not made of token ids of the model.
+    """Tokenize and check one prompt. Raises `RequestError` if it is empty or has invalid token ids.
 
-    `add_special_tokens`: whether a text gets those that the tokenizer puts around it. A `Prompt` is ready.
+    With `add_special_tokens` a text gets the tokenizer's special tokens around it. A `Prompt` is returned unchanged.
     """
     if isinstance(prompt, Prompt):
         return prompt
@@ -64,14 +64,14 @@ def make_prompt(
     if text is not None:
         if tokenizer is None:
             raise RequestError("the prompt is text, but there is no tokenizer; give token ids, or name a tokenizer")
-        if not text:  # a tokenizer may put a token before it, but an empty text is hardly ever meant
+        if not text:  # a tokenizer may put a token before it, but an empty text is most likely a mistake
             raise RequestError("the prompt is empty; give some text, or the token ids to begin with")
         token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return checked_prompt(Prompt(token_ids, text), vocab_size)
 
 
 def checked_prompt(prompt: Prompt, vocab_size: int) -> Prompt:
-    """`prompt` if it has at least one token and all are ids of the model's vocabulary; else raises `RequestError`."""
+    """Return `prompt` if it has tokens and all ids are in the model's vocabulary; else raise `RequestError`."""
     token_ids = prompt.token_ids
     if not token_ids:
         raise RequestError("the prompt is empty; give at least one token")
@@ -87,23 +87,23 @@ def checked_prompt(prompt: Prompt, vocab_size: int) -> Prompt:
     return prompt
 
 
-def truncated(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
-    """The `last` tokens of a prompt, -1 for as many as leave room for one more; None for all.
+def truncate(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
+    """Return the `last` tokens of a prompt: -1 for all but one of the context length, None for all.
 
-    Raises `RequestError` for any other number. What is cut has no text.
+    A prompt that was cut has no text. Raises `RequestError` for any other number.
     """
     if last is None:
         return prompt
     if type(last) is not int or last < -1 or last == 0:
         raise RequestError(
-            f"truncate_prompt_tokens={last} leaves nothing; give 1 or more, or -1 for what the context can hold"
+            f"truncate_prompt_tokens={last} leaves no tokens; give 1 or more, or -1 for as many as the context can hold"
         )
     kept = max_model_len - 1 if last == -1 else last
     return prompt if len(prompt.token_ids) <= kept else Prompt(prompt.token_ids[-kept:])
 
 
 def _text_or_ids(prompt: Any) -> tuple[str | None, list[int]]:
-    """Tell the forms apart: `(text, [])` or `(None, token ids)`."""
+    """Distinguish the forms: return `(text, [])` or `(None, token ids)`."""
     if isinstance(prompt, str):
         return prompt, []
     if isinstance(prompt, Mapping):

@@ -1,4 +1,4 @@
-"""Finds stop strings in a text that arrives in pieces."""
+"""The scanner for stop strings in a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Node:
-    """A prefix of some stop strings: `length` characters; `fallback` is its longest suffix that is a prefix as well."""
+    """A prefix of stop strings, of `length` characters; `fallback` is its longest suffix that is also a prefix."""
 
     length: int = 0
     stop: str | None = None
@@ -19,17 +19,17 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A stop string that was found, and where it ends: after `end` characters of the piece that was scanned."""
+    """A stop string that was found; it ends after `end` characters of the scanned piece."""
 
     stop: str
     end: int
 
 
 class StopScanner:
-    """An Aho-Corasick automaton: a constant number of steps per character, however many stop strings there are.
+    """An Aho-Corasick automaton: constant time per character for any number of stop strings.
 
-    The hit that is complete first wins; of several complete at the same character, the longest. So where the text
-    is cut depends on the text alone, not on the pieces in which it came.
+    The hit that ends first wins; of several that end at the same character, the longest. So the place of the cut
+    depends only on the text, not on the pieces in which it arrives.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -48,7 +48,7 @@ class StopScanner:
         node.stop = stop
 
     def _link(self) -> None:
-        """Set fallbacks in order of length, and let a node inherit the stop string that ends in it."""
+        """Set fallbacks in order of length; a node takes over the stop string that ends in its fallback."""
         queue = deque([self._root])
         while queue:
             node = queue.popleft()
@@ -66,17 +66,17 @@ class StopScanner:
 
     @property
     def num_held(self) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
+        """Number of characters at the end of the text that may begin a stop string."""
         return self._state.length
 
     def scan(self, piece: str, ignore_hits: bool = False) -> Hit | None:
-        """Read the next piece of the text up to the first hit. `ignore_hits` reads over those that end in the piece."""
+        """Scan the next piece of the text up to the first hit; `ignore_hits` skips hits that end in the piece."""
         for index, char in enumerate(piece):
             node = self._next(self._state, char)
             if node.stop is not None and not ignore_hits:
                 self._state = node
                 return Hit(node.stop, index + 1)
-            while not node.children and node.fallback is not None:  # complete and ignored: no longer a beginning
+            while not node.children and node.fallback is not None:  # complete and ignored: no longer a prefix
                 node = node.fallback
             self._state = node
         return None

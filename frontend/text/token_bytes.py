@@ -1,4 +1,4 @@
-"""What bytes a token stands for, read off a tokenizer's decoder."""
+"""The bytes of tokens, derived from a tokenizer's decoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTEWISE = "quire.bytewise"
 
 
 def _replace_bytewise(error: UnicodeError) -> tuple[str, int]:
-    """Put one U+FFFD in the place of every invalid byte, as sentencepiece does."""
+    """Replace every invalid byte by one U+FFFD, as sentencepiece does."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "\ufffd" * (error.end - error.start), error.end
@@ -25,7 +25,7 @@ codecs.register_error(BYTEWISE, _replace_bytewise)
 
 @functools.cache
 def byte_of_char() -> dict[str, int]:
-    """Return GPT-2's alphabet: the 256 printable characters in which byte-level BPE writes the bytes."""
+    """Return GPT-2's alphabet: the 256 printable characters that represent bytes in byte-level BPE."""
     kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     moved = [byte for byte in range(256) if byte not in kept]
     table = {chr(byte): byte for byte in kept}
@@ -35,11 +35,11 @@ def byte_of_char() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ByteRule:
-    """How the text of a token becomes bytes, and how bytes become text.
+    """The rule by which tokens become bytes, and bytes become text.
 
-    Either byte-level BPE (GPT-2, Llama 3, Qwen) or sentencepiece style (Llama 2, Mistral, Gemma): `replacements`, then
-    `<0xE2>` as the byte it names. `strip_left` spaces are dropped where a whole text begins. `utf8_errors` is the
-    codec error handler that places U+FFFD as the tokenizer's own decoder does.
+    Either byte-level BPE (GPT-2, Llama 3, Qwen), or sentencepiece (Llama 2, Mistral, Gemma): `replacements`, then
+    `<0xE2>` as the byte it names. `strip_left` spaces are dropped at the start of a text. `utf8_errors` is the
+    codec error handler that inserts U+FFFD as the tokenizer's own decoder does.
     """
 
     byte_level: bool
@@ -49,11 +49,11 @@ class ByteRule:
 
     @property
     def utf8_errors(self) -> str:
-        """The error handler to give to `bytes.decode`."""
+        """Name of the error handler for `bytes.decode`."""
         return "replace" if self.byte_level else BYTEWISE
 
     def to_bytes(self, token: str) -> bytes:
-        """Return the bytes that `token`, a token as the vocabulary writes it, stands for."""
+        """Return the bytes of `token`, given as the vocabulary writes it."""
         if self.byte_level:
             alphabet = byte_of_char()
             try:
@@ -68,7 +68,7 @@ class ByteRule:
 
 
 def byte_rule(decoder: Mapping[str, Any] | None) -> ByteRule | None:
-    """Return the rule of a `decoder` as tokenizer.json writes it, or None if tokens have no bytes of their own."""
+    """Return the rule of a `decoder` from tokenizer.json, or None if tokens have no bytes of their own."""
     if decoder is None:
         return None
     steps: list[Mapping[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]

@@ -1,4 +1,4 @@
-"""Turns token ids into text one by one; concatenated, the pieces are the text of all."""
+"""Token streams: they turn token ids into text one by one; the pieces concatenate to the whole text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 LONGEST_CHARACTER = 4  # bytes of UTF-8
-MAX_UNDECIDED = 8  # tokens that may have no text, or end in U+FFFD, before they are taken for what they are
+MAX_UNDECIDED = 8  # tokens without text, or ending in U+FFFD, after which their text is accepted as it is
 
 
 class TokenStream(Protocol):
@@ -22,14 +22,14 @@ class TokenStream(Protocol):
         """Take one token; return the characters that are certain now."""
 
     def finish(self) -> str:
-        """Return what is left: U+FFFD for a character that was never completed."""
+        """Return the rest: U+FFFD for a character that was never completed."""
 
 
 class ByteStream:
-    """A text of tokens with known bytes, through an incremental UTF-8 decoder: the cost of a token is its length.
+    """A text of tokens with known bytes, through an incremental UTF-8 decoder; a token costs its length.
 
-    A character that the prompt's last tokens began belongs to the output that ends it. Leading spaces are stripped
-    only where the whole text begins, so only if the prompt has no text.
+    A character that begins in the prompt's last tokens belongs to the output that completes it. Leading spaces are
+    stripped only at the start of the whole text, so only if the prompt has no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, rule: ByteRule, prompt: Sequence[int], skip_special: bool) -> None:
@@ -52,7 +52,7 @@ class ByteStream:
                     return
 
     def _tail(self, prompt: Sequence[int]) -> bytes:
-        """Return the last bytes of the prompt, from where its last character begins."""
+        """Return the bytes of the prompt's last character."""
         tail = b""
         for token_id in reversed(prompt):
             tail = self._piece(token_id) + tail
@@ -66,7 +66,7 @@ class ByteStream:
         return self._stripped(self._utf8.decode(self._piece(token_id)))
 
     def finish(self) -> str:
-        """Return what is left."""
+        """Return the rest."""
         return self._stripped(self._utf8.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
@@ -78,9 +78,9 @@ class ByteStream:
 
 
 class WindowStream:
-    """A text of tokens without known bytes: decodes a short window of the last tokens, with and without the new one.
+    """A text of tokens without known bytes: it decodes a short window of the last tokens, with and without the new one.
 
-    `spaces_between=False` leaves out the spaces that a decoder puts between added tokens that follow one another.
+    `spaces_between=False` removes the spaces that a decoder puts between consecutive added tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool, spaces_between: bool) -> None:
@@ -112,18 +112,18 @@ class WindowStream:
         return self._added[token_id] if follows_added and token_id in self._added else new
 
     def finish(self) -> str:
-        """Return what is left."""
+        """Return the rest."""
         new = self._new_text()
         self._decide()
         return new
 
     def _new_text(self) -> str:
-        """The text of the undecided tokens, as it is after the decided ones."""
+        """Return the text of the undecided tokens, in the context of the decided ones."""
         decided = self._decode(self._window[: self._num_decided])
         return self._decode(self._window)[len(decided) :]
 
     def _decide(self) -> None:
-        """Keep as context only the tokens that were undecided."""
+        """Accept the undecided tokens, and keep only them as context."""
         if self._num_decided < len(self._window):
             del self._window[: self._num_decided]
             self._num_decided = len(self._window)

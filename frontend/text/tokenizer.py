@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the `tokenizers` library."""
+"""The tokenizer: text to token ids and back, with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tokenizer:
     """The tokenizer of a Hugging Face model folder: tokenizer.json, or vocab.json with merges.txt.
 
     Raises TokenizerError if the folder or a file of it is missing or broken, TokenizerMissingError (a TokenizerError)
-    if the folder simply has no tokenizer.
+    if the folder has no tokenizer.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,7 +41,7 @@ class Tokenizer:
         self.bos_token_id = self._find_bos(generation, model)
 
     def _find_eos(self, generation: dict[str, Any], model: dict[str, Any]) -> list[int]:
-        """Every id that ends a generation: the tokenizer's eos token and the model's list."""
+        """Return the ids that end a generation: the tokenizer's eos token and the model's list."""
         eos = self.token_id(self.special_tokens.get("eos_token"))
         listed = generation.get("eos_token_id")
         if listed is None:
@@ -56,12 +56,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, added ones included; the model's vocabulary may be padded beyond it."""
+        """Number of tokens, including added ones; the model's vocabulary may be padded beyond it."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def byte_rule(self) -> ByteRule | None:
-        """How a token becomes bytes, or None if this tokenizer's tokens have no bytes of their own."""
+        """The rule by which tokens become bytes, None if they have no bytes of their own."""
         return self._rule
 
     def token_id(self, token: str | None) -> int | None:
@@ -69,10 +69,10 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`. Special tokens written in the text become their ids.
+        """Return the token ids of `text`. Special tokens in the text become their ids.
 
-        `add_special_tokens=False` leaves out what the tokenizer puts around a text (such as a bos token); a rendered
-        chat template has them already.
+        `add_special_tokens=False` omits the tokens that the tokenizer puts around a text (such as bos); a rendered
+        chat template contains them already.
         """
         _check_text(text)
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -85,7 +85,7 @@ class Tokenizer:
         return [list(encoding.ids) for encoding in encodings]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids past the vocabulary become nothing."""
+        """Return the text of `ids`. Invalid UTF-8 becomes U+FFFD; ids beyond the vocabulary are skipped."""
         try:
             text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
@@ -95,14 +95,14 @@ class Tokenizer:
         return text
 
     def _decode_bytes(self, ids: Iterable[int], skip_special_tokens: bool, rule: ByteRule) -> str:
-        """Decode with valid characters kept where the library gives up a whole run of byte tokens for one bad byte."""
+        """Decode and keep valid characters where the library drops a whole run of byte tokens for one bad byte."""
         kept = (token_id for token_id in ids if not (skip_special_tokens and token_id in self.special_token_ids))
         text = b"".join(self.token_bytes(token_id) or b"" for token_id in kept).decode(errors=rule.utf8_errors)
         spaces = len(text) - len(text.lstrip(" "))
         return text[min(spaces, rule.strip_left) :]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token (a leading space included), or None where they cannot be known."""
+        """Return the bytes of a token, including a leading space; None if they are not known."""
         if self._rule is None:
             return None
         found = self._bytes.get(token_id)
@@ -112,7 +112,7 @@ class Tokenizer:
         return found
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token on its own, special or not; half a character is U+FFFD."""
+        """Return the text of one token on its own, special or not; an incomplete character is U+FFFD."""
         piece = self.token_bytes(token_id)
         if piece is None or self._rule is None:
             return self.decode([token_id], skip_special_tokens=False)
@@ -120,9 +120,9 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
-    """Load the tokenizer of a model folder, or return None if the folder has none: then only token ids go in and out.
+    """Load the tokenizer of a model folder; return None if it has none, so that only token ids are supported.
 
-    Raises TokenizerError for everything else that is wrong.
+    Raises TokenizerError for every other problem.
     """
     try:
         return Tokenizer(path)
@@ -138,12 +138,12 @@ def _check_text(text: object) -> None:
     except UnicodeEncodeError as error:
         raise TokenizerError(
             f"the text has a lone surrogate {text[error.start]!r} at character {error.start}, "
-            "which no UTF-8 text can hold; remove it"
+            "which is not valid in UTF-8; remove it"
         ) from error
 
 
 def _decoder_state(decoder: Any) -> dict[str, Any] | None:
-    """Return the decoder as tokenizer.json writes it."""
+    """Return the decoder in the form of tokenizer.json."""
     if decoder is None:
         return None
     state: dict[str, Any] = json.loads(decoder.__getstate__())

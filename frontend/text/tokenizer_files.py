@@ -1,4 +1,4 @@
-"""Reads the tokenizer files of a Hugging Face model folder."""
+"""Loading of the tokenizer files of a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenizerError(ValueError):
 
 
 class TokenizerMissingError(TokenizerError):
-    """The model folder is there but has no tokenizer, so only token ids can go in and come out."""
+    """The model folder exists but has no tokenizer, so that only token ids are supported."""
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -43,21 +43,21 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def token_content(value: object) -> str | None:
-    """Return the text of a token that a config file names as a string or as an AddedToken object."""
+    """Return the text of a token that a config file gives as a string or an AddedToken object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the named special tokens (`bos_token`, `eos_token`, ...); tokenizer_config.json outranks the map."""
+    """Return the named special tokens (`bos_token`, `eos_token`, ...); tokenizer_config.json overrides the map."""
     named = {**read_json(folder, "special_tokens_map.json"), **{key: config[key] for key in config if config[key]}}
     found = {name: token_content(named.get(name)) for name in SPECIAL_TOKEN_NAMES}
     return {name: text for name, text in found.items() if text is not None}
 
 
 def load_backend(folder: Path, config: dict[str, Any]) -> Backend:
-    """Load the tokenizer of `folder`, ready to encode: neither truncating nor padding."""
+    """Load the tokenizer of `folder`, without truncation and padding."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise TokenizerError(f"model folder {folder} {what}; give a folder with config.json, weights and {NEEDED}")
@@ -97,7 +97,7 @@ def _load_fast(path: Path) -> Backend:
 
 
 def _load_gpt2(folder: Path, config: dict[str, Any]) -> Backend:
-    """Build byte-level BPE from vocab.json and merges.txt, as the classes of GPT-2 and Qwen2 do."""
+    """Build byte-level BPE from vocab.json and merges.txt like the tokenizer classes of GPT-2 and Qwen2."""
     kind = str(config.get("tokenizer_class") or "")
     if kind not in GPT2_CLASSES | QWEN2_CLASSES:
         allowed = ", ".join(sorted((GPT2_CLASSES | QWEN2_CLASSES) - {""}))
@@ -127,7 +127,7 @@ def _load_gpt2(folder: Path, config: dict[str, Any]) -> Backend:
 
 
 def _add_tokens(backend: Backend, folder: Path, config: dict[str, Any]) -> None:
-    """Add the tokens of tokenizer_config.json's added_tokens_decoder or added_tokens.json, by rising id."""
+    """Add the tokens of added_tokens_decoder in tokenizer_config.json or of added_tokens.json, by ascending id."""
     by_id: dict[int, AddedToken] = {}
     for text, token_id in read_json(folder, "added_tokens.json").items():
         by_id[int(token_id)] = AddedToken(text, special=False)
@@ -140,12 +140,12 @@ def _add_tokens(backend: Backend, folder: Path, config: dict[str, Any]) -> None:
         if backend.token_to_id(token.content) != token_id:
             raise TokenizerError(
                 f"{folder}: added token {token.content!r} has id {token_id}, but the vocabulary gives it "
-                f"{backend.token_to_id(token.content)}; the tokenizer files do not belong together"
+                f"{backend.token_to_id(token.content)}; the tokenizer files do not match each other"
             )
 
 
 def _apply_bos_and_eos(backend: Backend, config: dict[str, Any], named: dict[str, str]) -> None:
-    """Let add_bos_token and add_eos_token of a Llama tokenizer outrank tokenizer.json, as transformers does."""
+    """Let add_bos_token and add_eos_token of a Llama tokenizer override tokenizer.json, as transformers does."""
     if config.get("tokenizer_class") not in LLAMA_CLASSES:
         return
     if not any(isinstance(config.get(key), bool) for key in ("add_bos_token", "add_eos_token")):

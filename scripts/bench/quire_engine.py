@@ -13,7 +13,8 @@ from bench.engines import BenchEngine, BenchError, StepBytes
 from bench.work import BatchTiming, Decode, SequenceTiming
 
 from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
-from quire.frontend.client.request_table import OpenRequest, RequestTable
+from quire.frontend.client.observer import OpenRequest
+from quire.frontend.client.request_table import RequestTable
 from quire.frontend.engine_args import EngineOptions
 from quire.kernels import host
 from quire.kernels.options import LoadOptions

@@ -315,7 +315,7 @@ def test_a_prompt_may_be_its_last_tokens_and_go_without_special_ones(llm: LLM, p
             assert (await collect(stream))[-1].prompt_token_ids == expected
         output = await each.embed(PROMPTS[0], truncate_prompt_tokens=2, add_special_tokens=False)
         assert output.prompt_token_ids == ids[-2:]
-        with pytest.raises(RequestError, match="truncate_prompt_tokens=0 leaves nothing"):
+        with pytest.raises(RequestError, match="truncate_prompt_tokens=0 leaves no tokens"):
             await collect(each.generate("a", truncate_prompt_tokens=0))
 
     play(body)

@@ -199,7 +199,7 @@ def test_version(place: Workplace) -> None:
         (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
         (["keys"], "Missing argument"),
         (["trace", "x"], "Missing option '--out'"),
-        (["serve", "x", "--record", "r.jsonl"], "--record is for the server; leave it out, or the text"),
+        (["serve", "x", "--record", "r.jsonl"], "--record applies to the server; omit it, or the text"),
         (["serve", "--port", "0", "--record-text"], "give --record FILE as well"),
         (["trace", "--out", "/nowhere/t.json"], "give prompts, or --address of a running engine"),
     ],
@@ -516,7 +516,7 @@ def test_info(place: Workplace) -> None:
 @needs_kernels
 def test_a_conversation_at_a_terminal(place: Workplace) -> None:
     terminal = Terminal(place, "chat", "--max-tokens", "6", "--temperature", "0")
-    terminal.expect(r"Say something.*\n.*> ")
+    terminal.expect(r"Type a message.*\n.*> ")
     terminal.type("Tell me a tale\n")
     first = terminal.expect(r"\[\d+ tokens, .*\]\r\n.*> ")
     terminal.type("/reset\n")

@@ -214,7 +214,7 @@ def test_a_prompt_may_be_its_last_tokens_and_go_without_special_ones(llm: LLM) -
     assert last.prompt_token_ids == whole.prompt_token_ids[-3:]
     assert doubled.prompt_token_ids == [ids[0], *whole.prompt_token_ids]
     for last_tokens in (0, -2, 1.5, "2"):
-        with pytest.raises(RequestError, match=r"prompt 0: truncate_prompt_tokens=.* leaves nothing; give 1 or more"):
+        with pytest.raises(RequestError, match=r"prompt 0: truncate_prompt_tokens=.* leaves no tokens; give 1 or more"):
             llm.generate("a", truncate_prompt_tokens=last_tokens)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.client.chrome_trace import ChromeTrace
+from quire.frontend.metrics.chrome_trace import ChromeTrace
 from quire.protocol.messages import StepTrace
 
 REQUESTS, ENGINE, STEPS = 1, 2, 2

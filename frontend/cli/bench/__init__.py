@@ -1,1 +1,1 @@
-"""`quire bench`: the usual benchmarks, with the names of `vllm bench`."""
+"""`quire bench`: standard benchmarks, with the names of `vllm bench`."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from quire.frontend.cli.bench.flags import LengthFlags
 from quire.frontend.cli.flags import CommonFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
-from quire.frontend.cli.report import writable
-from quire.frontend.cli.target import TargetFlags, afresh, open_target
+from quire.frontend.cli.report import check_writable
+from quire.frontend.cli.target import TargetFlags, open_target, with_empty_cache
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.bench.offline import Latencies
@@ -24,23 +24,23 @@ _batch = functools.partial(option, "Batches")
 
 @takes_flags
 def latency(
-    batch_size: Annotated[int, _batch("Requests of a batch. Default: 8.", "N", min=1)] = 8,
-    num_iters: Annotated[int, _batch("Batches that are measured. Default: 10.", "N", min=1)] = 10,
-    num_iters_warmup: Annotated[int, _batch("Batches before, in no figure. Default: 3.", "N", min=0)] = 3,
-    output: Annotated[Path | None, option("Report", "Write it as JSON.", "FILE")] = None,
+    batch_size: Annotated[int, _batch("Requests per batch. Default: 8.", "N", min=1)] = 8,
+    num_iters: Annotated[int, _batch("Measured batches. Default: 10.", "N", min=1)] = 10,
+    num_iters_warmup: Annotated[int, _batch("Unmeasured batches before. Default: 3.", "N", min=0)] = 3,
+    output: Annotated[Path | None, option("Report", "Write the report as JSON.", "FILE")] = None,
     *,
     lengths: LengthFlags,
     target: TargetFlags,
     common: CommonFlags,
 ) -> None:
-    """Measure what whole batches of requests take, one batch after the other.
+    """Measure the time of whole batches of requests, one after the other.
 
-    From the sending of all requests of a batch at once to the end of the last answer. Prompts are new in each batch,
-    so that none is found in a prefix cache. The JSON has the fields of vLLM's; times are in seconds. Ctrl-C ends it
-    with the batches so far.
+    The time runs from sending all requests of a batch at once to the end of the last answer. Prompts are new in each
+    batch, so that none is in a prefix cache. The JSON has vLLM's fields; times are in seconds. Ctrl-C ends the
+    measurement with the batches so far.
     """
     del common
-    writable("--output", output)
+    check_writable("--output", output)
     from quire.frontend.evaluation.bench.offline import Latencies, measure_latency
 
     found, sizes = Latencies(), lengths.lengths(_INPUT_LEN)
@@ -60,7 +60,7 @@ def latency(
             return measure_latency(opened.runs, requests, batch_size, num_iters_warmup, found, seed=lengths.seed)
 
         try:
-            opened.complete(afresh(opened.runs, work))
+            opened.complete(with_empty_cache(opened.runs, work))
         finally:
             if found.seconds:
                 _report(title, config, found, output)

@@ -1,4 +1,4 @@
-"""What the benchmarks do alike."""
+"""The common part of the benchmarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import Report, ReportFlags, report_on
-from quire.frontend.cli.workload import tell_skipped
+from quire.frontend.cli.workload import report_skipped
 
 if TYPE_CHECKING:
     from quire.frontend.cli.bench.flags import Workload
@@ -28,9 +28,9 @@ def measure(
     num: int,
     more: Callable[[Report], Report] | None = None,
 ) -> None:
-    """Send the workload's requests at their times, and report on the run, however it ends.
+    """Send the requests of a workload at their times, and report on the run, however it ends.
 
-    They are `num` at most. `more` makes further fields of the report. Raises as `OpenTarget.measure`.
+    At most `num` requests are sent. `more` derives additional fields of the report. Raises like `OpenTarget.measure`.
     """
     from quire.frontend.evaluation.replay.load import Extent
 
@@ -39,7 +39,7 @@ def measure(
     finally:
         if run.seconds is not None:
             if workload.trace is not None:
-                tell_skipped(workload.trace, run.config)
+                report_skipped(workload.trace, run.config)
                 if run.interrupted is None and run.requests < num:
                     say(f"the trace has {run.requests} requests, and {num} were to be sent")
             report_on(run, report, more)

@@ -24,15 +24,15 @@ _load = functools.partial(option, "Load")
 
 @dataclass(frozen=True)
 class ServeFlags:
-    """When requests come; what is None was not given."""
+    """Flags for the arrivals of requests; None means not given."""
 
-    num_prompts: Annotated[int, _load("Requests. Default: 1000.", "N", min=1)] = 1000
+    num_prompts: Annotated[int, _load("Number of requests. Default: 1000.", "N", min=1)] = 1000
     request_rate: Annotated[
         float | None,
         typer.Option(
             "--request-rate",
             "--rate",
-            help="Requests a second; inf: all at once. Default: inf.",
+            help="Requests per second; inf: all at once. Default: inf.",
             show_default=False,
             metavar="R",
             rich_help_panel="Load",
@@ -43,9 +43,9 @@ class ServeFlags:
     ] = None
     max_concurrency: Annotated[
         int | None,
-        _load("So many requests at once, at most. At a rate of inf these are users who wait for answers.", "N", min=1),
+        _load("Maximum number of open requests; at a rate of inf, a closed loop of N users.", "N", min=1),
     ] = None
-    ramp_up_start_rps: Annotated[float | None, _load("Rate at the beginning of a ramp, in place of R.", "R")] = None
+    ramp_up_start_rps: Annotated[float | None, _load("Rate at the start of a ramp, instead of R.", "R")] = None
     ramp_up_end_rps: Annotated[float | None, _load("Rate at its end.", "R")] = None
     ramp_up_strategy: Annotated[str | None, _load("linear or exponential. Default: linear.", "NAME")] = None
     warmup: Annotated[
@@ -53,17 +53,17 @@ class ServeFlags:
         typer.Option(
             "--warmup",
             "--num-warmups",
-            help="Send so many before, which are in no figure. Default: 0.",
+            help="Send N unmeasured requests first. Default: 0.",
             show_default=False,
             metavar="N",
             min=0,
             rich_help_panel="Load",
         ),
     ] = 0
-    request_timeout: Annotated[float | None, _load("End a request after so long. Default: never.", "S", min=0)] = None
+    request_timeout: Annotated[float | None, _load("End a request after this time. Default: never.", "S", min=0)] = None
 
     def load(self) -> Load:
-        """What the runner takes."""
+        """Return the load for the runner."""
         from quire.frontend.evaluation.replay.load import Load
 
         users = self.max_concurrency if self.rate == math.inf else None
@@ -71,7 +71,7 @@ class ServeFlags:
         return Load(users, room, self.request_timeout or None, self.warmup)
 
     def arrivals(self, seed: int) -> TraceFlags:
-        """The same as a replay's flags."""
+        """Return the arrivals as flags of a replay."""
         return TraceFlags(
             rate=self.rate,
             burstiness=self.burstiness,
@@ -84,7 +84,7 @@ class ServeFlags:
 
     @property
     def rate(self) -> float | None:
-        """None with a ramp alone."""
+        """The rate of requests; None if there is only a ramp."""
         ramp = (self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy)
         return math.inf if self.request_rate is None and ramp == (None, None, None) else self.request_rate
 
@@ -98,10 +98,10 @@ def serve(
     target: TargetFlags,
     common: CommonFlags,
 ) -> None:
-    """Measure what made-up requests feel that come at a rate: as `quire replay`, without a trace.
+    """Measure the latency of synthetic requests that arrive at a rate: `quire replay` without a trace.
 
-    The report is that of `quire replay`, and its JSON has the fields of `vllm bench serve --save-result`. A run of
-    which requests were sent too late is marked as not valid. Ctrl-C ends the run with what has been measured so far.
+    The report is that of `quire replay`, and its JSON has the fields of `vllm bench serve --save-result`. A run whose
+    requests were sent too late is marked as not valid. Ctrl-C ends the run with the results so far.
     """
     del common
     report.check()

@@ -14,9 +14,9 @@ import typer
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
 from quire.frontend.cli.flags import CommonFlags, option, takes_flags
 from quire.frontend.cli.output import say, write
-from quire.frontend.cli.report import writable
+from quire.frontend.cli.report import check_writable
 from quire.frontend.cli.target import OpenTarget, TargetFlags, open_target
-from quire.frontend.cli.workload import tell_skipped
+from quire.frontend.cli.workload import report_skipped
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.bench.rate_search import RateSearch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 _SECONDS = 30.0
-_LEAST_PROMPTS = 10  # of a run of some seconds, however low its rate is
+_MIN_PROMPTS = 10  # of a run of --seconds, however low its rate is
 
 _search = functools.partial(option, "Search")
 _load = functools.partial(option, "Load")
@@ -34,31 +34,31 @@ _report = functools.partial(option, "Report")
 
 @dataclass(frozen=True)
 class SweepFlags:
-    """What is looked for, and how long each run is; what is None was not given."""
+    """Flags for the search, and the length of each run; None means not given."""
 
-    goodput: Annotated[
-        list[str] | None, _search("The limits, in milliseconds: ttft:200 tpot:50 e2el:5000.", "LIMIT...")
-    ] = None
-    attainment: Annotated[float, _search("Share of the requests that has to meet them. Default: 0.99.", "SHARE")] = 0.99
-    low: Annotated[float, _search("The first rate, in requests a second. Default: 1.", "R")] = 1.0
-    high: Annotated[float | None, _search("The highest rate to try. Default: 1024 times --low.", "R")] = None
+    goodput: Annotated[list[str] | None, _search("Limits in milliseconds: ttft:200 tpot:50 e2el:5000.", "LIMIT...")] = (
+        None
+    )
+    attainment: Annotated[float, _search("Share of requests that must meet them. Default: 0.99.", "SHARE")] = 0.99
+    low: Annotated[float, _search("First rate, in requests per second. Default: 1.", "R")] = 1.0
+    high: Annotated[float | None, _search("Highest rate to try. Default: 1024 times --low.", "R")] = None
     precision: Annotated[
-        float, _search("End when the highest met and the lowest missed rate are so close. Default: 0.05.", "SHARE")
+        float, _search("Stop when the highest met and the lowest missed rate are this close. Default: 0.05.", "SHARE")
     ] = 0.05
-    num_prompts: Annotated[int | None, _load("Requests of each run, in place of --seconds.", "N", min=1)] = None
+    num_prompts: Annotated[int | None, _load("Requests of each run, instead of --seconds.", "N", min=1)] = None
     seconds: Annotated[
-        float | None, _load("How long requests come, in each run. Default: 30, at least 10 requests.", "S", min=0)
+        float | None, _load("Time of arrivals in each run. Default: 30, at least 10 requests.", "S", min=0)
     ] = None
     burstiness: Annotated[
         float, _load("Shape of the gamma distribution of gaps. Default: 1, a Poisson process.", "X")
     ] = 1.0
-    warmup: Annotated[int, _load("Send so many before each run, in no figure. Default: 8.", "N", min=0)] = 8
-    request_timeout: Annotated[float | None, _load("End a request after so long. Default: never.", "S", min=0)] = None
+    warmup: Annotated[int, _load("Send N unmeasured requests before each run. Default: 8.", "N", min=0)] = 8
+    request_timeout: Annotated[float | None, _load("End a request after this time. Default: never.", "S", min=0)] = None
     output: Annotated[Path | None, _report("Write the sweep as JSON, with the reports of all runs.", "FILE")] = None
-    html: Annotated[Path | None, _report("Write it as one page with the curve, for a browser.", "FILE")] = None
+    html: Annotated[Path | None, _report("Write the sweep as one HTML page with the curve.", "FILE")] = None
 
     def check(self) -> None:
-        """Refuse what can't be, before anything is measured. Raises `ValueError`, `OSError` or `BadParameter`."""
+        """Check the flags before anything is measured. Raises `ValueError`, `OSError` or `BadParameter`."""
         from quire.frontend.evaluation.workload.arrivals import at_rate
 
         self.search()
@@ -66,17 +66,17 @@ class SweepFlags:
         at_rate(self.low, self.burstiness)
         if self.num_prompts is not None and self.seconds is not None:
             raise typer.BadParameter("--num-prompts and --seconds both say how long a run is; give one of them")
-        writable("--output", self.output)
-        writable("--html", self.html)
+        check_writable("--output", self.output)
+        check_writable("--html", self.html)
 
     def search(self) -> RateSearch:
-        """The search that is to be made."""
+        """Return the search for the rate."""
         from quire.frontend.evaluation.bench.rate_search import RateSearch
 
         return RateSearch(self.low, self.high, self.attainment, self.precision)
 
     def limits(self) -> GoodputLimits:
-        """What requests have to meet."""
+        """Return the limits that requests must meet."""
         from quire.frontend.evaluation.report.goodput import GoodputLimits
 
         if not self.goodput:
@@ -84,9 +84,9 @@ class SweepFlags:
         return GoodputLimits.parse(self.goodput)
 
     def num_at(self, rate: float) -> int:
-        """Requests of a run at a rate."""
+        """Return the number of requests of a run at a rate."""
         seconds = _SECONDS if self.seconds is None else self.seconds
-        return self.num_prompts or max(_LEAST_PROMPTS, math.ceil(rate * seconds))
+        return self.num_prompts or max(_MIN_PROMPTS, math.ceil(rate * seconds))
 
 
 @takes_flags
@@ -98,19 +98,19 @@ def sweep(
     target: TargetFlags,
     common: CommonFlags,
 ) -> None:
-    """Find the highest rate of requests at which enough of them meet the limits of --goodput.
+    """Find the highest request rate at which enough requests meet the limits of --goodput.
 
-    From --low on the rate is doubled until one misses, then the middle between the highest that met and the lowest that
-    missed is tried, until they are within --precision of each other. All runs are made with one engine or server, each
-    with a warm-up and an empty prefix cache; the arrivals are the same, closer together.
+    The rate doubles from --low until one misses the limits; then the search bisects between the highest met and the
+    lowest missed rate until they are within --precision. All runs use one engine or server, each with a warm-up and an
+    empty prefix cache; the arrivals are the same, closer together.
 
-    A rate meets the limits if the share --attainment of its requests does, of those that fail as well. A run that is
-    not valid, because requests were sent too late, does not count as met. A rate that is short of the share by at most
-    5 % of the requests is tried a second time, and misses if it does so twice. So is, at the end, the lowest rate that
-    missed by more: if it meets then, the search goes on from there.
+    A rate meets the limits if the share --attainment of its requests does, including failed ones. A run that is not
+    valid, because requests were sent too late, does not count as met. A rate that misses the share by at most 5 % of
+    the requests is tried a second time, and misses if it does so twice. At the end, the lowest rate that missed by more
+    is also tried again: if it meets the limits, the search continues from there.
 
-    Too short runs find too high rates: a queue that grows must have the time to. Ctrl-C ends the sweep with what has
-    been measured so far.
+    Runs that are too short find rates that are too high, since a queue needs time to grow. Ctrl-C ends the sweep with
+    the results so far.
     """
     del common
     flags.check()
@@ -146,12 +146,12 @@ def _rates(opened: OpenTarget, flags: SweepFlags, workload: Workload) -> Rates:
         config = opened.config(request_rate=rate, burstiness=flags.burstiness, **workload.config)
         return Run(f"{rate:.4g} requests/s", config, goodput=flags.limits())
 
-    requests(flags.low)  # which refuses what does not fit
+    requests(flags.low)  # raises an error if requests do not fit
     return Rates(requests, flags.num_at, run)
 
 
 def _report_on(found: Sweep, opened: OpenTarget, flags: SweepFlags, workload: Workload) -> None:
-    """Save and print what there is."""
+    """Save and print the results so far."""
     config = opened.config(
         low=flags.low,
         high=flags.high,
@@ -162,7 +162,7 @@ def _report_on(found: Sweep, opened: OpenTarget, flags: SweepFlags, workload: Wo
         **workload.config,
     )
     if workload.trace is not None:
-        tell_skipped(workload.trace, config)
+        report_skipped(workload.trace, config)
     if not found.tries:
         return
     from quire.frontend.evaluation.bench.sweep_page import write_page

@@ -17,8 +17,8 @@ _load = functools.partial(option, "Load")
 
 @takes_flags
 def throughput(
-    num_prompts: Annotated[int, _load("Requests, all at once. Default: 1000.", "N", min=1)] = 1000,
-    warmup: Annotated[int, _load("Send so many before, which are in no figure. Default: 0.", "N", min=0)] = 0,
+    num_prompts: Annotated[int, _load("Number of requests, sent all at once. Default: 1000.", "N", min=1)] = 1000,
+    warmup: Annotated[int, _load("Send N unmeasured requests first. Default: 0.", "N", min=0)] = 0,
     *,
     lengths: LengthFlags,
     trace: BenchTraceFlags,
@@ -26,11 +26,11 @@ def throughput(
     target: TargetFlags,
     common: CommonFlags,
 ) -> None:
-    """Measure requests and tokens a second when all requests are there at once.
+    """Measure requests and tokens per second when all requests arrive at once.
 
-    No more than 4096 of them are sent at a time, as many as an engine lets wait; each that ends makes room for the
-    next. The JSON has the fields of `vllm bench throughput` besides those of `vllm bench serve`. Ctrl-C ends the run
-    with what has been measured so far.
+    At most 4096 requests are open at a time, as many as may wait in an engine; each that ends is followed by the next.
+    The JSON has the fields of `vllm bench throughput` and of `vllm bench serve`. Ctrl-C ends the run with the results
+    so far.
     """
     del common
     report.check()

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any, Self
 
-from quire.frontend.client.engine import Engine
+from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
@@ -36,7 +36,7 @@ class EngineTarget:
         self._ids = itertools.count()
         self._num_tokens = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._engine = Engine(args, self._deliver)
+        self._engine = ConnectedEngine(args, self._deliver)
         ready = self._engine.client.ready
         address = self._engine.client.address
         tokenizer = self._engine.tokenizer

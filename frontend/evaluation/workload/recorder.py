@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 from quire.frontend.evaluation.workload.line_writer import LineWriter
 from quire.frontend.evaluation.workload.prefix_names import PrefixNames
 from quire.protocol.messages import SamplingParams
@@ -95,7 +95,7 @@ class TraceRecorder:
         """See `Observer`. An embedding has no answer, and is not recorded."""
         if request.params is None:
             return
-        names = self._names.names(request.prompt.token_ids, request.service.cache_salt)
+        names = self._names.names(request.prompt.token_ids, request.options.cache_salt)
         entry = _RecordedRequest(request, (time.monotonic() - self._began) * 1000, names)
         self._entries.append(entry)
         self._open[request] = entry

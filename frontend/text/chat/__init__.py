@@ -1,1 +1,1 @@
-"""What is particular to conversations: messages, tools, and what a model's answer says beyond its words."""
+"""Conversations: messages, chat templates, tools, and parsers of answers with thoughts and tool calls."""

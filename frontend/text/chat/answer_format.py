@@ -1,4 +1,4 @@
-"""How a model writes thoughts and tool calls, and what follows from it for a request."""
+"""The format in which a model writes thoughts and tool calls, and the parser and grammar that follow from it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.frontend.structured_outputs import MOST_CHARACTERS
-from quire.frontend.text.chat.answer_rule import answer_rule
+from quire.frontend.text.chat.answer_grammar import after_thinking, answer_rule
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.reasoning import (
     CLOSE,
     OPEN,
     REASONING_PARSERS,
-    Beginning,
+    AnswerStart,
     ReasoningParser,
-    beginning,
+    answer_start,
     detect_reasoning,
 )
-from quire.frontend.text.chat.thinking_grammar import after_thinking
 from quire.frontend.text.chat.tool_grammar import tool_grammar
-from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS, detect_parser
-from quire.frontend.text.chat.tool_parsers.base import new_call_id
+from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS, detect_parser, new_call_id
 from quire.frontend.text.chat.tools import ToolError, ToolUse
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The parsers of a model's answers by name, None where it has none; `special_tokens` are the tokenizer's."""
+    """Names of the parsers of a model's answers, None where it has none; `special_tokens` are the tokenizer's."""
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -45,9 +43,9 @@ class AnswerFormat:
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> AnswerFormat:
-        """The format that a chat template shows, or the parsers that are named; "none" is for none.
+        """Detect the format from a chat template, unless the parsers are named; "none" turns a parser off.
 
-        Raises ValueError for a name that is not known.
+        Raises ValueError for an unknown name.
         """
         _check_name("tool_parser", tool_parser, TOOL_PARSERS)
         _check_name("reasoning_parser", reasoning_parser, REASONING_PARSERS)
@@ -61,9 +59,9 @@ class AnswerFormat:
 
     @property
     def reads_special_tokens(self) -> bool:
-        """Whether marks are special tokens, so that answers must be decoded with `skip_special_tokens=False`.
+        """True if marks are special tokens, so that answers must be decoded with `skip_special_tokens=False`.
 
-        A bare format does without its mark.
+        A bare format does not need its mark.
         """
         parser = None if self.tool_parser is None else TOOL_PARSERS[self.tool_parser]
         marks = set() if parser is None or parser.bare else {parser.tag, parser.closing}
@@ -74,7 +72,7 @@ class AnswerFormat:
     def parser(
         self, prompt: str, tools: ToolUse | None = None, new_id: Callable[[], str] = new_call_id
     ) -> AssistantParser:
-        """A parser of one answer to the rendered `prompt`; `new_id` names the calls.
+        """Return a parser of one answer to the rendered `prompt`; `new_id` makes the ids of calls.
 
         Raises ToolError, as `grammar` does.
         """
@@ -82,16 +80,16 @@ class AnswerFormat:
         calls = None
         if tools is not None and name is not None:
             calls = TOOL_PARSERS[name]({tool.name for tool in tools.callable_tools}, new_id)
-        thoughts = None if self.reasoning_parser is None else ReasoningParser(self._beginning(prompt))
+        thoughts = None if self.reasoning_parser is None else ReasoningParser(self._answer_start(prompt))
         parallel, forced = tools is None or tools.parallel, tools is not None and tools.forced
         return AssistantParser(calls, thoughts, parallel, only_calls=forced)
 
     def params(self, params: SamplingParams, prompt: str, tools: ToolUse | None = None) -> SamplingParams:
-        """`params`, which have been checked, of an answer to the rendered `prompt` that a parser is to read.
+        """Return `params`, already checked, adapted to an answer to the rendered `prompt` that a parser will read.
 
-        They keep the marks in the text, and constrain it for the sake of the tools. What `structured_outputs` asks for
-        is asked of what the model says: it may think before, and call a tool instead; when it must call one, there are
-        no words to ask it of. Raises ToolError, as `grammar` does.
+        They keep the marks in the text and constrain it to the tools. `structured_outputs` constrains the content only:
+        the model may think first, and call a tool instead. A forced call has no content to constrain.
+        Raises ToolError, as `grammar` does.
         """
         return msgspec.structs.replace(
             params,
@@ -99,47 +97,47 @@ class AnswerFormat:
             structured_outputs=self._constraint(params.structured_outputs, prompt, tools),
         )
 
-    def grammar(self, prompt: str, tools: ToolUse | None, words: str | None = None) -> str | None:
-        """The Lark grammar that the answer must follow for the sake of its tools, if any.
+    def grammar(self, prompt: str, tools: ToolUse | None, content: str | None = None) -> str | None:
+        """Return the Lark grammar that tools impose on the answer, None if they impose none.
 
-        `words`, the right side of a rule, is what it must be if it calls none.
-        Raises ToolError if the model is to choose among tools whose calls it has no known format for.
+        `content`, the right side of a rule, constrains an answer that calls no tool.
+        Raises ToolError if the model may choose among tools but has no known format for calls.
         """
         name = self._tool_parser(tools)
         if tools is None or name is None:
             return None
-        return tool_grammar(tools, name, self._beginning(prompt), self.special_tokens, words)
+        return tool_grammar(tools, name, self._answer_start(prompt), self.special_tokens, content)
 
     def after_thinking(self, prompt: str, body: str) -> str | None:
-        """The Lark grammar of an answer that follows `body`, the right side of a rule, but may or must think first.
+        """Return the Lark grammar of an answer that may or must think before `body`, the right side of a rule.
 
-        None if it begins at once, so that `body` is all there is.
+        None if the answer begins at once, so that `body` is all there is.
         """
-        begins = self._beginning(prompt)
-        return None if begins is Beginning.ANSWER else after_thinking(body, begins, self.special_tokens)
+        start = self._answer_start(prompt)
+        return None if start is AnswerStart.ANSWER else after_thinking(body, start, self.special_tokens)
 
     def _constraint(
         self, structured: StructuredOutputs | None, prompt: str, tools: ToolUse | None
     ) -> StructuredOutputs | None:
-        """The same with thoughts and calls; None if every answer is allowed."""
+        """Return the constraint extended by thoughts and calls; None if every answer is allowed."""
         if structured is None:
             grammar = self.grammar(prompt, tools)
         elif tools is not None and tools.callable_tools:
             grammar = self.grammar(prompt, tools, answer_rule(structured))
-        elif self._beginning(prompt) is Beginning.ANSWER:
+        elif self._answer_start(prompt) is AnswerStart.ANSWER:
             return structured
         else:
             grammar = self.after_thinking(prompt, answer_rule(structured))
         if tools is not None and grammar is not None and len(grammar) > MOST_CHARACTERS:
             raise ToolError(
                 "tools",
-                f"need a grammar of {len(grammar)} characters for their calls; it may have {MOST_CHARACTERS}, "
-                "so give fewer tools, or shorter schemas",
+                f"need a grammar of {len(grammar)} characters for their calls, more than {MOST_CHARACTERS}; "
+                "give fewer tools, or shorter schemas",
             )
         return None if grammar is None else StructuredOutputs(grammar=grammar)
 
-    def _beginning(self, prompt: str) -> Beginning:
-        return Beginning.ANSWER if self.reasoning_parser is None else beginning(self.reasoning_parser, prompt)
+    def _answer_start(self, prompt: str) -> AnswerStart:
+        return AnswerStart.ANSWER if self.reasoning_parser is None else answer_start(self.reasoning_parser, prompt)
 
     def _tool_parser(self, tools: ToolUse | None) -> str | None:
         if tools is None or tools.choice.mode == "none":

@@ -1,4 +1,4 @@
-"""Turns the text that a model writes into an assistant's message, whole and piece by piece."""
+"""The parser that turns a model's text into an assistant's message, whole or while it streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.frontend.text.chat.tool_parsers import ToolParser
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call of the function `name`; `arguments` is the JSON text that the model wrote, whole or not, right or not."""
+    """A call of the function `name`; `arguments` is the JSON text as the model wrote it, maybe cut off or invalid."""
 
     id: str
     name: str
@@ -29,14 +29,14 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
-    """An answer: `content` is None if there is none beside calls, made or forced; `reasoning_content` if no thought."""
+    """An answer; `content` is None if it has tool calls (or had to have them) and nothing else."""
 
     content: str | None
     reasoning_content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
     def as_message(self) -> dict[str, Any]:
-        """The message in OpenAI's form, to go on with the conversation."""
+        """Return the message in OpenAI's form, to append to the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content
@@ -56,11 +56,11 @@ class _Call:
 
 
 class AssistantParser:
-    """Reads an answer as it arrives, cut at any place, and keeps the message that it makes.
+    """Parser of an answer that arrives in pieces, cut anywhere; it accumulates the message.
 
     Without a reasoning parser nothing is reasoning, without a tool parser nothing is a call. Calls after the first
-    are dropped unless `parallel_tool_calls`. `only_calls`: the answer must be calls, so other text is dropped: it can
-    only be the beginning of one that was cut off.
+    are dropped unless `parallel_tool_calls`. With `only_calls` the answer must consist of calls: other text can only be
+    the start of a call that was cut off, and is dropped.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class AssistantParser:
         self._calls: list[_Call] = []
 
     def feed(self, delta: str) -> list[Event]:
-        """Read the next piece of the text; return what is certain now, neighbours merged."""
+        """Parse the next piece of the text; return the events that are certain now, adjacent ones merged."""
         split: list[Event] = [ContentDelta(delta)] if self._reasoning is None else self._reasoning.feed(delta)
         return self._keep(self._find_calls(split))
 
     def finish(self) -> list[Event]:
-        """End the text: return what was held back."""
+        """End the text; return the events that were held back."""
         events = self._find_calls([] if self._reasoning is None else self._reasoning.finish())
         return self._keep(events + ([] if self._tools is None else self._tools.finish()))
 
     @property
     def message(self) -> AssistantMessage:
-        """What has been read so far; the whole message after `finish`."""
+        """The message so far; complete after `finish`."""
         content = "".join(self._content)
         return AssistantMessage(
             content=content if content or not (self._calls or self._only_calls) else None,
@@ -99,7 +99,7 @@ class AssistantParser:
         )
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The reason why the answer ended, where `reason` is the engine's: a stop after calls was made for these."""
+        """Return the finish reason of the answer from the engine's `reason`: a stop after calls is "tool_calls"."""
         return "tool_calls" if self._calls and reason == "stop" else reason
 
     def _find_calls(self, events: Iterable[Event]) -> list[Event]:
@@ -115,7 +115,7 @@ class AssistantParser:
         return [event for event in merged(events) if self._add(event)]
 
     def _add(self, event: Event) -> bool:
-        """Add to the message; False if there is nothing to add, or it is dropped."""
+        """Add an event to the message; return False if it is empty or dropped."""
         if isinstance(event, ContentDelta):
             if self._only_calls:
                 return False
@@ -134,7 +134,7 @@ class AssistantParser:
 
 
 def parse_answer(text: str, parser: AssistantParser) -> AssistantMessage:
-    """The message that a whole answer is; `parser` is a fresh one."""
+    """Parse a whole answer with a fresh `parser`; return its message."""
     parser.feed(text)
     parser.finish()
     return parser.message

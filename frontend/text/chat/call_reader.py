@@ -1,4 +1,4 @@
-"""Reads one tool call that a model writes as a JSON object, and passes its arguments on while they are written."""
+"""The reader of one tool call that a model writes as a JSON object; it streams the arguments."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import json
 from collections.abc import Callable
 
 from quire.frontend.text.chat.events import Event, ToolCallArguments, ToolCallStart
-from quire.frontend.text.chat.json_scanner import WHITE_SPACE, JsonScanner
+from quire.frontend.text.chat.scanning import WHITE_SPACE, JsonScanner
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 BARE_KEYS = (*ARGUMENT_KEYS, "name", "type", "id")
 
 
 class CallReader:
-    """Reads `{"name": ..., "arguments": {...}}`; "parameters" is as good a key, and other members are passed over.
+    """Reader of `{"name": ..., "arguments": {...}}`, where the key may also be "parameters"; other keys are skipped.
 
-    The call starts when its name is known and its arguments have begun, in whatever order they stand; until then
-    `raw` holds what was read, to be given back if it is no call. It ends with the object (`ended`), or where the text
-    stops to be one (`broken`). Arguments may also be a string that holds an object, or null, or be missing. A call of
-    a name that `accepts` refuses is none. A `bare` call, with no mark before it, must have arguments, and is given up
-    at the first key that calls do not have, as it is likely an answer in JSON, which should not be held back.
+    The call starts when its name is known and its arguments have begun, in either order; until then `raw` holds the
+    text, which becomes content again if it turns out not to be a call. The call ends with the object (`ended`), or
+    where the text stops being one (`broken`). Arguments may also be a string that holds an object, null, or missing.
+    An object whose name `accepts` rejects is not a call. A `bare` call, without a mark before it, must have arguments,
+    and is given up at the first key that calls do not have: it is likely a JSON answer, which must not be held back.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class CallReader:
         self._key: str | None = None
         self._value: list[str] = []
         self._name: str | None = None
-        self._arguments: list[str] | None = None  # not passed on yet; None before they begin
+        self._arguments: list[str] | None = None  # not emitted yet; None before they begin
 
     @property
     def raw(self) -> str:
-        """All that was read, as long as the call has not started."""
+        """The text read so far, while the call has not started."""
         return "".join(self._raw)
 
     def feed(self, text: str) -> tuple[list[Event], str]:
-        """Read on; return what became known, and what is left of `text` after the end or the break."""
+        """Read on; return the new events, and the rest of `text` after the call's end or break."""
         at = 0
         while at < len(text) and not (self.ended or self.broken):
             at = self._phase(text, at)
@@ -102,7 +102,7 @@ class CallReader:
         end = self._scan(text, at)
         assert self._arguments is not None
         self._arguments.append(text[at:end])
-        self._pass_on()
+        self._emit()
         if self._scanner.ended:
             self._phase = self._comma
         return end
@@ -135,28 +135,28 @@ class CallReader:
             self._name = _string(value)
             self.broken = not self._name or not self._accepts(self._name)
             if not self.broken:
-                self._pass_on()
+                self._emit()
         elif self._key in ARGUMENT_KEYS and self._arguments is None:
-            self._take_whole(value)
+            self._take_string(value)
 
-    def _take_whole(self, value: str) -> None:
-        """Arguments that are not an object: a string that holds one, or null."""
+    def _take_string(self, value: str) -> None:
+        """Take arguments that are not an object: a string that holds one, or null."""
         held = "" if value == "null" else _string(value)
         if held is None or (held.strip() and not held.lstrip().startswith("{")):
             self.broken = True
             return
         self._arguments = [held if held.strip() else "{}"]
-        self._pass_on()
+        self._emit()
 
     def _end(self) -> None:
         if not self.started and self._name is not None and self._arguments is None and not self._bare:
             self._arguments = ["{}"]
-            self._pass_on()
+            self._emit()
         self.ended = self.started
         self.broken = not self.started
 
-    def _pass_on(self) -> None:
-        """Report the arguments that are there, once the name is known."""
+    def _emit(self) -> None:
+        """Emit the arguments read so far, once the name is known."""
         if self._name is None or self._arguments is None:
             return
         if not self.started:
@@ -170,7 +170,7 @@ class CallReader:
 
 
 def _string(text: str) -> str | None:
-    """The string that a JSON text stands for; None if it is something else, or no UTF-8 text can hold it."""
+    """Return the string that a JSON text encodes; None if it is not a string, or not valid UTF-8."""
     if not text.startswith('"'):
         return None
     try:

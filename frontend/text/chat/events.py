@@ -1,4 +1,4 @@
-"""What a piece of a model's answer turns out to be."""
+"""Events of a parsed answer: deltas of content and reasoning, tool calls and their arguments."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import msgspec
 
 
 class ContentDelta(msgspec.Struct, frozen=True, tag="content"):
-    """More of what the assistant says to the user."""
+    """A piece of the content."""
 
     text: str
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning"):
-    """More of what the model thinks before it answers."""
+    """A piece of the model's thoughts."""
 
     text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True, tag="tool_call"):
-    """The assistant calls the function `name`; it is call `index` of the message, from 0."""
+    """The start of call `index` of the message, counted from 0, to the function `name`."""
 
     index: int
     id: str
@@ -26,7 +26,7 @@ class ToolCallStart(msgspec.Struct, frozen=True, tag="tool_call"):
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True, tag="tool_call_arguments"):
-    """More of the JSON text of the arguments of call `index`, as the model writes it."""
+    """A piece of the JSON text of the arguments of call `index`."""
 
     index: int
     delta: str
@@ -36,7 +36,7 @@ Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """`events` with neighbours of one kind made one, so that a piece of text costs one message to a client."""
+    """Merge adjacent events of one kind, so that a piece of text costs one message to a client."""
     result: list[Event] = []
     for event in events:
         joined = _join(result[-1], event) if result else None

@@ -1,26 +1,25 @@
-"""The messages of a conversation as OpenAI's clients send them, checked and made ready for a chat template."""
+"""Messages in OpenAI's form, checked and prepared for a chat template."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.frontend.errors import ChatTemplateError, kind_of
-from quire.frontend.text.chat.calls_as_text import calls_as_text
 
 Message = Mapping[str, Any]
 
 MESSAGE_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
-# What answers of an API hold and no prompt does; allowed so that an answer can be sent back as it came.
-# `reasoning` is what other servers call reasoning_content.
+# Fields of API answers that no prompt uses; allowed so that an answer can be sent back as it came.
+# `reasoning` is another servers' name for reasoning_content.
 ANSWER_KEYS = {"refusal", "audio", "annotations", "function_call", "reasoning"}
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type -> the key of its text
 MEDIA_PARTS = {"image_url": "images", "input_audio": "audio", "file": "files", "video_url": "videos"}
 TOOL_CALL_FORM = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}'
 
-# A template that joins arguments to other text has them as JSON text; all others look into them, or write the JSON.
+# A template that joins arguments to other text needs them as JSON text; all others read or serialize the object.
 _JOINS_ARGUMENTS = re.compile(
     r"""arguments(?:['"]\])?\s*[+~]   # arguments + ...
       | [+~]\s*[\w.\[\]'"]*arguments(?:['"]\])?(?!['"\]\s]*(?:\||\sis\s))  # ... + call.arguments, unless filtered
@@ -30,13 +29,13 @@ _JOINS_ARGUMENTS = re.compile(
 
 
 def check_messages(messages: Sequence[Message], template_source: str = "") -> list[dict[str, Any]]:
-    """Return the messages as the template takes them.
+    """Return the messages in the form that the template takes.
 
-    Contents are strings (text parts are joined by line breaks), or None beside tool calls; the arguments of tool calls
-    are objects, unless the template joins them to its text; the role `developer` is `system`, unless the template
-    knows it; what is null is left out. Where the template knows no tools, calls and results are written as words (see
-    `calls_as_text`); with no source at all it is taken to know them. Raises ChatTemplateError naming the message and
-    what is wrong with it.
+    Contents become strings (text parts are joined by line breaks), or None next to tool calls. Arguments of tool calls
+    become objects, unless the template joins them to text. The role `developer` becomes `system`, unless the template
+    supports it. Null fields are dropped. If the template does not support tools, calls and results are written as text
+    (see `calls_as_text`); without a source it is assumed to support them. Raises ChatTemplateError that names the
+    message and the problem.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(
@@ -78,15 +77,15 @@ def _check_message(message: Message, where: str, parse: Callable[[str, str], Any
 
 def _refuse_legacy(message: Message, where: str) -> None:
     if message.get("function_call") is not None:
-        raise ChatTemplateError(f"{where}.function_call is of OpenAI's former API; give tool_calls: [{TOOL_CALL_FORM}]")
+        raise ChatTemplateError(
+            f"{where}.function_call belongs to OpenAI's legacy API; give tool_calls: [{TOOL_CALL_FORM}]"
+        )
     if message.get("role") == "function":
         raise ChatTemplateError(
-            f"{where} has role='function' of OpenAI's former API; give role='tool' with the tool_call_id of the call"
+            f"{where} has role='function' of OpenAI's legacy API; give role='tool' with the tool_call_id of the call"
         )
     if message.get("audio") is not None:
-        raise ChatTemplateError(
-            f"{where}.audio is given, but this server reads text only; give what was said as content"
-        )
+        raise ChatTemplateError(f"{where}.audio is given, but only text is supported; give its transcript as content")
 
 
 def _check_content(message: Message, where: str, has_calls: bool) -> str | None:
@@ -98,7 +97,7 @@ def _check_content(message: Message, where: str, has_calls: bool) -> str | None:
     if content is None and isinstance(message.get("refusal"), str):
         return str(message["refusal"])
     if content is None and "content" in message and message.get("role") == "assistant":
-        return ""  # it may have said nothing: it was cut off, or only thought
+        return ""  # an answer may be empty: it was cut off, or had thoughts only
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         return "\n".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
     given = "is missing" if "content" not in message else f"is {kind_of(content)}"
@@ -109,11 +108,11 @@ def _check_part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if isinstance(kind, str) and kind in MEDIA_PARTS and isinstance(part, Mapping):
         raise ChatTemplateError(
-            f"{where} is of type {kind!r}, but this server reads no {MEDIA_PARTS[kind]}; "
+            f"{where} is of type {kind!r}, but this server does not support {MEDIA_PARTS[kind]}; "
             'give {"type": "text", "text": ...} only'
         )
     if not isinstance(kind, str) or kind not in TEXT_PARTS or not isinstance(part, Mapping):
-        raise ChatTemplateError(f'{where} is of type {kind!r}; only {{"type": "text", "text": ...}} is understood')
+        raise ChatTemplateError(f'{where} is of type {kind!r}; only {{"type": "text", "text": ...}} is supported')
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise ChatTemplateError(f"{where}.{TEXT_PARTS[kind]} is {kind_of(text)}; give a string")
@@ -124,7 +123,7 @@ def _check_tool_calls(given: Any, where: str, role: str, parse: Callable[[str, s
     if not given and isinstance(given, (list, tuple, type(None))):
         return []
     if role != "assistant":
-        raise ChatTemplateError(f"{where} has tool_calls with role={role!r}; only the assistant calls tools")
+        raise ChatTemplateError(f"{where} has tool_calls with role={role!r}; only an assistant message may have them")
     if not isinstance(given, (list, tuple)):
         raise ChatTemplateError(f"{where}.tool_calls is {kind_of(given)}; give a list of {TOOL_CALL_FORM}")
     return [_check_tool_call(call, f"{where}.tool_calls[{index}]", parse) for index, call in enumerate(given)]
@@ -133,7 +132,7 @@ def _check_tool_calls(given: Any, where: str, role: str, parse: Callable[[str, s
 def _check_tool_call(call: Any, where: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or call.get("type", "function") != "function":
-        raise ChatTemplateError(f"{where} is no call of a function; give {TOOL_CALL_FORM}")
+        raise ChatTemplateError(f"{where} is not a function call; give {TOOL_CALL_FORM}")
     if not isinstance(function.get("name"), str):
         raise ChatTemplateError(f"{where}.function.name is {function.get('name')!r}; give the name of the function")
     arguments = function.get("arguments")
@@ -146,7 +145,7 @@ def _check_tool_call(call: Any, where: str, parse: Callable[[str, str], Any]) ->
 
 
 def _parse_arguments(arguments: str, where: str) -> dict[str, Any]:
-    """The object that `arguments` holds; no arguments at all are an empty one."""
+    """Parse `arguments` as a JSON object; an empty string is an empty object."""
     try:
         value = json.loads(arguments.strip() or "{}", strict=False)
     except (ValueError, RecursionError) as error:
@@ -159,3 +158,40 @@ def _parse_arguments(arguments: str, where: str) -> dict[str, Any]:
 def _keep_text(arguments: str, where: str) -> str:
     _parse_arguments(arguments, where)
     return arguments
+
+
+def calls_as_text(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rewrite checked `messages` as text without tools.
+
+    A call becomes the assistant's text, in the `json_call` format that is forced on models without one of their own.
+    Results become messages of the user, consecutive ones joined, since many templates require roles to alternate.
+    Raises ChatTemplateError for arguments that are nested too deep to be serialized.
+    """
+    written: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of functions, by the id of the call
+    results: dict[str, Any] | None = None  # the message that consecutive results join
+    for message in messages:
+        calls = message.get("tool_calls", ())
+        names |= {call["id"]: call["function"]["name"] for call in calls if isinstance(call.get("id"), str)}
+        if message["role"] != "tool":
+            results = None
+            written.append(_with_calls(message, calls) if calls else dict(message))
+            continue
+        name = names.get(message.get("tool_call_id", ""), message.get("name", "the call"))
+        text = f"Result of {name}: {message['content']}"
+        if results is None:
+            results = {"role": "user", "content": text}
+            written.append(results)
+        else:
+            results["content"] += "\n" + text
+    return written
+
+
+def _with_calls(message: Mapping[str, Any], calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    functions = [{key: call["function"][key] for key in ("name", "arguments")} for call in calls]
+    try:
+        text = json.dumps(functions, ensure_ascii=False)
+    except RecursionError:
+        raise ChatTemplateError("tool_calls have arguments that are nested too deep; give flatter ones") from None
+    content = f"{message['content']}\n{text}" if message["content"] else text
+    return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}

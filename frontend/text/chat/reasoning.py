@@ -1,4 +1,4 @@
-"""Splits an answer into what the model thinks, between `<think>` and `</think>`, and what it says."""
+"""Reasoning parsers: they split an answer into thoughts, between `<think>` and `</think>`, and content."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import enum
 from collections.abc import Iterable
 
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta
-from quire.frontend.text.chat.marks import gap_before, match_mark, partial_mark
+from quire.frontend.text.chat.scanning import gap_before, match_mark, partial_mark
 
 OPEN = "<think>"
 CLOSE = "</think>"
 DEEPSEEK_ASSISTANT = "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"
 
-# Whether a model always begins by thinking, even if neither the prompt nor the model writes <think>.
+# True if a model always thinks first, even if neither the prompt nor the model writes <think>.
 REASONING_PARSERS = {"deepseek_r1": True, "qwen3": False, "think": False}
 
 
-class Beginning(enum.Enum):
-    """What an answer begins with, as far as its prompt tells."""
+class AnswerStart(enum.Enum):
+    """The part that an answer begins with, as far as its prompt determines it."""
 
-    ANSWER = enum.auto()  # the prompt has closed the thinking
-    THINKING = enum.auto()  # the prompt has opened it, or the model always thinks
-    EITHER = enum.auto()  # it is thinking if the model writes <think>
+    ANSWER = enum.auto()  # the prompt has closed the thoughts
+    THINKING = enum.auto()  # the prompt has opened them, or the model always thinks
+    EITHER = enum.auto()  # thoughts if the model writes <think>
 
 
-def beginning(parser: str, prompt: str) -> Beginning:
-    """What the answer of a model of the kind `parser` to `prompt` begins with."""
+def answer_start(parser: str, prompt: str) -> AnswerStart:
+    """Return the part that the answer to `prompt` begins with, for the reasoning parser named `parser`."""
     end = prompt[-64:].rstrip()
     if end.endswith(CLOSE):
-        return Beginning.ANSWER
-    return Beginning.THINKING if REASONING_PARSERS[parser] or end.endswith(OPEN) else Beginning.EITHER
+        return AnswerStart.ANSWER
+    return AnswerStart.THINKING if REASONING_PARSERS[parser] or end.endswith(OPEN) else AnswerStart.EITHER
 
 
 def detect_reasoning(template_source: str, added_tokens: Iterable[str] = ()) -> str | None:
-    """The kind of thinking model that a chat template, or else the added tokens, are of; None if they are of none."""
+    """Return the reasoning parser that a chat template or the added tokens imply; None if they imply none."""
     if CLOSE in template_source:
         if "enable_thinking" in template_source:
             return "qwen3"
@@ -48,20 +48,20 @@ class _Part(enum.Enum):
 
 
 class ReasoningParser:
-    """Splits the text of an answer as it arrives, cut at any place.
+    """Parser that splits an answer that arrives in pieces, cut anywhere.
 
-    The tags and the line breaks next to them belong to neither part. A thought that is never closed is reasoning to
+    Tags and the line breaks next to them belong to neither part. A thought that is never closed is reasoning to
     the end; tags after the first closing one are content.
     """
 
-    def __init__(self, begins: Beginning) -> None:
-        self._part = _Part.CONTENT if begins is Beginning.ANSWER else _Part.START
-        self._untagged = _Part.REASONING if begins is Beginning.THINKING else _Part.CONTENT
-        self._after_tag = begins is Beginning.THINKING  # line breaks are dropped
+    def __init__(self, start: AnswerStart) -> None:
+        self._part = _Part.CONTENT if start is AnswerStart.ANSWER else _Part.START
+        self._untagged = _Part.REASONING if start is AnswerStart.THINKING else _Part.CONTENT
+        self._after_tag = start is AnswerStart.THINKING  # line breaks are dropped
         self._buffer = ""
 
     def feed(self, delta: str) -> list[Event]:
-        """Read the next piece of the text; return what is certain now."""
+        """Parse the next piece of the text; return the events that are certain now."""
         self._buffer += delta
         events: list[Event] = []
         if self._part is _Part.START:
@@ -73,7 +73,7 @@ class ReasoningParser:
         return events
 
     def finish(self) -> list[Event]:
-        """End the text: return what was held back."""
+        """End the text; return the events that were held back."""
         events: list[Event] = []
         if self._part is _Part.START:
             self._part = self._untagged

@@ -1,27 +1,77 @@
-"""Writes a conversation as the prompt that a model was trained on, by the model's own Jinja template."""
+"""Chat templates: the model's own Jinja program that renders a conversation as a prompt, in a sandbox."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import Template
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.messages import Message, check_messages
-from quire.frontend.text.chat.template_sandbox import TemplateSandbox
 from quire.frontend.text.tokenizer_files import read_json, special_tokens
 
 __all__ = ["ChatTemplate", "ChatTemplateError", "load_chat_template", "template_sources"]
 
 
+class GenerationExtension(Extension):
+    """`{% generation %}`, which marks the assistant's text for training; it has no effect here."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the nodes between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """The Jinja environment of chat templates, with what Hugging Face offers them.
+
+    A template cannot reach files, modules or attributes that begin with an underscore, nor change its arguments.
+    Its CPU time is not limited, so it is trusted like its checkpoint: jinja2 bounds a range, but not nested loops.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationExtension, loopcontrols])
+        self.filters["tojson"] = _tojson
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Serialize as plain JSON; jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    if len(form) > 256:
+        raise SecurityError("strftime_now takes a format of at most 256 characters")
+    return datetime.now().astimezone().strftime(form)
+
+
 class ChatTemplate:
     """A compiled chat template. `source` is Jinja; `variables` are the special tokens it may name (`bos_token`, ...).
 
-    Raises ChatTemplateError if the source is no template.
+    Raises ChatTemplateError if the source is not a valid template.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
@@ -39,12 +89,12 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Return the prompt: special tokens are in it as text, so encode it with `add_special_tokens=False`.
+        """Return the prompt; it contains special tokens as text, so encode it with `add_special_tokens=False`.
 
         `add_generation_prompt` ends it where the assistant's answer begins; `continue_final_message` ends it within
-        the last message, to be continued. `variables` are given to the template (such as `enable_thinking`).
-        What may be in a message, and what becomes of it, is told by `check_messages`.
-        Raises ChatTemplateError if the messages are malformed or the template refuses them.
+        the last message, to be continued. `variables` are passed to the template (such as `enable_thinking`).
+        `check_messages` documents the form of messages.
+        Raises ChatTemplateError if the messages are malformed or the template rejects them.
         """
         if add_generation_prompt and continue_final_message:
             raise ChatTemplateError(
@@ -66,8 +116,8 @@ class ChatTemplate:
         try:
             return self._template.render(values)
         except TemplateError as error:
-            raise ChatTemplateError(f"the model's chat template refuses the messages: {error.message}") from error
-        except Exception as error:  # a template may fail in any way, as a program may
+            raise ChatTemplateError(f"the model's chat template rejects the messages: {error.message}") from error
+        except Exception as error:  # a template is a program, and may fail in any way
             what = f"{type(error).__name__}: {error}"
             raise ChatTemplateError(f"the model's chat template fails with these messages: {what}") from error
 
@@ -77,7 +127,7 @@ def _compile(source: str) -> Template:
         return TemplateSandbox().from_string(source)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(f"the chat template has an error in line {error.lineno}: {error.message}") from error
-    except Exception as error:  # compiling folds constants, so it may fail as running may
+    except Exception as error:  # compiling folds constants, so it may fail like rendering
         raise ChatTemplateError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from error
 
 
@@ -87,16 +137,16 @@ def _cut_after_final_message(text: str, conversation: list[dict[str, Any]]) -> s
     at = text.rfind(content.strip())
     if at < 0 or not content.strip():
         raise ChatTemplateError(
-            "continue_final_message=True, but the last message is empty or the template does not write it as it is"
+            "continue_final_message=True, but the last message is empty or the template does not write it unchanged"
         )
     kept = content.lstrip()
     return text[: at + len(kept if text.startswith(kept, at) else content.strip())]
 
 
 def template_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the chat templates of a model folder by name; the one to use is `default`.
+    """Return the chat templates of a model folder by name; the main one is `default`.
 
-    chat_template.jinja and additional_chat_templates/*.jinja outrank tokenizer_config.json.
+    chat_template.jinja and additional_chat_templates/*.jinja override tokenizer_config.json.
     """
     path = Path(folder)
     listed = read_json(path, "tokenizer_config.json").get("chat_template")
@@ -133,5 +183,5 @@ def _missing(path: Path, name: str, known: list[str]) -> str:
         return f"model folder {path} has no chat template named {name!r}; it has {', '.join(known)}"
     return (
         f"model folder {path} has no chat template (neither in tokenizer_config.json nor in chat_template.jinja); "
-        "it is a model that continues text: give a prompt instead of messages, or add a template"
+        "it is a base model: give a prompt instead of messages, or add a template"
     )

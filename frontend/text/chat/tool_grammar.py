@@ -1,4 +1,4 @@
-"""Grammars that force a model's tool calls, in the Lark dialect of llguidance."""
+"""Grammars of tool calls, in the Lark dialect of llguidance, and the errors that their schemas cause."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from quire.frontend.text.chat.reasoning import Beginning
-from quire.frontend.text.chat.thinking_grammar import literal, tag, text_up_to, thinking, thinking_rules
+from quire.frontend.errors import RequestError
+from quire.frontend.text.chat.answer_grammar import literal, tag, text_up_to, thinking, thinking_rules
+from quire.frontend.text.chat.reasoning import AnswerStart
 from quire.frontend.text.chat.tools import Tool, ToolError, ToolUse
+from quire.protocol.messages import ErrorKind
 
-# As json.dumps and the models write it. Free white space would let a model that is lost write nothing else.
+# The style of json.dumps and of the models. With free white space, a confused model may write nothing else.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# What makes a schema's properties depend on more than `properties`.
+# Keywords with which a schema's properties depend on more than `properties`.
 COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "additionalProperties", "patternProperties", "unevaluatedProperties"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Where calls of a format stand: `tag` `before` call `after`, which `opening` and `closing` enclose all."""
+    """The text around calls: `tag` `before` call `after` `end_tag`, and `opening` and `closing` around all of them."""
 
     arguments: str = "arguments"
     tag: str = ""
@@ -41,37 +43,37 @@ FORMATS = {
 def tool_grammar(
     use: ToolUse,
     parser: str,
-    begins: Beginning = Beginning.ANSWER,
+    start: AnswerStart = AnswerStart.ANSWER,
     special_tokens: Container[str] = (),
-    words: str | None = None,
+    content: str | None = None,
 ) -> str | None:
-    """A grammar of the answers that `use` allows, with calls as `parser` reads them; None if all are allowed.
+    """Return a grammar of the answers that `use` allows, with calls in the format of `parser`; None if all are allowed.
 
-    Forced calls, and words or calls if a tool is strict, have arguments of the tools' schemas; keywords that
-    llguidance does not know are passed over, unless the tool is strict. `begins` leaves room to think first.
-    `special_tokens` are the texts that are special tokens of the tokenizer. `words`, the right side of a rule, is what
-    an answer must be that calls nothing; a forced call has no words.
+    The arguments of forced calls, and of all calls if a tool is strict, follow the tools' schemas; keywords that
+    llguidance does not support are ignored, unless the tool is strict. `start` leaves room to think first.
+    `special_tokens` are the texts that the tokenizer has as special tokens. `content`, the right side of a rule,
+    constrains an answer that calls no tool; a forced call has no content.
     """
     tools = use.callable_tools
-    if not tools or not (use.forced or words is not None or any(tool.strict for tool in tools)):
+    if not tools or not (use.forced or content is not None or any(tool.strict for tool in tools)):
         return None
-    return _Writer(FORMATS[parser], use, special_tokens).write(begins, words)
+    return _Writer(FORMATS[parser], use, special_tokens).write(start, content)
 
 
-def refused_schema(use: ToolUse) -> ToolError | None:
-    """The first tool whose schema llguidance refuses, and why: to tell, once the engine has refused a grammar."""
+def rejected_schema(use: ToolUse) -> ToolError | None:
+    """Return an error for the first tool whose schema llguidance rejects, to explain the engine's rejection."""
     from llguidance import LLMatcher
 
     callable_tools = use.callable_tools
     for index, tool in enumerate(use.tools):
         if tool not in callable_tools:
-            continue  # it is in no grammar
+            continue  # not part of the grammar
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(_schema(tool)))
-        refused, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-        if refused:
-            advice = ", or leave strict out to pass over what is not supported" if tool.strict else ""
+        is_rejected, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        if is_rejected:
+            advice = ", or omit strict to ignore unsupported keywords" if tool.strict else ""
             where = f"tools[{index}].function.parameters"
-            return ToolError(where, f"cannot be followed: {messages[0]}; change the schema{advice}")
+            return ToolError(where, f"cannot be enforced: {messages[0]}; change the schema{advice}")
     return None
 
 
@@ -81,25 +83,25 @@ class _Writer:
         self._use = use
         self._special = special_tokens
 
-    def write(self, begins: Beginning, words: str | None) -> str:
-        """The rules, `start` first."""
+    def write(self, start: AnswerStart, content: str | None) -> str:
+        """Return the rules, `start` first."""
         tools = self._use.callable_tools
         form = self._format
         rules = [
-            f"start: {thinking(begins, self._special)} {'calls' if self._use.forced else 'answer'}",
+            f"start: {thinking(start, self._special)} {'calls' if self._use.forced else 'answer'}",
             f"calls: {literal(form.opening)} {self._tag(form.tag)} rest",
             f"rest: call {self._more()} {literal(form.closing)}",
             f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
-            *thinking_rules(begins, self._special),
+            *thinking_rules(start, self._special),
         ]
         if not self._use.forced:
-            rules += self._answer() if words is None else ["answer: words | calls", f"words: {words}"]
+            rules += self._answer() if content is None else ["answer: words | calls", f"words: {content}"]
         for index, tool in enumerate(tools):
             rules += self._call(index, tool)
         return "\n".join(rules) + "\n"
 
     def _answer(self) -> list[str]:
-        """Words, or calls after words where a tag tells them apart, or else words that do not look like a call."""
+        """Return rules for text, calls, or both where a tag separates them; else the text must not look like a call."""
         mark = self._format.tag
         if not mark:
             return ["answer: PROSE? | calls", r"PROSE: /[ \n]*[^ \n{\[](.|\n)*/"]
@@ -123,9 +125,30 @@ class _Writer:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """The schema of the arguments, closed to properties that it does not name: the model would make them up."""
+    """Return the schema of the arguments, closed to unnamed properties, which the model would invent."""
     schema = dict(tool.parameters or {"type": "object"})
     if not COMPOSING & set(schema):
         schema["additionalProperties"] = False
     schema["x-guidance"] = {**JSON_STYLE, "lenient": not tool.strict}
     return schema
+
+
+_TOOK_TOO_LONG = "--grammar-timeout"  # in the engine's message
+
+
+def rejected_grammar(error: Exception) -> str | None:
+    """Return the reason why the engine rejected a grammar; None if `error` is something else."""
+    if not isinstance(error, RequestError) or error.kind is not ErrorKind.INVALID:
+        return None
+    field, _, reason = str(error).partition(" can't be used: ")
+    return reason if reason and "structured_outputs." in field else None
+
+
+def tool_at_fault(error: Exception, tools: ToolUse | None) -> ToolError | None:
+    """Return an error for the tool whose schema made the engine reject the grammar; None if it is not known.
+
+    It may take as long as it took the engine, so don't call it on an event loop. If compiling the grammar timed out in
+    the engine, the tool is not known.
+    """
+    reason = rejected_grammar(error)
+    return None if tools is None or reason is None or _TOOK_TOO_LONG in reason else rejected_schema(tools)

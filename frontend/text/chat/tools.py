@@ -1,4 +1,4 @@
-"""The tools of a request in OpenAI's form: checked, with what the model may, must or must not do with them."""
+"""Tools and tool choices of a request in OpenAI's form, checked."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from quire.frontend.errors import kind_of
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-TOOL_KEYS = {"type", "function", "cache_control"}  # the last asks for what happens anyway: prefixes stay cached
+TOOL_KEYS = {"type", "function", "cache_control"}  # the last has no effect: prefixes are always cached
 FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 FORM = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
-MAX_DEPTH = 64  # of a schema: what reads and writes JSON recursively must come to an end
+MAX_DEPTH = 64  # of a schema, which is read and written recursively
 CHOICES = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
 
 Mode = Literal["none", "auto", "required"]
 
 
 class ToolError(ValueError):
-    """Tools, or the choice of them, that cannot be used; `param` is the place, such as `tools[1].function.name`."""
+    """Invalid tools or tool choice; `param` is the place, such as `tools[1].function.name`."""
 
     def __init__(self, param: str, problem: str) -> None:
         super().__init__(f"{param} {problem}")
@@ -38,23 +38,23 @@ class Tool(msgspec.Struct, frozen=True):
     strict: bool = False
 
     def as_openai(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
+        """Return the tool in the form that chat templates take."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model calls tools; `names` are the only ones it may call, None for all."""
+    """The choice among tools; `names` are the only ones that may be called, None for all."""
 
     mode: Mode = "auto"
     names: tuple[str, ...] | None = None
-    named: bool = False  # one function was asked for, so it is called once
+    named: bool = False  # one function was named, so it is called once
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, all of which the model is shown, and the choice among them."""
+    """The tools of a request, all of which the prompt contains, and the choice among them."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice = ToolChoice()
@@ -62,7 +62,7 @@ class ToolUse:
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
-        """Those that the model may call."""
+        """The tools that the model may call."""
         if self.choice.mode == "none":
             return ()
         names = self.choice.names
@@ -70,16 +70,16 @@ class ToolUse:
 
     @property
     def forced(self) -> bool:
-        """Whether the answer must be a call."""
+        """True if the answer must be a call."""
         return self.choice.mode == "required"
 
     def for_template(self) -> list[dict[str, Any]]:
-        """The tools as a chat template takes them."""
+        """Return the tools in the form that chat templates take."""
         return [tool.as_openai() for tool in self.tools]
 
 
 def check_tools(tools: Any, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> ToolUse | None:
-    """Check `tools`, `tool_choice` and `parallel_tool_calls` of a request; None if there are no tools.
+    """Check `tools`, `tool_choice` and `parallel_tool_calls` of a request; return None if there are no tools.
 
     Raises ToolError.
     """
@@ -113,7 +113,7 @@ def _check_tool(given: Any, where: str) -> Tool:
         raise ToolError(where, f"is {kind_of(given)}; give {FORM}")
     if given.get("type") != "function":
         raise ToolError(f"{where}.type", f"is {given.get('type')!r}; only 'function' is known")
-    _refuse_unknown(given, TOOL_KEYS, where)
+    _reject_unknown(given, TOOL_KEYS, where)
     function = given.get("function")
     if not isinstance(function, Mapping):
         what = "is missing" if function is None else f"is {kind_of(function)}"
@@ -122,7 +122,7 @@ def _check_tool(given: Any, where: str) -> Tool:
 
 
 def _check_function(function: Mapping[str, Any], where: str) -> Tool:
-    _refuse_unknown(function, FUNCTION_KEYS, where)
+    _reject_unknown(function, FUNCTION_KEYS, where)
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         given = "is missing" if name is None else f"is {_short(name)}"
@@ -153,7 +153,7 @@ def _check_parameters(parameters: Any, where: str) -> dict[str, Any] | None:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether `value` has containers within each other on more than `levels` levels."""
+    """Return True if containers in `value` are nested more than `levels` deep."""
     if not isinstance(value, (Mapping, list, tuple)):
         return False
     inner = value.values() if isinstance(value, Mapping) else value
@@ -190,11 +190,11 @@ def _check_named(given: Any, names: set[str], where: str) -> str:
         raise ToolError(where, f'is {_short(given)}; give {{"type": "function", "function": {{"name": ...}}}}')
     if name not in names:
         known = ", ".join(sorted(names))
-        raise ToolError(f"{where}.function.name", f"is {_short(name)}, which is none of the tools; these are {known}")
+        raise ToolError(f"{where}.function.name", f"is {_short(name)}, which is not one of the tools: {known}")
     return name
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
+def _reject_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
     unknown = sorted(str(key) for key, value in given.items() if key not in known and value is not None)
     if unknown:
         raise ToolError(where, f"has the unknown key {_short(unknown[0])}; known are {', '.join(sorted(known))}")

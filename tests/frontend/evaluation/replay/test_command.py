@@ -91,7 +91,7 @@ def test_a_failed_warm_up_is_reported(trace: Path, tmp_path: Path) -> None:
     trace.write_text(f"{json.dumps(row)}\n{trace.read_text()}")
     done = run(trace, "--warmup", 2, "--num-pages", 64, "--output", output)
     assert done.returncode == 0, done.stderr
-    assert "1 requests of the warm-up did not complete, such as one errored: " in done.stderr
+    assert "1 requests of the warm-up did not complete, for example errored: " in done.stderr
     assert (load(output)["warm_up"], load(output)["warm_up_failed"]) == (2, 1)
 
 
@@ -148,7 +148,7 @@ def test_a_dying_engine_ends_the_run_and_keeps_the_measurements(long_trace: Path
         os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert re.search(r"quire: the run ended before its time: the engine at \S+ has gone", err)
+    assert re.search(r"quire: the run ended early: the engine at \S+ has gone", err)
     report = load(output)
     assert (report["completed"], report["errored"], report["unfinished"], report["failed"]) == (1, 1, 1, 2)
 
@@ -196,10 +196,10 @@ def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> N
         (("TRACE", "--api-key", "x"), 2, "--base-url"),
         (("TRACE", "--goodput", "ttft:20", "speed:1"), 1, "speed:1"),
         (("TRACE", "--concurrency", 1, "--max-concurrency", 1), 2, "give one of them"),
-        (("TRACE", "--concurrency", 1, "--ramp-up-start-rps", 1), 2, "--ramp-up-start-rps draws arrivals"),
+        (("TRACE", "--concurrency", 1, "--ramp-up-start-rps", 1), 2, "--ramp-up-start-rps samples arrivals"),
         (("TRACE", "--save-detailed"), 2, "give --output FILE"),
-        (("--compare", "SAVED", "--speed", 2, "--warmup", 3), 2, "--speed, --warmup is of a replay; give a TRACE"),
-        (("--compare", "SAVED", "--goodput", "ttft:1"), 2, "--goodput is of what is measured"),
+        (("--compare", "SAVED", "--speed", 2, "--warmup", 3), 2, "--speed, --warmup applies to a replay; give a TRACE"),
+        (("--compare", "SAVED", "--goodput", "ttft:1"), 2, "--goodput applies to a new run"),
         (
             ("TRACE", "--base-url", "http://127.0.0.1:1", "--endpoint-type", "chat", "--prompt-as", "tokens"),
             2,
@@ -209,8 +209,12 @@ def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> N
         (("TRACE", "--ramp-up-start-rps", 1), 2, "--ramp-up-end-rps"),
         (("--compare", "no-such-file.json"), 1, "no-such-file.json"),
         (("TRACE", "--base-url", "http://127.0.0.1:1", "--compare", "no-such-file.json"), 1, "no-such-file.json"),
-        (("TRACE", "--html", "a.html", "--compare", *["SAVED"] * 6), 2, "at most 6 runs, and --compare makes them 7"),
-        (("--html", "a.html", "--compare", *["SAVED"] * 7), 2, "compare with fewer, or leave out --html"),
+        (
+            ("TRACE", "--html", "a.html", "--compare", *["SAVED"] * 6),
+            2,
+            "at most 6 runs, and with --compare there are 7",
+        ),
+        (("--html", "a.html", "--compare", *["SAVED"] * 7), 2, "compare with fewer, or omit --html"),
     ],
 )
 def test_invalid_flags_are_rejected_at_once(

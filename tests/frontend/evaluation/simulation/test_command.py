@@ -80,7 +80,7 @@ def test_routers_are_compared_and_bad_rows_reported_once(files: list[str], tmp_p
     trace.write_text(f"{trace.read_text()}{{rubbish\n")
     done = run(*files, "--skip-bad", "--engines", "2", "--router", "all", "--output", str(output))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("1 bad rows of the trace were skipped, such as ") == 1
+    assert done.stderr.count("1 bad rows of the trace were skipped, for example ") == 1
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(ROUTERS)
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     for router in ROUTERS:
@@ -95,7 +95,7 @@ def test_skipped_bad_rows_are_reported(files: list[str], tmp_path: Path) -> None
     trace.write_text(f"{trace.read_text()}{{rubbish\n")
     done = run(*files, "--skip-bad", "--output", str(output))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("1 bad rows of the trace were skipped, such as ") == 1
+    assert done.stderr.count("1 bad rows of the trace were skipped, for example ") == 1
     assert json.loads(output.read_text())["config"]["skipped_rows"] == 1
 
 
@@ -144,13 +144,13 @@ def test_the_fewest_engines_and_each_try_are_reported(files: list[str]) -> None:
         (["--find", "engines", "--router", "all"], "name that --router"),
         (["--figure", "f.png"], "give --router all"),
         (["--router", "all", "--compare", "saved.json"], "name one --router"),
-        (["--find", "engines", "--goodput", "ttft:1", "--engines", "2"], "leave out --engines"),
-        (["--attainment", "0.9"], "--attainment is of a search for engines; give --find engines"),
-        (["--max-engines", "9"], "--max-engines is of a search for engines; give --find engines"),
-        (["--concurrency", "4", "--rate", "2"], "--rate draws arrivals, and with --concurrency"),
-        (["--rate", "inf", "--burstiness", "2"], "--burstiness 2 is of the gaps between requests"),
-        (["--save-detailed"], "--save-detailed is of the JSON; give --output"),
-        (["--vocab-size", "9"], "a simulation sends none; leave it out"),
+        (["--find", "engines", "--goodput", "ttft:1", "--engines", "2"], "omit --engines"),
+        (["--attainment", "0.9"], "--attainment applies to a search for engines; give --find engines"),
+        (["--max-engines", "9"], "--max-engines applies to a search for engines; give --find engines"),
+        (["--concurrency", "4", "--rate", "2"], "--rate samples arrivals, and with --concurrency"),
+        (["--rate", "inf", "--burstiness", "2"], "--burstiness 2 shapes the gaps between requests"),
+        (["--save-detailed"], "--save-detailed applies to the JSON; give --output"),
+        (["--vocab-size", "9"], "a simulation sends none; omit it"),
         (["--calibration", "none.json"], "none.json cannot be read"),
         (["--trace", "none.jsonl"], "none.jsonl"),
         (["--scheduling-policy", "luck"], "the scheduling policy 'luck' is not known; it can be fcfs"),

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from raw_http import RawConnection, post
 from workloads import lcp
 
-from quire.frontend.client.request import Request, Service
+from quire.frontend.client.observer import RequestOptions
+from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.evaluation.workload import recorder as recording
 from quire.frontend.evaluation.workload.prefix_names import PrefixNames
@@ -48,7 +49,9 @@ class RecordedFrontend:
         """Submit a request; return its id on the wire."""
         prompt, each = Prompt([7] * num_prompt_tokens, SECRET), engine_params(params, 0, None)
         self.table.submit(
-            Request("mine", prompt, params, each, None, arrival_time=0.0, service=Service(cache_salt=salt))
+            GenerationRequest(
+                "mine", prompt, params, each, None, arrival_time=0.0, options=RequestOptions(cache_salt=salt)
+            )
         )
         self._num_sent += len(each)
         return str(self._num_sent - 1)

@@ -158,7 +158,7 @@ def test_errors_about_tools_have_anthropics_field_names() -> None:
         tool_use([{**LOOK, "name": "a b"}], None)
     with pytest.raises(ApiError, match=r"tools\[0\].defer_loading is not supported"):
         tool_use([{**LOOK, "defer_loading": True}], None)
-    with pytest.raises(ApiError, match=r"tool_choice.name is 'find', which is none of the tools"):
+    with pytest.raises(ApiError, match=r"tool_choice.name is 'find', which is not one of the tools"):
         tool_use([LOOK], {"type": "tool", "name": "find"})
 
 

@@ -314,7 +314,7 @@ def test_the_python_api_does_the_same(qwen: OpenAI, thinker: Server) -> None:
         [said] = llm.chat(ASK, wanted)
         assert llm.parse(said) == [AssistantMessage("yes")]
         bad = {**options, "tools": tools(bad={"type": "object", "properties": {"a": {"type": "strin"}}})}
-        with pytest.raises(ToolError, match=r"tools\[3\]\.function\.parameters cannot be followed: Invalid type"):
+        with pytest.raises(ToolError, match=r"tools\[3\]\.function\.parameters cannot be enforced: Invalid type"):
             llm.chat(ASK, **bad)
         with pytest.raises(RequestError, match=r"prompt 0: structured_outputs\.grammar .* neither Lark nor GBNF"):
             llm.chat(ASK, SamplingParams(structured_outputs=StructuredOutputsParams(grammar="what is this")))
@@ -340,7 +340,7 @@ def test_the_python_api_parses_streams_as_they_arrive(thinker: Server) -> None:
             [whole] = llm.parse(output, tools=tools(), tool_choice=NAMED)
             assert whole.reasoning_content == parser.message.reasoning_content
             bad = tools(bad={"type": "object", "properties": {"a": {"type": "strin"}}})
-            with pytest.raises(ToolError, match=r"tools\[3\]\.function\.parameters cannot be followed"):
+            with pytest.raises(ToolError, match=r"tools\[3\]\.function\.parameters cannot be enforced"):
                 async for _ in llm.chat(ASK, params, tools=bad, tool_choice="required"):
                     pass
 

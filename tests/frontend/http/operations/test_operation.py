@@ -20,7 +20,7 @@ from openai import AuthenticationError, OpenAI, RateLimitError
 from raw_http import RawConnection, post
 
 from quire.frontend import AsyncLLM
-from quire.frontend.client.request_table import OpenRequest
+from quire.frontend.client.observer import OpenRequest
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.routes import routes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser, ToolCall, parse_answer
 from quire.frontend.text.chat.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from quire.frontend.text.chat.reasoning import Beginning, ReasoningParser
+from quire.frontend.text.chat.reasoning import AnswerStart, ReasoningParser
 from quire.frontend.text.chat.template import ChatTemplate
 from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
 from quire.frontend.text.chat.tools import ToolError, check_tools
@@ -24,8 +24,8 @@ CALLS = (
 )
 
 
-def assistant(name: str = "hermes", begins: Beginning = Beginning.EITHER, parallel: bool = True) -> AssistantParser:
-    return AssistantParser(TOOL_PARSERS[name](None, numbered_ids()), ReasoningParser(begins), parallel)
+def assistant(name: str = "hermes", start: AnswerStart = AnswerStart.EITHER, parallel: bool = True) -> AssistantParser:
+    return AssistantParser(TOOL_PARSERS[name](None, numbered_ids()), ReasoningParser(start), parallel)
 
 
 def test_thoughts_words_and_calls() -> None:
@@ -43,10 +43,10 @@ def test_thoughts_words_and_calls() -> None:
 
 
 @settings(max_examples=50)
-@given(data=st.data(), text=garbage, name=st.sampled_from(sorted(TOOL_PARSERS)), begins=st.sampled_from(Beginning))
-def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, text: str, name: str, begins: Beginning) -> None:
-    whole, _ = read(assistant(name, begins), [text])
-    cut, _ = read(assistant(name, begins), data.draw(pieces(text)))
+@given(data=st.data(), text=garbage, name=st.sampled_from(sorted(TOOL_PARSERS)), start=st.sampled_from(AnswerStart))
+def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, text: str, name: str, start: AnswerStart) -> None:
+    whole, _ = read(assistant(name, start), [text])
+    cut, _ = read(assistant(name, start), data.draw(pieces(text)))
     assert cut == whole
 
 
@@ -73,7 +73,7 @@ def test_without_parsers_all_is_content() -> None:
 
 @pytest.mark.parametrize("source", [QWEN, QWEN_THINKING])
 def test_a_conversation_goes_on_as_the_model_wrote_it(source: str) -> None:
-    """So the prompt of the next turn begins with the last one and its answer, whose pages are still there."""
+    """So the prompt of the next turn start with the last one and its answer, whose pages are still there."""
     template = ChatTemplate(source)
     use = check_tools(TOOLS)
     assert use is not None

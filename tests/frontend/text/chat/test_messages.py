@@ -79,8 +79,8 @@ def test_what_was_given_is_left_as_it_was() -> None:
         ({**HELLO, "content": None}, "messages[0].content is null"),
         ({**HELLO, "thinking_blocks": []}, "messages[0] has the unknown key 'thinking_blocks'"),
         ({"role": "assistant", "content": "", "reasoning": 5}, "messages[0].reasoning_content is a int"),
-        (calling("f"), "messages[0].tool_calls[0] is no call of a function"),
-        (calling(call(), call(type="custom")), "messages[0].tool_calls[1] is no call of a function; give {"),
+        (calling("f"), "messages[0].tool_calls[0] is not a function call"),
+        (calling(call(), call(type="custom")), "messages[0].tool_calls[1] is not a function call; give {"),
         (calling({"function": {"arguments": "{}"}}), "messages[0].tool_calls[0].function.name is None"),
         (calling(call('{"a": ')), "messages[0].tool_calls[0].function.arguments is not JSON: "),
         (calling(call("[" * 100_000)), "messages[0].tool_calls[0].function.arguments is not JSON: "),
@@ -90,12 +90,18 @@ def test_what_was_given_is_left_as_it_was() -> None:
         ({**HELLO, "tool_calls": [call()]}, "messages[0] has tool_calls with role='user'"),
         ({**HELLO, "name": 5}, "messages[0].name is a int"),
         ({**RESULT, "tool_call_id": 5}, "messages[0].tool_call_id is a int"),
-        ({**RESULT, "role": "function"}, "messages[0] has role='function' of OpenAI's former API; give role='tool'"),
-        ({**HELLO, "function_call": {"name": "f"}}, "messages[0].function_call is of OpenAI's former API"),
-        ({**HELLO, "audio": {"id": "a"}}, "messages[0].audio is given, but this server reads text only"),
-        ({**HELLO, "content": [{"type": "image_url"}]}, "content[0] is of type 'image_url', but this server reads no"),
-        ({**HELLO, "content": [{"type": "input_audio"}]}, "of type 'input_audio', but this server reads no audio"),
-        ({**HELLO, "content": [{"type": "file"}]}, "of type 'file', but this server reads no files"),
+        ({**RESULT, "role": "function"}, "messages[0] has role='function' of OpenAI's legacy API; give role='tool'"),
+        ({**HELLO, "function_call": {"name": "f"}}, "messages[0].function_call belongs to OpenAI's legacy API"),
+        ({**HELLO, "audio": {"id": "a"}}, "messages[0].audio is given, but only text is supported"),
+        (
+            {**HELLO, "content": [{"type": "image_url"}]},
+            "content[0] is of type 'image_url', but this server does not support",
+        ),
+        (
+            {**HELLO, "content": [{"type": "input_audio"}]},
+            "of type 'input_audio', but this server does not support audio",
+        ),
+        ({**HELLO, "content": [{"type": "file"}]}, "of type 'file', but this server does not support files"),
         ({**HELLO, "content": [{"type": []}]}, "content[0] is of type []"),
         ({**HELLO, "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal is null"),
     ],
@@ -113,7 +119,7 @@ def test_broken_arguments_are_refused_whatever_the_template(source: str) -> None
 
 
 def test_a_template_tells_itself_what_it_refuses() -> None:
-    with pytest.raises(ChatTemplateError, match="refuses the messages: only one tool call at once"):
+    with pytest.raises(ChatTemplateError, match="rejects the messages: only one tool call at once"):
         render(LLAMA, HELLO, calling(call(), call()))
 
 

@@ -119,9 +119,9 @@ def test_malformed_messages_are_refused_by_name(messages: Any, what: str) -> Non
 
 
 def test_the_reason_of_a_template_is_passed_on() -> None:
-    with pytest.raises(ChatTemplateError, match="refuses the messages: roles must alternate"):
+    with pytest.raises(ChatTemplateError, match="rejects the messages: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ChatTemplateError, match="refuses the messages: 'nothing' is undefined"):
+    with pytest.raises(ChatTemplateError, match="rejects the messages: 'nothing' is undefined"):
         render("{{ nothing.at.all }}")
     with pytest.raises(ChatTemplateError, match="fails with these messages: TypeError"):
         render("{{ messages + 5 }}")

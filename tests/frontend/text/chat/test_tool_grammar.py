@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
-from quire.frontend.text.chat.tool_grammar import refused_schema
+from quire.frontend.text.chat.tool_grammar import rejected_schema
 from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 
@@ -204,21 +204,21 @@ def with_parameter(schema: Any, strict: bool = False) -> ToolUse:
 def test_a_keyword_that_no_grammar_can_express() -> None:
     lenient, strict = with_parameter({"not": {}}), with_parameter({"not": {}}, strict=True)
     assert allows(AnswerFormat().grammar("", lenient) or "", '[{"name": "f", "arguments": {"a": 1}}]')
-    assert refused_schema(lenient) is None
+    assert rejected_schema(lenient) is None
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(AnswerFormat().grammar("", strict) or ""))
-    error = refused_schema(strict)
+    error = rejected_schema(strict)
     assert error is not None
     assert error.param == "tools[1].function.parameters"
     assert str(error).endswith(
-        'cannot be followed: Unimplemented keys: ["not"]; change the schema, or leave strict out '
-        "to pass over what is not supported"
+        'cannot be enforced: Unimplemented keys: ["not"]; change the schema, or omit strict '
+        "to ignore unsupported keywords"
     )
 
 
 def test_a_schema_that_is_none() -> None:
     use = with_parameter({"type": "strin"})
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(AnswerFormat().grammar("", use) or ""))
-    assert "parameters cannot be followed: Invalid type: strin; change the schema" in str(refused_schema(use))
+    assert "parameters cannot be enforced: Invalid type: strin; change the schema" in str(rejected_schema(use))
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_no_tools(tools: Any) -> None:
         ),
         ([function()], "any", "tool_choice", 'is \'any\'; give "none", "auto", "required" or {'),
         ([function()], 5, "tool_choice", "is 5"),
-        ([function()], named("g"), "tool_choice.function.name", "is 'g', which is none of the tools; these are f"),
+        ([function()], named("g"), "tool_choice.function.name", "is 'g', which is not one of the tools: f"),
         ([function()], {"type": "function"}, "tool_choice", "is {'type': 'function'}; give"),
         ([function()], {"type": "custom"}, "tool_choice", "is {'type': 'custom'}"),
         ([function()], allowed("always", "f"), "tool_choice.allowed_tools.mode", "is 'always'"),

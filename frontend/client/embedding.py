@@ -1,4 +1,4 @@
-"""Embeddings: a request whose prompt becomes one vector, and nothing is generated."""
+"""Embedding requests: a prompt becomes one vector, and no token is generated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.client.request import Service, note_events
+from quire.frontend.client.observer import RequestOptions
+from quire.frontend.client.request import note_events
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, RequestTimeoutError
 from quire.frontend.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestMetrics
 from quire.frontend.text.prompts import Prompt
@@ -20,9 +21,9 @@ _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fi
 
 
 def validate_pooling(params: PoolingParams | None, hidden_size: int) -> PoolingParams:
-    """Checked parameters; the defaults when there are none.
+    """Check the parameters; None stands for the defaults.
 
-    Raises `TypeError`, or `ValueError` that names the field, what was given and what is allowed.
+    Raises `TypeError`, or `ValueError` with the field, the given value and the allowed ones.
     """
     if params is None:
         return PoolingParams()
@@ -44,7 +45,7 @@ def validate_pooling(params: PoolingParams | None, hidden_size: int) -> PoolingP
 
 
 def check_embedding(num_prompt_tokens: int, max_model_len: int, pool_tokens: int) -> None:
-    """Raise `RequestError` when the prompt does not fit the context, or the `pool_tokens` of the KV memory."""
+    """Raise `RequestError` if the prompt does not fit the context, or the `pool_tokens` of the KV memory."""
     if num_prompt_tokens > max_model_len:
         raise RequestError(
             f"the prompt has {num_prompt_tokens} tokens, and this model's maximum context length is {max_model_len} "
@@ -60,16 +61,16 @@ def check_embedding(num_prompt_tokens: int, max_model_len: int, pool_tokens: int
 
 
 class EmbeddingRequest:
-    """A prompt on its way to its embedding: it has it, or the error that ended it, when it is `finished`."""
+    """An embedding request: when it is `finished`, it has its embedding or the error that ended it."""
 
     params = None
     num_output_tokens = longest_output = 0
 
     def __init__(
-        self, request_id: str, prompt: Prompt, params: PoolingParams, *, arrival_time: float, service: Service
+        self, request_id: str, prompt: Prompt, params: PoolingParams, *, arrival_time: float, options: RequestOptions
     ) -> None:
         self.request_id = request_id
-        self.service = service
+        self.options = options
         self.prompt = prompt
         self.pooling: PoolingParams | None = params
         self.engine_params: Sequence[SamplingParams] = (SamplingParams(),)
@@ -81,16 +82,16 @@ class EmbeddingRequest:
 
     @property
     def finished(self) -> bool:
-        """Whether the embedding is there, or an error has ended the request."""
+        """True if the embedding has arrived, or an error has ended the request."""
         return self._vector is not None or self.error is not None
 
     @property
     def finish_reasons(self) -> list[str]:
-        """One: "stop" when the embedding is there."""
+        """A list of one reason, "stop" if the embedding has arrived."""
         return [str(FinishReason.ABORT if self._vector is None else FinishReason.STOP)]
 
     def append(self, _index: int, output: EngineCoreOutput, timestamp: float) -> bool:
-        """Take an output of the engine. Returns False: the engine knows when it has ended."""
+        """Take an output of the engine; return False, since the engine knows that it has ended."""
         note_events(self.metrics, output.events)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.pooled is not None:
@@ -102,7 +103,7 @@ class EmbeddingRequest:
         return False
 
     def output(self) -> EmbeddingRequestOutput:
-        """The embedding. Raises the error that ended the request."""
+        """Return the embedding. Raises the error that ended the request."""
         if self._vector is None:
             raise self.error or RuntimeError(f"request {self.request_id!r} has not ended")
         return EmbeddingRequestOutput(
@@ -117,9 +118,9 @@ class EmbeddingRequest:
 
 
 def _explain(output: EngineCoreOutput) -> RequestError:
-    """Why there is no vector; half an embedding is none, so an abort and a time limit are errors too."""
+    """Return the reason why there is no vector; a partial embedding is useless, so abort and timeout are errors too."""
     if output.finish_reason is FinishReason.ABORT:
         return RequestError("the request was aborted before its embedding was computed", kind=ErrorKind.FAILED)
     if output.finish_reason is FinishReason.TIMEOUT:
-        return RequestTimeoutError(output.error or "the request's time was up", kind=ErrorKind.FAILED)
-    return RequestError(output.error or "the engine gave no reason", kind=output.error_kind or ErrorKind.FAILED)
+        return RequestTimeoutError(output.error or "the request timed out", kind=ErrorKind.FAILED)
+    return RequestError(output.error or "the engine reported no reason", kind=output.error_kind or ErrorKind.FAILED)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from chrome_traces import ENGINE, begin, end, write
 
-from quire.frontend.client.chrome_trace import ChromeTrace
+from quire.frontend.metrics.chrome_trace import ChromeTrace
 from quire.protocol.messages import EventType, FinishReason, RequestEvent, SchedulerStats, SequenceTrace, StepTrace
 
 

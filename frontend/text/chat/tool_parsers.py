@@ -1,4 +1,4 @@
-"""What the tool parsers have in common: calls are JSON objects, told from words by what stands around them."""
+"""Tool parsers: the formats in which models write tool calls, JSON objects told from text by the marks around them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection
 
 from quire.frontend.text.chat.call_reader import CallReader
 from quire.frontend.text.chat.events import ContentDelta, Event
-from quire.frontend.text.chat.marks import gap_before, match_mark, partial_mark
+from quire.frontend.text.chat.scanning import gap_before, match_mark, partial_mark
 
 
 def new_call_id() -> str:
-    """An id as OpenAI gives a tool call."""
+    """Return a random id in the form of OpenAI's tool calls."""
     return "call_" + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(24))
 
 
@@ -25,13 +25,13 @@ class _State(enum.Enum):
 
 
 class ToolParser:
-    """Splits the text of an answer into content and tool calls, as it arrives, cut at any place.
+    """Parser that splits an answer that arrives in pieces, cut anywhere, into content and tool calls.
 
-    What turns out to be no call is content, to the last character. A call that breaks off after it was reported ends
-    there, and what follows is content. The white space and the marks around a call are part of it.
+    Text that turns out not to be a call is content, to the last character. A call that breaks off after it was emitted
+    ends there, and the text that follows is content. White space and marks around a call belong to the call.
 
-    `names` are the functions that exist; None for any. A bare format, which nothing but its shape tells from an answer
-    in JSON, takes only these for calls; a marked one takes whatever the model calls, so that the client can tell it.
+    `names` are the functions that exist; None for any. A bare format, which only its shape distinguishes from an answer
+    in JSON, accepts only these names; a marked format accepts any name, so that the client can report the mistake.
     """
 
     tag: str | None = None  # begins a call anywhere in the text
@@ -44,10 +44,10 @@ class ToolParser:
         self._names = names if self.bare else None
         self._new_id = new_id
         self._state = _State.START
-        self._buffer = ""  # arrived, and not understood yet
-        self._mark = ""  # what stood before the call that is being read
+        self._buffer = ""  # arrived, not parsed yet
+        self._mark = ""  # the mark before the call that is being read
         self._num_calls = 0
-        self._after_call = False  # nothing but white space has come since
+        self._after_call = False  # only white space since the last call
         self._events: list[Event] = []
         self._reader: CallReader
         if self.opening is None:
@@ -56,14 +56,14 @@ class ToolParser:
             self._enter(_State.CALL)
 
     def feed(self, delta: str) -> list[Event]:
-        """Read the next piece of the text; return what is certain now."""
+        """Parse the next piece of the text; return the events that are certain now."""
         self._buffer += delta
         while self._buffer and self._step():
             pass
         return self._take_events()
 
     def finish(self) -> list[Event]:
-        """End the text: return what was held back."""
+        """End the text; return the events that were held back."""
         if self._state is _State.CALL and not self._reader.started:
             self._add_content(self._mark + self._reader.raw)
         elif self._state is not _State.AFTER_CALL and not (self._after_call and not self._buffer.strip()):
@@ -84,7 +84,7 @@ class ToolParser:
             self._events.append(ContentDelta(text))
 
     def _step(self) -> bool:
-        """Understand more of the buffer; False if that needs more text."""
+        """Parse more of the buffer; return False if that needs more text."""
         if self._state is _State.START:
             return self._step_marks((self.opening, _State.CALL))
         if self._state is _State.AFTER_CALL:
@@ -92,7 +92,7 @@ class ToolParser:
         return self._read_call() if self._state is _State.CALL else self._read_text()
 
     def _step_marks(self, *ways: tuple[str | None, _State]) -> bool:
-        """Go the way whose mark comes next; if none can, the rest is text."""
+        """Enter the state whose mark comes next; if none can come, the rest is text."""
         matches = [(match_mark(self._buffer, mark), state) for mark, state in ways if mark is not None]
         end, state = next(((end, state) for end, state in matches if end), (0, _State.TEXT))
         if not end and any(match is not None for match, _ in matches):
@@ -127,8 +127,57 @@ class ToolParser:
             self._after_call = True
             self._state = _State.AFTER_CALL
         elif self._reader.broken:
-            # what looked like a call may hold the mark of one; the mark before it is words, so this comes to an end
+            # The text that looked like a call may hold a mark. The mark before it becomes content, so this terminates.
             self._add_content(self._mark)
             self._buffer = self._reader.raw + self._buffer
             self._state = _State.TEXT
         return bool(self._buffer)
+
+
+class HermesParser(ToolParser):
+    """Hermes 2 and 3, Qwen2.5, Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` between text."""
+
+    tag = "<tool_call>"
+    closing = "</tool_call>"
+
+
+class JsonCallParser(ToolParser):
+    """Any model: a grammar forces the whole answer to be `[{"name": ..., "arguments": {...}}, ...]`."""
+
+    opening = "["
+    separator = ","
+    closing = "]"
+    bare = True
+
+
+class Llama3JsonParser(ToolParser):
+    """Llama 3.1 and 3.2: `{"name": ..., "parameters": {...}}` separated by `;`, at the start or after a python tag.
+
+    The tag is a special token: it is visible only if the text is decoded with special tokens, but nothing needs it.
+    """
+
+    tag = "<|python_tag|>"
+    opening = ""
+    separator = ";"
+    bare = True
+
+
+TOOL_PARSERS: dict[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "json_call": JsonCallParser,
+    "llama3_json": Llama3JsonParser,
+}
+
+
+def detect_parser(template_source: str) -> str | None:
+    """Return the name of the format that a chat template shows; None if it has no tools, or an unknown format.
+
+    `json_call` is never detected: no model is trained on it.
+    """
+    if "tools" not in template_source:
+        return None
+    if "<tool_call>" in template_source and '"arguments"' in template_source.replace("\\", ""):
+        return "hermes"
+    if "<|start_header_id|>" in template_source and '"parameters"' in template_source.replace("\\", ""):
+        return "llama3_json"
+    return None

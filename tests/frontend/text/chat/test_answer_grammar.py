@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from quire.engine_core.grammar.text import grammar_source
 from quire.frontend import RequestError, SamplingParams, check_tools
 from quire.frontend.text.chat.answer_format import AnswerFormat
-from quire.frontend.text.chat.answer_rule import answer_rule
+from quire.frontend.text.chat.answer_grammar import answer_rule
 from quire.protocol.messages import StructuredOutputs
 
 TOKENIZER = LLTokenizer("byte")

@@ -13,8 +13,8 @@ from chrome_traces import Written
 from memory_pressure import expect_short_answers
 
 from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
-from quire.frontend.client.chrome_trace import ChromeTrace
-from quire.frontend.client.recording import record
+from quire.frontend.metrics.chrome_trace import ChromeTrace
+from quire.frontend.metrics.step_recording import record
 
 if TYPE_CHECKING:
     from conftest import EngineFactory

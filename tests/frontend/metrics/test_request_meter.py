@@ -6,9 +6,10 @@ import pytest
 from expositions import Exposition
 from prometheus_client import CollectorRegistry, generate_latest
 
-from quire.frontend.client.request import DEFAULT_SERVICE, Request
+from quire.frontend.client.observer import DEFAULT_OPTIONS
+from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
-from quire.frontend.metrics.families import Families
+from quire.frontend.metrics.prometheus import Families
 from quire.frontend.metrics.recent import RecentRates
 from quire.frontend.metrics.requests import RequestMeter
 from quire.frontend.sampling import SamplingParams, engine_params
@@ -36,9 +37,9 @@ class Frontend:
         self.table.add_observer(self.meter)
         self.table.add_observer(self.rates)
 
-    def submit(self, params: SamplingParams, num_prompt_tokens: int = 3) -> Request:
+    def submit(self, params: SamplingParams, num_prompt_tokens: int = 3) -> GenerationRequest:
         prompt, each = Prompt([7] * num_prompt_tokens), engine_params(params, 0, None)
-        request = Request("mine", prompt, params, each, None, arrival_time=self.now, service=DEFAULT_SERVICE)
+        request = GenerationRequest("mine", prompt, params, each, None, arrival_time=self.now, options=DEFAULT_OPTIONS)
         self.table.submit(request)
         return request
 

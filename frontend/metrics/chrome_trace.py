@@ -1,7 +1,7 @@
-"""Writes the steps of an engine as a Chrome trace, which ui.perfetto.dev and chrome://tracing show.
+"""Chrome traces of an engine's steps, for ui.perfetto.dev and chrome://tracing.
 
 The format is the JSON array of the Trace Event Format: complete slices ("X"), counters ("C"), instants ("i") and names
-("M"). Its closing bracket may be missing, so that also a recording that was killed can be read.
+("M"). Its closing bracket is optional, so that the file of a recording that was killed can be read too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 
 from quire.protocol.messages import EventType, RequestEvent, SchedulerStats, SequenceTrace, StepTrace
 
-# Process ids, which group tracks, and a thread id; a request's is its number. Viewers show the thread whose id is that
-# of its process first: the first request.
+# Process ids, which group tracks, and a thread id; the thread id of a request is its number. Viewers show the thread
+# whose id equals its process's first: the first request.
 _REQUESTS = 1
 _ENGINE = 2
 _STEPS = 2
@@ -23,22 +23,22 @@ _STEPS = 2
 
 @dataclass(slots=True)
 class _Track:
-    """Where a request stands: the slice that is still open, if one is."""
+    """The track of a request, with its open slice, if any."""
 
     request_id: str
     open: str = ""
     begin: float = 0.0
     end: float = 0.0  # of a decode: so far
     num_tokens: int = 0
-    num_cached_tokens: int = 0  # found when it was scheduled, to be told with its next slice
+    num_cached_tokens: int = 0  # found when it was scheduled, for the arguments of its next slice
 
 
 class ChromeTrace:
-    """Writes traces to `file` as they come; the times are those of the engine's clock.
+    """Writer of step traces to `file` as they arrive; times are those of the engine's clock.
 
-    A request's track holds the slices queued, prefill (one a chunk), decode (one for as long as it decodes without a
-    break) and preempted. `num_steps`, `num_requests` and `num_dropped` count what was seen, and lost; `is_complete`
-    tells whether all of it is in the file.
+    A request's track has the slices queued, prefill (one for each chunk), decode (one for each uninterrupted stretch)
+    and preempted. `num_steps`, `num_requests` and `num_dropped` count steps, requests and lost traces; `is_complete`
+    is True once everything is in the file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -48,7 +48,7 @@ class ChromeTrace:
         self.is_complete = False
         self._file = file
         self._tracks: dict[int, _Track] = {}
-        self._now = 0.0  # the latest time heard of
+        self._now = 0.0  # the latest known time
         self._file.write(b"[\n")
         self._name(_ENGINE, "process_name", "engine", 0)
         self._name(_ENGINE, "thread_name", "steps", _STEPS)
@@ -56,13 +56,13 @@ class ChromeTrace:
         self._sort(_REQUESTS, "process_sort_index", 1)
 
     def add(self, trace: StepTrace) -> None:
-        """Writes one trace. OSError if the file does not take it."""
+        """Write one trace. Raises OSError if the file cannot be written."""
         if trace.dropped:
             self._lose(trace)
         self._now = max(self._now, trace.begin)
         for event in trace.events:
             if event.type is not EventType.FINISHED:
-                self._happen(event)
+                self._change(event)
         if trace.stats is not None:
             self._step(trace.begin, trace.stats, trace.sequences)
         for event in trace.events:
@@ -70,7 +70,7 @@ class ChromeTrace:
                 self._finish(event)
 
     def close(self) -> None:
-        """Ends the slices that are open, and the array. The file stays open. OSError if it does not take that."""
+        """End the open slices and the array. The file stays open. Raises OSError if it cannot be written."""
         for number in list(self._tracks):
             self._close(number, self._now)
         self._sort(_ENGINE, "process_sort_index", 0, end=b"\n]\n")
@@ -83,7 +83,7 @@ class ChromeTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not isinstance(error, OSError):  # the file takes nothing
+        if not isinstance(error, OSError):  # the file cannot be written
             self.close()
 
     # Steps
@@ -122,7 +122,7 @@ class ChromeTrace:
             self._counter("tokens per step", end, {"prefill": 0, "decode": 0})
 
     def _lose(self, trace: StepTrace) -> None:
-        """The traces before this one are missing: how requests fared meanwhile is not known, so no slice covers it."""
+        """Close all slices: the traces before this one are lost, so the state of requests is unknown."""
         for number in list(self._tracks):
             self._close(number, self._now)
         self.num_dropped += trace.dropped
@@ -130,8 +130,8 @@ class ChromeTrace:
 
     # Requests
 
-    def _happen(self, event: RequestEvent) -> None:
-        """It has come, was scheduled or was preempted; QUEUED is told again to one who subscribes again."""
+    def _change(self, event: RequestEvent) -> None:
+        """Record that a request was queued, scheduled or preempted; QUEUED is repeated to a new subscription."""
         self._now = max(self._now, event.timestamp)
         name = {EventType.QUEUED: "queued", EventType.PREEMPTED: "preempted"}.get(event.type, "")
         track = self._track(event.number, event.request_id)
@@ -163,7 +163,7 @@ class ChromeTrace:
         del self._tracks[event.number]
 
     def _close(self, number: int, time: float) -> None:
-        """Writes the slice of a request that is open, which lasts until `time` unless it is a decode."""
+        """Write the open slice of a request, which ends at `time` unless it is a decode."""
         track = self._tracks[number]
         if track.open == "decode":
             arguments = {"tokens": track.num_tokens, **_take_cached(track)}
@@ -186,7 +186,7 @@ class ChromeTrace:
     def _slice(
         self, process: int, track: int, name: str, begin: float, end: float, arguments: dict[str, int] | None = None
     ) -> None:
-        """Both ends are rounded before they are subtracted, so that slices that touch do not overlap."""
+        """Write a slice; both ends are rounded before subtraction, so that adjacent slices do not overlap."""
         start, stop = _nanoseconds(begin), _nanoseconds(end)
         event = {"ph": "X", "pid": process, "tid": track, "name": name, "ts": start / 1000}
         self._write({**event, "dur": max(0, stop - start) / 1000, "args": arguments or {}})
@@ -214,6 +214,6 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _take_cached(track: _Track) -> dict[str, int]:
-    """The argument `cached_tokens` for the first slice after a start."""
+    """Return the argument `cached_tokens` of the first slice after a request was scheduled."""
     cached, track.num_cached_tokens = track.num_cached_tokens, 0
     return {"cached_tokens": cached} if cached else {}

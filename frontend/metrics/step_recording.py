@@ -1,4 +1,4 @@
-"""Records what an engine does, while something runs on it."""
+"""Recording of an engine's steps while work runs on it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import suppress
 from typing import Any
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.client.chrome_trace import ChromeTrace
 from quire.frontend.errors import EngineDeadError
+from quire.frontend.metrics.chrome_trace import ChromeTrace
 from quire.protocol.messages import StepTrace
 
 _WATCH_SECONDS = 0.25
-_LAST_SECONDS = 30.0  # for the step that runs at the end, and what is under way
+_LAST_SECONDS = 30.0  # for the step that runs at the end, and for traces in flight
 
 
 async def record(
     llm: AsyncLLM, chrome: ChromeTrace, work: Callable[[], Coroutine[Any, Any, None]], seconds: float | None = None
 ) -> None:
-    """Does `work`, for `seconds` at most, and writes the engine's steps meanwhile; what it raises is raised then.
+    """Run `work` for at most `seconds`, and write the engine's steps meanwhile; errors of `work` are raised at the end.
 
-    However it ends, also by cancellation, what was under way is written first. Raises OSError when the file does not
-    take it, EngineDeadError when the engine is gone.
+    However it ends, also if it is cancelled, traces in flight are written first. Raises OSError if the file cannot be
+    written, EngineDeadError if the engine is gone.
     """
     steps: asyncio.Queue[StepTrace] = asyncio.Queue()
     writing = asyncio.create_task(_write(steps, chrome))
@@ -40,8 +40,8 @@ async def record(
 
 
 async def watch(llm: AsyncLLM) -> None:
-    """Waits for the engine's end, which it raises."""
-    while (error := llm.dead_error) is None:  # noqa: ASYNC110 - a client without requests is told of nothing
+    """Wait until the engine is dead, and raise the error."""
+    while (error := llm.dead_error) is None:  # noqa: ASYNC110 - a client without requests gets no notice
         await asyncio.sleep(_WATCH_SECONDS)
     raise EngineDeadError(*error.args)
 
@@ -55,10 +55,10 @@ async def _write(steps: asyncio.Queue[StepTrace], chrome: ChromeTrace) -> None:
 
 
 async def _end(llm: AsyncLLM, steps: asyncio.Queue[StepTrace], writing: asyncio.Task[None]) -> None:
-    """Ends the subscription, and the writing with it."""
+    """End the subscription, and with it the writing."""
     try:
         async with asyncio.timeout(_LAST_SECONDS):
-            with suppress(EngineDeadError):  # then nothing more comes
+            with suppress(EngineDeadError):  # in which case no trace follows
                 await llm.stop_trace()
             if llm.dead_error is not None:
                 steps.put_nowait(StepTrace(0.0, last=True))

@@ -1,0 +1,94 @@
+"""Grammars of answers, in the Lark dialect of llguidance: room to think, then what `structured_outputs` asks for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container
+from typing import Any
+
+from quire.frontend.errors import RequestError
+from quire.frontend.text.chat.reasoning import CLOSE, OPEN, AnswerStart
+from quire.protocol.messages import StructuredOutputs
+
+# The engine's own default for a plain schema. Bounded, since a small model may write blanks forever.
+WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"
+
+
+def answer_rule(structured: StructuredOutputs) -> str:
+    """Return the right side of a rule for the texts that `structured` allows; it sets exactly one kind of constraint.
+
+    Raises `RequestError` for a grammar that is neither Lark nor GBNF, as the engine does.
+    """
+    match structured.kinds[0]:
+        case "regex":
+            return _regex_rule(structured.regex or "")
+        case "choice":
+            return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
+        case "grammar":
+            return f"%lark {{\n{_lark(structured.grammar or '')}\n}}"
+        case _:
+            return f"%json {json.dumps(_schema(structured))}"
+
+
+def _regex_rule(pattern: str) -> str:
+    """Return the pattern between slashes, with the slashes inside it escaped."""
+    return "/" + re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern) + "/"
+
+
+def _lark(grammar: str) -> str:
+    # Imported here, since it loads slowly and few requests need it.
+    from llguidance import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark.any_to_lark(grammar)
+    except Exception as error:  # noqa: BLE001 - it raises plain ones
+        raise RequestError(f"structured_outputs.grammar can't be used: it is neither Lark nor GBNF: {error}") from None
+
+
+def _schema(structured: StructuredOutputs) -> dict[str, Any]:
+    given = structured.json if structured.json is not None else {"type": "object"}
+    schema = json.loads(given) if isinstance(given, str) else given
+    options: dict[str, Any] = {"lenient": False, "whitespace_flexible": not structured.disable_any_whitespace}
+    if not structured.disable_any_whitespace:
+        options["whitespace_pattern"] = structured.whitespace_pattern or WHITESPACE
+    return {**schema, "x-guidance": options}
+
+
+def after_thinking(body: str, start: AnswerStart, special_tokens: Container[str] = ()) -> str:
+    """Return a grammar of thoughts and then `body`, the right side of a rule such as `%json {...}`.
+
+    Without room to think, a model that was prompted to think would put its constrained answer among its thoughts.
+    `special_tokens` are the texts that the tokenizer has as special tokens.
+    """
+    root = f"start: {thinking(start, special_tokens)} answer\nanswer: {body}\n"
+    return root + "\n".join(thinking_rules(start, special_tokens)) + "\n"
+
+
+def thinking(start: AnswerStart, special_tokens: Container[str] = ()) -> str:
+    """Return the part of a rule that precedes the answer; it refers to `thinking_rules`."""
+    if start is AnswerStart.ANSWER:
+        return ""
+    return f"({tag(OPEN, special_tokens)} thought GAP)?" if start is AnswerStart.EITHER else "thought GAP"
+
+
+def thinking_rules(start: AnswerStart, special_tokens: Container[str] = ()) -> list[str]:
+    """Return the rules that `thinking` refers to."""
+    return [] if start is AnswerStart.ANSWER else [*text_up_to("thought", CLOSE, special_tokens), r"GAP: /\n{0,2}/"]
+
+
+def text_up_to(rule: str, mark: str, special_tokens: Container[str] = ()) -> list[str]:
+    """Return rules for text up to the end of the first `mark`; the terminal of the text is named after `rule`."""
+    terminal = f"{rule.upper()}_TEXT"
+    lazy = "" if mark in special_tokens else "[lazy]"
+    return [f"{rule}{lazy}: {terminal} {tag(mark, special_tokens)}", rf"{terminal}: /(.|\n)*/"]
+
+
+def tag(mark: str, special_tokens: Container[str] = ()) -> str:
+    """Return a mark such as `<think>` as a grammar names it: in another way if it is a special token."""
+    return mark if mark in special_tokens else literal(mark)
+
+
+def literal(text: str) -> str:
+    """Return `text` as a terminal; nothing if it is empty."""
+    return json.dumps(text) if text else ""
