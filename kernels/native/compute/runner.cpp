@@ -24,10 +24,10 @@ Runner::Runner(const RunnerConfig& config)
     : config_(config),
       threads_(config.threads, config.pin),
       kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.page_size, config.num_pages}),
-      sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.stripe()),
+      sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.extent()),
       draws_(threads_) {
-  const auto capacity = static_cast<std::size_t>(config.capacity);
-  const auto rows = static_cast<std::size_t>(config.logit_capacity);
+  const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
+  const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
     target = static_cast<T*>(arena_.allocate(count * sizeof(T)));
   };
@@ -35,11 +35,11 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.positions, capacity);
   array(inputs_.kv_slots, capacity);
   array(inputs_.entries, capacity);
-  array(inputs_.parts, kMostParts);
-  array(inputs_.splits, kMostParts);
+  array(inputs_.kv_splits, kMaxKvSplits);
+  array(inputs_.reductions, kMaxKvSplits);
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
-  array(inputs_.states, rows * static_cast<std::size_t>(config.hidden_size));
+  array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));
 }
 
 void* Runner::allocate_by_node(std::size_t bytes) {
@@ -53,10 +53,10 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   const auto begun = TokenRule::Clock::now();
   if (draws_.is_any_left()) throw std::logic_error("the last step is to be settled before the next one");
   check(slots, starts, counts);
-  if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
-    kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
+  if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.committed() / 4)
+    kv_.prefault(pages.committed() + kv_.extent());  // at a half the next extent is committed
   Dims dims{};
-  dim(dims, Dim::capacity) = config_.capacity;
+  dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
   dim(dims, Dim::kv_tiles) = kv_.tiles();
   rows_.clear();
   state_rows_.clear();
@@ -136,9 +136,9 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
                                   std::to_string(starts[i]) + " to be computed");
     total += counts[i];
   }
-  if (total > config_.capacity)
+  if (total > config_.max_num_batched_tokens)
     throw std::invalid_argument("a step of " + std::to_string(total) + " tokens exceeds the capacity of " +
-                                std::to_string(config_.capacity));
+                                std::to_string(config_.max_num_batched_tokens));
 }
 
 void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, Dims& dims) {
@@ -174,19 +174,19 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
 /// The bits don't depend on it: see emit/attention.py.
 void Runner::split_attention(Dims& dims) {
   std::int64_t& entries = dim(dims, Dim::entries);
-  std::int64_t &parts = dim(dims, Dim::parts), &splits = dim(dims, Dim::splits);
+  std::int64_t &parts = dim(dims, Dim::kv_splits), &splits = dim(dims, Dim::reductions);
   if (threads_.size() == 1 || entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];
     const std::int64_t blocks = (entry.position + kBlockTokens) / kBlockTokens;
-    if (entry.tokens > 1 || blocks == 1 || parts + blocks > kMostParts) {
+    if (entry.tokens > 1 || blocks == 1 || parts + blocks > kMaxKvSplits) {
       inputs_.entries[kept++] = entry;
       continue;
     }
-    inputs_.splits[splits++] = {entry.row, parts, blocks};
+    inputs_.reductions[splits++] = {entry.row, parts, blocks};
     for (std::int64_t block = 0; block < blocks; block++)
-      inputs_.parts[parts++] = {entry.row, entry.position, entry.pages, block};
+      inputs_.kv_splits[parts++] = {entry.row, entry.position, entry.pages, block};
   }
   entries = kept;
 }
@@ -205,7 +205,7 @@ void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int
 }
 
 void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result) {
-  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
+  const auto at_once = static_cast<std::size_t>(config_.max_logit_rows);
   const auto size = static_cast<std::size_t>(config_.hidden_size);
   for (std::size_t first = 0; first < state_rows_.size(); first += at_once) {
     const auto rows = std::span(state_rows_).subspan(first, std::min(state_rows_.size() - first, at_once));
@@ -213,7 +213,7 @@ void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepRe
     dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
     states_.run(threads_, dims);
     for (std::size_t i = 0; i < rows.size(); i++)
-      pool_state(rows[i].index, sequences_.at(slots[rows[i].index]), {inputs_.states + i * size, size}, result);
+      pool_state(rows[i].index, sequences_.at(slots[rows[i].index]), {inputs_.hidden_states + i * size, size}, result);
   }
 }
 
@@ -240,7 +240,7 @@ void Runner::compute_logits(std::span<LogitRow> rows, Dims& dims) {
 /// Those with rules are left to `settle`, unless their logits would be overwritten before.
 void Runner::draw(TokenRule::Clock::time_point begun, Dims& dims, StepResult& result) {
   const bool has_others = std::ranges::any_of(rows_, std::logical_not{}, &LogitRow::rule);
-  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
+  const auto at_once = static_cast<std::size_t>(config_.max_logit_rows);
   for (std::size_t first = 0; first < rows_.size(); first += at_once) {
     const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
     compute_logits(rows, dims);
