@@ -116,7 +116,7 @@ class Loader:
         return target
 
     def _view(self, part: Part) -> MatrixView:
-        """The part's tensor in the checkpoint."""
+        """Return the part's tensor in the checkpoint."""
         tensor = self.checkpoint.get(part.tensor, part.shape)
         return MatrixView(tensor.address, tensor.format, part.n, part.k, *part.strides)
 

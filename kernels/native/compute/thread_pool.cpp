@@ -163,7 +163,7 @@ void ThreadPool::work(int thread) {
   for (std::uint32_t seen = 0;;) {
     const std::uint32_t launch = await_launch(seen, spin);
     if (stopping_.load()) return;
-    // Fails, and tells which, if the caller has ended a launch since; else `launch` is the one that it is in.
+    // Fails and loads the current launch if the caller has ended one since; otherwise the worker is in `launch`.
     if (!slot.entered.compare_exchange_strong(seen, launch, std::memory_order_acquire)) continue;
     execute(thread);
     slot.finished.store(launch);
