@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from quire.kernels._native import MOST_PARTS
+from quire.kernels._native import MAX_KV_SPLITS, Dim
 from quire.kernels.emit.attention import BLOCK_TOKENS, Attention, AttentionFold, partial_bytes
 from quire.kernels.emit.gemm import ROWS_PER_ITEM, Gemm
 from quire.kernels.emit.kv import Heads, SplitHeads
@@ -34,8 +34,6 @@ from quire.kernels.operands import (
 )
 from quire.kernels.rope import Rope
 from quire.kernels.weights.quantization import Quantization
-
-_DIM_NUMBERS = {"tokens": 0, "logit_rows": 1}
 
 MOST_INTEGER_K = 65536
 """Inputs of a layer of integers: more could overflow its sums."""
@@ -163,7 +161,7 @@ class PlanBuilder:
         self._add(kernel, operands, _dim_of(feeds))
         if feeds.head:
             plain = self._kernel(replace(kernel, name="norm_states", integers=None, plain=True))
-            operands[2] = Buffer("states", input=True)
+            operands[2] = Buffer("hidden_states", input=True)
             self.states.append(Launch(plain, tuple(operands), _dim_of(feeds)))
         return out
 
@@ -203,7 +201,7 @@ class PlanBuilder:
         self, name: str, x: Activations, matrix: Matrix, out: Buffer, bias: Vector | None = None, *,
         epilogue: str = "store", activation: str = "", dim: str = "tokens",
     ) -> None:  # fmt: skip
-        number = _DIM_NUMBERS[dim]
+        number = Dim[dim].value
         kernel = Gemm(name, x.columns, matrix.n, epilogue, bias is not None, activation, number, matrix.integers)
         operands: list[Operand] = [x.buffer, matrix, out]
         if bias is not None:
@@ -273,11 +271,11 @@ class PlanBuilder:
         read = (queries, KvLayer(layer))
         self._add(kernel, [Buffer("entries", input=True), *read, out.buffer], "entries", times=heads.kv)
         if self.limits.max_model_len > BLOCK_TOKENS:
-            partials = self._buffer("partials", MOST_PARTS * heads.query * partial_bytes(heads))
+            partials = self._buffer("partials", MAX_KV_SPLITS * heads.query * partial_bytes(heads))
             kernel = replace(kernel, name="attention_part", partial=True)
-            self._add(kernel, [Buffer("parts", input=True), *read, partials], "parts", times=heads.kv)
+            self._add(kernel, [Buffer("kv_splits", input=True), *read, partials], "kv_splits", times=heads.kv)
             fold = AttentionFold("attention_fold", heads)
-            self._add(fold, [Buffer("splits", input=True), partials, out.buffer], "splits", times=heads.kv)
+            self._add(fold, [Buffer("reductions", input=True), partials, out.buffer], "reductions", times=heads.kv)
         return out
 
     def _rope_table(self, rope: Rope) -> Table:

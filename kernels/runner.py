@@ -13,6 +13,7 @@ from quire.kernels._native import (
     Plan,
     PoolingConfig,
     Runner,
+    RunnerConfig,
     SamplingConfig,
     Sequences,
     TokenMask,
@@ -172,12 +173,14 @@ def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None 
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, parts=plan.layers * heads.kv)
-    native = Runner(
+    config = RunnerConfig(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
-        vocab_size=plan.vocab_size, kv_heads=heads.kv, capacity=limits.capacity, logit_capacity=logit_rows,
+        vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.capacity,
+        max_logit_rows=logit_rows,
         logit_stride=logit_stride, hidden_size=plan.hidden_size, tokens_per_entry=tokens_per_entry(heads.group),
         layers=plan.layers, tile_bytes=heads.tile_bytes(numbers), value_offset=heads.value_offset(numbers),
     )  # fmt: skip
+    native = Runner(config)
     if options.pin_threads and not native.pinned:
         raise ModelError(
             f"{native.threads} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels._native import MOST_PARTS
-from quire.kernels.emit.attention import BLOCK_TOKENS, ENTRY_BYTES, SPLIT_BYTES, Attention
+from quire.kernels._native import MAX_KV_SPLITS, step_input_bytes
+from quire.kernels.emit.attention import BLOCK_TOKENS, Attention
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import Embedding
 from quire.kernels.operands import Buffer, KvLayer, Launch, Matrix, Operand, Rows, Table, Vector
 from quire.kernels.plan import PlanBuilder
 
-_INPUT_BYTES = {
-    "token_ids": 4,
-    "positions": 4,
-    "kv_slots": 8,
-    "entries": ENTRY_BYTES,
-    "parts": ENTRY_BYTES,
-    "splits": SPLIT_BYTES,
-    "logit_rows": 4,
-}
+_INPUT_BYTES = step_input_bytes()
 """Bytes a row of what the runner fills in; `logits` depends on the vocabulary."""
 
 
@@ -61,7 +53,7 @@ class Step:
 
     def chunks_of(self, launch: Launch) -> tuple[Chunk, ...]:
         """The chunks that the launch takes part in."""
-        if launch.dim in ("parts", "splits"):
+        if launch.dim in ("kv_splits", "reductions"):
             return self.chunks[: self.split]
         return self.chunks[self.split :] if launch.dim == "entries" else self.chunks
 
@@ -130,7 +122,7 @@ def _activations(plan: PlanBuilder, launch: Launch, operand: Operand, step: Step
         return 0
     if operand.name == "partials":
         blocks = sum(-(-chunk.end // BLOCK_TOKENS) for chunk in step.chunks_of(launch))
-        return blocks * plan.buffers[operand.name].bytes // MOST_PARTS
+        return blocks * plan.buffers[operand.name].bytes // MAX_KV_SPLITS
     if operand.input:
         return step.rows(launch) * _INPUT_BYTES.get(operand.name, 4 * plan.vocab_size)
     return step.rows(launch) * (plan.buffers[operand.name].bytes // plan.limits.capacity)

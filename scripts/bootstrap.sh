@@ -153,7 +153,7 @@ pip_install() { "$VENV_PYTHON" -m pip install --disable-pip-version-check "$@"; 
 fingerprint() {
   cd "$QUIRE_ROOT" || exit 1
   {
-    printf '%s\n' "$QUIRE_ROOT" "$QUIRE_VENV" "$(compgen -G 'kernels/_native.*.so')"
+    printf '%s\n' "$QUIRE_ROOT" "$QUIRE_VENV" "$(compgen -G 'kernels/_native.*')"
     cat "$QUIRE_VENV/pyvenv.cfg" pyproject.toml CMakeLists.txt 2>/dev/null
     find kernels/native -type f -print0 | LC_ALL=C sort -z | xargs -0 cat
   } | sha256sum

@@ -45,5 +45,5 @@ def test_the_wheel_holds_the_pages(wheel_names: set[str], folder: str) -> None:
 
 def test_the_wheel_holds_nothing_else(wheel_names: set[str]) -> None:
     outside = {name for name in wheel_names if not name.startswith(("quire/", "quire-"))}
-    sources = {name for name in wheel_names if name.endswith((".cpp", ".h", "CMakeLists.txt", ".pyc"))}
+    sources = {name for name in wheel_names if name.endswith((".cpp", ".h", "CMakeLists.txt", ".pyc", ".pyi", ".so"))}
     assert not outside | sources

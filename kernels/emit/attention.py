@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quire.kernels import _native
+from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.kv import CAPACITY, KV_TILE, Heads
 from quire.kernels.emit.layout import (
@@ -30,11 +32,10 @@ from quire.kernels.emit.math import LOG2_E, exp2
 from quire.kernels.emit.products import Columns, Operand, Products
 from quire.kernels.emit.value import F32, I32, I64, PTR, VF32, Value
 
-BLOCK_TOKENS = 256
+BLOCK_TOKENS = _native.BLOCK_TOKENS
 NO_SCORE = -1e30
 QUERY_ROWS = 16
 """Query rows (tokens times heads of a group) that one work item handles at once."""
-ENTRY_BYTES, SPLIT_BYTES = 32, 24
 
 
 def tokens_per_entry(group: int) -> int:
@@ -98,16 +99,18 @@ class Attention:
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         frame = self._frame(b, products)
         with b.items() as item:
-            at, kv_head = b.address(entries, item // self.heads.kv * ENTRY_BYTES), item % self.heads.kv
+            size = KvSplit.BYTES if self.partial else AttentionEntry.BYTES
+            at, kv_head = b.address(entries, item // self.heads.kv * size), item % self.heads.kv
             if self.partial:
-                row, position, block = (b.load(at, offset, I64) for offset in (0, 8, 24))
-                entry = Entry(row, 1, position, b.load(at, 16, PTR), kv_head)
+                row, position, block = (b.load(at, i, I64) for i in (KvSplit.ROW, KvSplit.POSITION, KvSplit.BLOCK))
+                entry = Entry(row, 1, position, b.load(at, KvSplit.PAGES, PTR), kv_head)
                 self._attend(b, products, entry, queries, tiles, frame, block)
                 size = self.heads.group * partial_bytes(self.heads)
                 self._write_partial(b, frame, b.address(out, item * size))
             else:
-                row, tokens, position = (b.load(at, 8 * i, I64) for i in range(3))
-                entry = Entry(row, tokens, position, b.load(at, 24, PTR), kv_head)
+                fields = AttentionEntry.ROW, AttentionEntry.TOKENS, AttentionEntry.POSITION
+                row, tokens, position = (b.load(at, i, I64) for i in fields)
+                entry = Entry(row, tokens, position, b.load(at, AttentionEntry.PAGES, PTR), kv_head)
                 self._attend(b, products, entry, queries, tiles, frame)
                 _write_output(b, self.heads, products.numbers, entry, frame.out, frame.l, out)
         return b.text()
@@ -280,8 +283,9 @@ class AttentionFold:
         out = b.scratch(h.group * width * 64)
         m, l, a, c = (b.scratch(h.group * 4) for _ in range(4))  # noqa: E741
         with b.items() as item:
-            at, kv_head = b.address(splits, item // h.kv * SPLIT_BYTES), item % h.kv
-            row, first, entries = (b.load(at, 8 * i, I64) for i in range(3))
+            at, kv_head = b.address(splits, item // h.kv * SplitReduction.BYTES), item % h.kv
+            fields = SplitReduction.ROW, SplitReduction.FIRST, SplitReduction.SPLITS
+            row, first, entries = (b.load(at, i, I64) for i in fields)
             _start(b, h, b.index(h.group), out, m, l)
             with b.loop(first, first + entries) as block, b.loop(0, h.group) as query:
                 number = (block.index * h.kv + kv_head) * h.group + query.index

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.kernels import _native
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import TILE_ROWS, IntegerFormat
 from quire.kernels.emit.products import NEAR_BYTES, RowSink
 from quire.kernels.emit.value import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Value, vector
 
-LINE = 64
+LINE = _native.CACHE_LINE
 LINES_A_TURN = 2
 """Lines of each tile for each turn of the innermost loop."""
 

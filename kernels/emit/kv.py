@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.kernels import _native
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Numbers, round_activation, round_up, store_activation
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
 from quire.kernels.emit.value import BF16, F32, I16, I32, I64, VF32, VI32, Value, vector
 
-KV_TILE = 32
+KV_TILE = _native.KV_TILE_TOKENS
 """Tokens of a KV tile."""
 
-CAPACITY, KV_TILES = 2, 3
+CAPACITY, KV_TILES = _native.Dim.max_num_batched_tokens, _native.Dim.kv_tiles
 """Numbers of the dims that hold the tokens that the query buffer has room for, and the KV tiles of the pool."""
 
 

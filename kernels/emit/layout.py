@@ -20,14 +20,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quire.kernels import _native
 from quire.kernels.emit.builder import Builder
 from quire.kernels.emit.math import round_bf16, to_bf16_bits
 from quire.kernels.emit.value import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Value, vector, with_element
 
-BLOCK = 32
+BLOCK = _native.PACKED_BLOCK
 """Columns of a packed block, and the k of one accumulation of the numeric contract."""
-TILE_ROWS = 16
-PAIRS = 16
+TILE_ROWS = _native.TILE_ROWS
+PAIRS = _native.TILE_PAIRS
+
+IntegerFormat = _native.QuantizedFormat
 
 ELEMENT_BYTES = {I8: 1, BF16: 2, F32: 4}
 
@@ -71,58 +74,6 @@ class Numbers:
     def activation_bytes(self) -> int:
         """Bytes of one element of activations."""
         return ELEMENT_BYTES[self.activations]
-
-
-@dataclass(frozen=True)
-class IntegerFormat:
-    """How a matrix of integers is stored: `bits` 4 or 8; `group` elements of k share a scale, 0 for all of a column;
-    with `zeros` each group has its own zero point, else it is the middle of the range.
-
-    The scales of groups are f16, those of whole columns f32.
-    """
-
-    bits: int
-    group: int = 0
-    zeros: bool = False
-
-    @property
-    def middle(self) -> int:
-        """The value that stands for 0 where there are no zero points."""
-        return 1 << (self.bits - 1)
-
-    @property
-    def line_depth(self) -> int:
-        """Elements of k in one line."""
-        return 32 // self.bits
-
-    def span(self, k: int) -> int:
-        """Elements of k that share a scale."""
-        return self.group or round_up(k, 64)
-
-    def depth(self, k: int) -> int:
-        """k as quantized activations hold it: whole groups, and whole lines."""
-        return round_up(k, max(64, self.group))
-
-    def groups(self, k: int) -> int:
-        """Groups along k; the last may be shorter than the others, and is filled up."""
-        return -(-k // self.span(k))
-
-    @property
-    def header_bytes(self) -> int:
-        """Scales and zero points of a group."""
-        return BLOCK * (2 if self.group else 4) + (BLOCK * 2 if self.zeros else 0)
-
-    def group_bytes(self, k: int) -> int:
-        """Bytes of one group of a block of 32 columns."""
-        return self.header_bytes + self.span(k) * BLOCK * self.bits // 8
-
-    def block_bytes(self, k: int) -> int:
-        """Bytes of a block of 32 columns."""
-        return self.groups(k) * self.group_bytes(k)
-
-    def panel_bytes(self, k: int) -> int:
-        """Bytes of 16 rows of quantized activations."""
-        return TILE_ROWS * self.depth(k) + self.groups(k) * 2 * TILE_ROWS * 4
 
 
 def load_pair(b: Builder, numbers: Numbers, tile: Value, pair: Value) -> tuple[Value, Value]:

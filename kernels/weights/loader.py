@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Runner
+from quire.kernels._native import MatrixView, PackedWeights, QuantizedWeights, Runner
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, Numbers, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix, Part, Rows, Table, Vector
@@ -106,11 +106,8 @@ class Loader:
                 return target
         for part in matrix.parts:
             if matrix.integers is None:
-                tensor = self.checkpoint.get(part.tensor, part.shape)
-                self.runner.pack(
-                    target, self.numbers.weights, round_up(matrix.k, BLOCK) // BLOCK, part.first_tile, part.tile_step,
-                    tensor.address, tensor.format, part.n, part.k, *part.strides,
-                )  # fmt: skip
+                packed = PackedWeights(target, self.numbers.weights, matrix.k)
+                self.runner.pack(self._view(part), packed, part.first_tile, part.tile_step)
                 continue
             try:
                 self._pack_integers(target, part, matrix.integers)
@@ -118,19 +115,19 @@ class Loader:
                 raise ModelError(f"tensor {part.tensor} can't be packed as integers: {error}") from None
         return target
 
+    def _view(self, part: Part) -> MatrixView:
+        """Return the part's tensor in the checkpoint."""
+        tensor = self.checkpoint.get(part.tensor, part.shape)
+        return MatrixView(tensor.address, tensor.format, part.n, part.k, *part.strides)
+
     def _pack_integers(self, target: int, part: Part, form: IntegerFormat) -> None:
+        packed = QuantizedWeights(target, form, part.k)
         if self.quantization.scheme is None:
-            tensor = self.checkpoint.get(part.tensor, part.shape)
-            self.runner.quantize(
-                target, form.bits, form.group, part.first_tile, part.tile_step, tensor.address, tensor.format, part.n,
-                part.k, *part.strides,
-            )  # fmt: skip
+            self.runner.quantize(self._view(part), packed, part.first_tile, part.tile_step)
             return
         read = self.quantization.read(part)
         zeros = None if read.zeros is None else read.zeros.astype(np.int16)
-        self.runner.pack_integers(
-            target, form.bits, form.group, part.first_tile, part.tile_step, read.values, read.scales, zeros
-        )
+        self.runner.pack_quantized(read.values, read.scales, zeros, packed, part.first_tile, part.tile_step)
 
     def _vector(self, vector: Vector) -> npt.NDArray[np.float32]:
         parts = [self.checkpoint.get(n, (s,)).to_f32() for n, s in zip(vector.tensors, vector.sizes, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Quantization:
         """The format of a linear layer's weights, None for floats."""
         if self.scheme is None:
             if linear.head and self.mode is not None and self.mode.group:
-                return replace(self.mode, group=HEAD_GROUP)
+                return IntegerFormat(self.mode.bits, HEAD_GROUP, self.mode.zeros)
             return self.mode
         formats = {self.scheme.format_of(_module(weight)) for weight, _, _ in linear.tensors}
         if len(formats) > 1:

@@ -177,7 +177,7 @@ class Limits:
         """Seconds of launches of a kernel over these buffers."""
         plan = Plan()
         for buffers in launches:
-            plan.add(kernel, buffers, "tokens", times=items)
+            plan.add(kernel, buffers, "tokens", repeats=items)
         return plan.profile(self._pool, {"tokens": 1})
 
     def measure(self) -> None:

@@ -72,7 +72,7 @@ def prefill(tokens: int, context: int) -> Step:
 
 def reads_context(launch: Launch) -> bool:
     """Whether the launch is one of attention, whose work depends on contexts."""
-    return launch.dim in ("entries", "parts", "splits")
+    return launch.dim in ("entries", "kv_splits", "reductions")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Inputs:
         sizes = {
             "tokens": step.tokens,
             "logit_rows": step.logit_rows,
-            "capacity": plan.limits.capacity,
+            "max_num_batched_tokens": plan.limits.capacity,
             "kv_tiles": self.pages * plan.limits.page_size // KV_TILE,
         }
         self.dims = assembly.native.split_attention(sizes | {"entries": len(entries)})
@@ -180,7 +180,7 @@ class Model:
 
     def split(self, step: Step) -> Step:
         """The step with its attention split as the runner would."""
-        return replace(step, split=Inputs(self._assembly, step).dims["splits"])
+        return replace(step, split=Inputs(self._assembly, step).dims["reductions"])
 
     def profile(self, launches: list[Launch], step: Step) -> list[float]:
         """Seconds of each launch, run in their order in a step."""

@@ -1,4 +1,4 @@
-"""The prefixes that were found most often, against a count of all."""
+"""The prefixes with the most matches, against a count of all matches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Prefix = tuple[str, tuple[int, ...]]
 
 
 class Cache:
-    """Sequences that come and go at once, and how often each prefix of theirs was found."""
+    """Sequences that start and end immediately, and the number of matches of each of their prefixes."""
 
     def __init__(self, num_pages: int) -> None:
         self.sequences = Sequences(num_pages, PAGE_SIZE, 100)
@@ -23,7 +23,7 @@ class Cache:
         self.ends: set[Prefix] = set()
 
     def visit(self, tokens: list[int], salt: str = "") -> int:
-        """Returns how many of the tokens were found."""
+        """Run a sequence and return the number of cached tokens."""
         slot = self.open(tokens, salt)
         found = self.sequences.start(slot, len(tokens))
         assert found is not None
@@ -39,7 +39,7 @@ class Cache:
         return self.sequences.open(tokens, len(tokens), cache_salt=salt)
 
     def expected(self) -> list[tuple[int, int, bool, list[int], list[int]]]:
-        """Hits, pages, salt, first and last tokens of every prefix at which a match has ended, the most hits first."""
+        """Return hits, pages, salt, first and last tokens of every prefix at which a match ended, most hits first."""
         found = []
         for salt, tokens in self.ends:
             last = list(tokens[-PAGE_SIZE:]) if len(tokens) > PAGE_SIZE else []
@@ -62,8 +62,8 @@ def test_the_hottest_are_those_with_the_most_hits(seed: int) -> None:
     assert cache.sequences.tree.hottest(3) == found[:3]
 
 
-def test_more_prefixes_than_are_kept() -> None:
-    """Of 90 prefixes the 40 that are found twice or more are among the 64 that are kept, whatever the order."""
+def test_more_prefixes_than_candidates() -> None:
+    """Of 90 prefixes the 40 with two or more matches are among the 64 candidates, in any order of visits."""
     cache = Cache(2000)
     choose = random.Random(7)
     visits = [prefix for prefix in range(90) for _ in range(2 if prefix < 50 else prefix - 46)]
@@ -73,7 +73,7 @@ def test_more_prefixes_than_are_kept() -> None:
     assert [prefix[4][0] for prefix in cache.sequences.tree.hottest(39)] == list(range(89, 50, -1))
 
 
-def test_what_is_evicted_is_forgotten() -> None:
+def test_evicted_prefixes_are_dropped() -> None:
     cache = Cache(20)
     for _ in range(3):
         cache.visit([1, 2, 3])
@@ -86,7 +86,7 @@ def test_what_is_evicted_is_forgotten() -> None:
     assert [(prefix[0], prefix[4]) for prefix in cache.sequences.tree.hottest(9)] == [(2, [4, 5]), (1, [1, 2])]
 
 
-def test_who_uses_a_prefix_now() -> None:
+def test_users_are_the_sequences_that_hold_a_prefix() -> None:
     cache = Cache(20)
     for _ in range(2):
         cache.visit([1, 2, 3])
@@ -97,7 +97,7 @@ def test_who_uses_a_prefix_now() -> None:
     assert cache.sequences.tree.hottest(1)[0][0] == 4
 
 
-def test_a_sequence_that_gets_no_pages_counts_nowhere() -> None:
+def test_a_sequence_that_gets_no_pages_is_not_counted() -> None:
     cache = Cache(4)
     cache.visit([1, 2, 3])
     slot = cache.open([1, 2, 3])

@@ -11,7 +11,7 @@ import soft_tiles
 from kernel_calls import Array, aligned, pack_integers, quantized_rows, run, tile
 
 from quire.kernels import host
-from quire.kernels._native import Runner
+from quire.kernels._native import MatrixView, QuantizedWeights, Runner, RunnerConfig
 from quire.kernels.emit.gemm import Gemm
 from quire.kernels.emit.layout import IntegerFormat, Numbers
 from quire.kernels.emit.products import Products
@@ -165,10 +165,11 @@ def test_tiles_give_the_same_sums(tiles: None, form: IntegerFormat, m: int, k: i
 
 @pytest.fixture
 def runner() -> Runner:
-    return Runner(
-        threads=2, num_pages=1, page_size=32, vocab_size=1, kv_heads=1, capacity=1, logit_capacity=1, logit_stride=32,
-        hidden_size=32, tokens_per_entry=1, layers=1, tile_bytes=64, value_offset=32,
+    config = RunnerConfig(
+        threads=2, num_pages=1, page_size=32, vocab_size=1, kv_heads=1, max_num_batched_tokens=1, max_logit_rows=1,
+        logit_stride=32, hidden_size=32, tokens_per_entry=1, layers=1, tile_bytes=64, value_offset=32,
     )  # fmt: skip
+    return Runner(config)
 
 
 def memory(address: int, size: int) -> Array:
@@ -185,7 +186,7 @@ def test_integers_are_packed_as_the_layout_says(runner: Runner, form: IntegerFor
     zeros = rng.integers(0, 17, (n, groups)).astype(np.int16) if form.zeros else None
     expected = pack_integers(values, scales, zeros, form.bits, form.group)
     target = runner.allocate(expected.nbytes)
-    runner.pack_integers(target, form.bits, form.group, 0, 1, values, scales, zeros)
+    runner.pack_quantized(values, scales, zeros, QuantizedWeights(target, form, k))
     # Padding is the middle of the range here and 0 there; what it is does not matter.
     shape = (2, form.groups(k), form.group_bytes(k))
     packed = memory(target, expected.nbytes).reshape(shape)
@@ -201,7 +202,7 @@ def test_quantized_weights_are_near(runner: Runner, form: IntegerFormat, name: s
     weights: Array = np.random.default_rng(9).standard_normal((n, k), np.float32).astype(source)
     weights[5] = 0
     target = runner.allocate(2 * form.block_bytes(k))
-    runner.quantize(target, form.bits, form.group, 0, 1, weights.ctypes.data, name, n, k, k, 1)
+    runner.quantize(MatrixView(weights.ctypes.data, name, n, k, k, 1), QuantizedWeights(target, form, k))
     x = quantized(np.eye(k, dtype=np.float32), form)
     y = aligned(np.zeros((k, 64), np.float32))
     text = Gemm("g", k, n, integers=form).emit(Products(ISAS[0], NUMBERS))
@@ -215,6 +216,7 @@ def test_quantized_weights_are_near(runner: Runner, form: IntegerFormat, name: s
 def test_weights_that_are_not_finite_cannot_be_quantized(runner: Runner) -> None:
     weights = np.ones((16, 64), np.float32)
     weights[3, 4] = np.nan
-    target = runner.allocate(IntegerFormat(8).block_bytes(64))
+    form = IntegerFormat(8)
+    target = QuantizedWeights(runner.allocate(form.block_bytes(64)), form, 64)
     with pytest.raises(ValueError, match="weight column 3 holds a value that is not finite"):
-        runner.quantize(target, 8, 0, 0, 1, weights.ctypes.data, "f32", 16, 64, 64, 1)
+        runner.quantize(MatrixView(weights.ctypes.data, "f32", 16, 64, 64, 1), target)

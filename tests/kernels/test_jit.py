@@ -1,4 +1,4 @@
-"""The JIT's object cache: shared by processes, and never trusted when damaged."""
+"""The JIT's object cache: shared by processes, and verified before use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_damaged_entry_is_rebuilt(tmp_path: Path, damage: object) -> None:
     assert entry.read_bytes() == whole
 
 
-def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
+def test_processes_may_write_concurrently(tmp_path: Path) -> None:
     script = (
         "import sys; from quire.kernels._native import Jit\n"
         f"source = {SOURCE!r}\n"
@@ -75,16 +75,16 @@ def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0
-    assert len(list(tmp_path.iterdir())) == 1, "private names of writers are left"
+    assert len(list(tmp_path.iterdir())) == 1, "private files of writers are left"
     jit = make(tmp_path)
     assert (call(jit), jit.cache_hits) == (50, 1)
 
 
-def test_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert call(make(tmp_path / "file" / "below")) == 50
 
 
-def test_diagnostics_name_what_is_wrong() -> None:
-    with pytest.raises(RuntimeError, match=r"does not parse.*nonsense"):
+def test_diagnostics_quote_the_cause() -> None:
+    with pytest.raises(RuntimeError, match=r"failed to parse.*nonsense"):
         make("").compile("func.func @f() { nonsense }", ["f"])

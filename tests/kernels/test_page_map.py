@@ -1,4 +1,4 @@
-"""The picture of the pool against one counted page by page."""
+"""The map of the pool against one that is counted page by page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FREE, HELD, SHARED, CACHED, PINNED = range(5)
 
 
 class Pool:
-    """Sequences that begin alike come, fork and go; the last to come may be pinned."""
+    """Sequences with common prefixes that start, share pages and end; the latest may be pinned."""
 
     def __init__(self, num_pages: int, seed: int) -> None:
         self.num_pages = num_pages
@@ -39,7 +39,7 @@ class Pool:
             self.pinned.remove(slot)
 
     def expected(self) -> list[int]:
-        """The state of each page, but for those that nobody has: of these only how many are free is known."""
+        """Return the state of each page; free and cached pages, which no sequence holds, are not told apart."""
         holders = Counter(page for slot in self.open for page in self.sequences.pages(slot))
         pins = {page for slot in self.pinned for page in self.sequences.pages(slot)}
         states = [CACHED if holders[page] == 0 else min(holders[page], SHARED) for page in range(self.num_pages)]
@@ -56,7 +56,7 @@ class Pool:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_each_page_has_the_state_that_its_holders_say(seed: int) -> None:
+def test_each_page_has_the_state_of_its_holders(seed: int) -> None:
     pool = Pool(40, seed)
     for _ in range(100):
         if pool.open and pool.choose.random() < 0.45:
@@ -69,13 +69,13 @@ def test_each_page_has_the_state_that_its_holders_say(seed: int) -> None:
 
 
 @pytest.mark.parametrize("max_cells", [1, 7, 20, 39])
-def test_a_large_pool_is_folded(max_cells: int) -> None:
+def test_a_large_pool_is_downsampled(max_cells: int) -> None:
     pool = Pool(40, seed=3)
     for _ in range(8):
         pool.start()
     counts, _, states = pool.sequences.page_map([], 40)
-    folded, per_cell, cells = pool.sequences.page_map([], max_cells)
-    assert folded == counts
+    downsampled, per_cell, cells = pool.sequences.page_map([], max_cells)
+    assert downsampled == counts
     assert len(cells) == 5 * -(-40 // per_cell) <= 5 * max_cells
     for cell in range(len(cells) // 5):
         pages = states[cell * per_cell : (cell + 1) * per_cell]
@@ -83,6 +83,6 @@ def test_a_large_pool_is_folded(max_cells: int) -> None:
         assert list(cells[5 * cell : 5 * cell + 5]) == expected
 
 
-def test_a_picture_needs_a_cell() -> None:
+def test_a_map_needs_a_cell() -> None:
     with pytest.raises(ValueError, match="max_cells=0"):
         Sequences(4, PAGE_SIZE, 10).page_map([], 0)

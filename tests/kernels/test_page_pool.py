@@ -1,4 +1,4 @@
-"""The page pool against a brute-force model, and the runs that it should hand out."""
+"""The page pool against a brute-force model, and the runs that it hands out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quire.kernels import _native
 
 
 class PagePoolModel(RuleBasedStateMachine):
-    """Sequences that grow, fork and end; a list of reference counts says what the pool should know."""
+    """Sequences that grow, fork and end, with a list of the expected reference counts."""
 
-    @initialize(total=st.integers(1, 40), stripe=st.integers(1, 45))
-    def create(self, total: int, stripe: int) -> None:
-        self.pool = _native.PagePool(total, stripe)
-        self.stripe, self.most_held = stripe, 0
+    @initialize(total=st.integers(1, 40), extent=st.integers(1, 45))
+    def create(self, total: int, extent: int) -> None:
+        self.pool = _native.PagePool(total, extent)
+        self.extent, self.most_held = extent, 0
         self.references = [0] * total
         self.sequences: list[list[int]] = []
 
@@ -26,7 +26,7 @@ class PagePoolModel(RuleBasedStateMachine):
             self.sequences.append([])
         sequence = self.sequences[-1 if new else which % len(self.sequences)]
         free = self.references.count(0)
-        follows = sequence and sequence[-1] + 1 < self.pool.opened and self.references[sequence[-1] + 1] == 0
+        follows = sequence and sequence[-1] + 1 < self.pool.committed and self.references[sequence[-1] + 1] == 0
         pages = self.pool.allocate(count, sequence)
         assert (pages is None) == (count > free)
         if not pages:
@@ -37,7 +37,7 @@ class PagePoolModel(RuleBasedStateMachine):
         for page in pages:
             self.references[page] = 1
         sequence += pages
-        assert max(pages) < self.pool.opened
+        assert max(pages) < self.pool.committed
 
     @precondition(lambda self: self.sequences)
     @rule(which=st.integers(0, 100))
@@ -71,14 +71,14 @@ class PagePoolModel(RuleBasedStateMachine):
         assert [pool.references(page) for page in range(pool.total)] == self.references
 
     @invariant()
-    def pages_are_opened_by_stripes(self) -> None:
+    def pages_are_committed_by_extents(self) -> None:
         most = max(self.most_held, self.pool.held_pages)
         self.most_held = most
-        total, stripe = self.pool.total, self.stripe
-        assert self.pool.opened == next(
-            opened
-            for opened in (*range(stripe, total, stripe), total)
-            if opened == total or opened - most >= opened // 2
+        total, extent = self.pool.total, self.extent
+        assert self.pool.committed == next(
+            committed
+            for committed in (*range(extent, total, extent), total)
+            if committed == total or committed - most >= committed // 2
         )
 
     def teardown(self) -> None:
@@ -94,7 +94,7 @@ TestPagePoolModel.settings = settings(max_examples=150, stateful_step_count=40, 
 
 
 def some(pages: list[int] | None) -> list[int]:
-    """The pages of an allocation that must succeed."""
+    """Return the pages of an allocation that must succeed."""
     assert pages is not None
     return pages
 
@@ -106,7 +106,7 @@ def test_pages_of_one_request_are_a_run() -> None:
     assert second == list(range(second[0], second[0] + 20))
 
 
-def test_sequences_that_grow_side_by_side_keep_their_runs() -> None:
+def test_sequences_that_grow_concurrently_stay_contiguous() -> None:
     pool = _native.PagePool(1024)
     sequences = [some(pool.allocate(1)) for _ in range(8)]
     for _ in range(63):
@@ -125,7 +125,7 @@ def test_an_allocation_takes_all_or_nothing() -> None:
     assert pool.allocate(0) == []
 
 
-def test_a_page_returns_with_its_last_reference() -> None:
+def test_a_page_is_freed_with_its_last_reference() -> None:
     pool = _native.PagePool(1)
     [page] = some(pool.allocate(1))
     pool.retain(page)
@@ -143,6 +143,6 @@ def test_a_pool_needs_a_page(num_pages: int) -> None:
         _native.PagePool(num_pages)
 
 
-def test_a_negative_count_is_refused() -> None:
+def test_a_negative_count_is_rejected() -> None:
     with pytest.raises(ValueError, match="count=-1"):
         _native.PagePool(4).allocate(-1)

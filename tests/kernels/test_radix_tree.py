@@ -59,7 +59,7 @@ def test_the_first_of_two_equal_pages_is_kept() -> None:
     assert (pool.references(first), pool.references(second)) == (2, 2)
 
 
-def test_an_old_path_that_is_used_again_outlives_a_newer_one() -> None:
+def test_an_old_path_that_is_reused_outlives_a_newer_one() -> None:
     cache = CheckedCache(8, PAGE)
     cache.add("", [1, 1, 2, 2])
     cache.remove(0)
@@ -72,7 +72,7 @@ def test_an_old_path_that_is_used_again_outlives_a_newer_one() -> None:
 
 
 @pytest.mark.parametrize("pages", [1, 31, 32, 33, 50])
-def test_a_long_path_is_found_as_far_as_it_goes(pages: int) -> None:
+def test_a_long_path_matches_up_to_its_first_difference(pages: int) -> None:
     cache = CheckedCache(60, PAGE)
     tokens = list(range(2 * pages))
     cache.add("", tokens)
@@ -85,10 +85,10 @@ def test_a_long_path_is_found_as_far_as_it_goes(pages: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2, 3]])
-def test_a_page_that_is_not_full_is_refused(tokens: list[int]) -> None:
+def test_a_page_that_is_not_full_is_rejected(tokens: list[int]) -> None:
     pool = PagePool(4)
     tree = RadixTree(pool, PAGE)
-    with pytest.raises(ValueError, match=f"a page of 2 tokens can't hold {len(tokens)}"):
+    with pytest.raises(ValueError, match=f"a page holds 2 tokens; {len(tokens)} were given"):
         tree.insert(tree.enter(""), tokens, (pool.allocate(1) or [])[0])
 
 
@@ -103,5 +103,5 @@ def test_depth_first_order() -> None:
 
 
 def test_random_operations_against_the_dictionary() -> None:
-    """`scripts/bench_cache.py --check` runs millions."""
+    """Run a short version of `scripts/bench_cache.py --check`."""
     check_random_operations(5000, seed=5)

@@ -1,4 +1,4 @@
-"""The thread pool runs on every thread that comes, survives exceptions, and rests when idle."""
+"""The thread pool runs on every worker that arrives, survives exceptions, and sleeps when idle."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_every_thread_runs_once_a_launch_that_waits_for_it(size: int, pin: bool)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_the_caller_is_in_every_launch_and_nobody_twice(size: int) -> None:
+def test_the_caller_is_in_every_launch_and_no_thread_twice(size: int) -> None:
     pool = _native.ThreadPool(size)
-    came: list[int] = []
+    arrived: list[int] = []
     for _ in range(500):
-        came.clear()
-        pool.run(came.append)
-        assert 0 in came
-        assert len(set(came)) == len(came)
+        arrived.clear()
+        pool.run(arrived.append)
+        assert 0 in arrived
+        assert len(set(arrived)) == len(arrived)
     counts = [0] * size
     all_here = threading.Barrier(size)
 
@@ -54,21 +54,21 @@ def test_the_caller_is_in_every_launch_and_nobody_twice(size: int) -> None:
         all_here.wait()
         counts[thread] += 1
 
-    pool.run(count)  # who was left out is back
+    pool.run(count)  # workers that missed launches are back
     assert counts == [1] * size
 
 
-def test_pinning_binds_workers_and_leaves_the_caller() -> None:
+def test_pinning_binds_the_workers_but_not_the_caller() -> None:
     before = os.sched_getaffinity(0)
     pool = _native.ThreadPool(min(4, len(before)), pin=True)
     masks: dict[int, set[int]] = {}
     all_here = threading.Barrier(pool.size)
 
-    def look(thread: int) -> None:
+    def read_affinity(thread: int) -> None:
         all_here.wait()
         masks[thread] = os.sched_getaffinity(0)
 
-    pool.run(look)
+    pool.run(read_affinity)
     assert pool.pinned
     assert masks.pop(0) == before
     assert all(len(mask) == 1 for mask in masks.values())
@@ -86,25 +86,25 @@ def test_more_threads_than_cpus_are_not_pinned() -> None:
 def test_an_exception_of_any_thread_reaches_the_caller(size: int) -> None:
     pool = _native.ThreadPool(size)
     all_here = threading.Barrier(size)
-    for culprit in range(size):
+    for failing in range(size):
 
-        def fail(thread: int, culprit: int = culprit) -> None:
+        def fail(thread: int, failing: int = failing) -> None:
             all_here.wait()
-            if thread == culprit:
+            if thread == failing:
                 raise KeyError(f"thread {thread}")
 
-        with pytest.raises(KeyError, match=f"thread {culprit}"):
+        with pytest.raises(KeyError, match=f"thread {failing}"):
             pool.run(fail)
-        pool.run(lambda thread: all_here.wait() and None)  # and the pool is as good as new
+        pool.run(lambda thread: all_here.wait() and None)  # the pool is still usable
 
 
-def test_a_launch_within_a_launch_is_refused() -> None:
+def test_a_nested_launch_is_rejected() -> None:
     pool = _native.ThreadPool(2)
     with pytest.raises(RuntimeError, match="one launch at a time"):
         pool.run(lambda thread: pool.run(lambda inner: None))
 
 
-def test_denormals_count_as_zero_inside_and_not_outside() -> None:
+def test_denormals_are_flushed_only_inside_a_launch() -> None:
     pool = _native.ThreadPool(2)
     products: list[float] = []
     tiny, half = np.float32(1e-38), np.float32(0.5)
@@ -128,18 +128,18 @@ def test_an_idle_pool_uses_no_cpu() -> None:
     assert time.process_time() - before < 0.05
 
 
-def test_a_launch_takes_time_but_not_much() -> None:
+def test_a_launch_takes_less_than_10_ms() -> None:
     assert 0 < _native.ThreadPool(2).launch_time(1000) < 0.01
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])
-def test_a_number_of_threads_out_of_range_is_refused(threads: int) -> None:
+def test_a_number_of_threads_out_of_range_is_rejected(threads: int) -> None:
     with pytest.raises(ValueError, match=f"threads={threads}"):
         _native.ThreadPool(threads)
 
 
 @pytest.mark.parametrize("nodes", [[1], [0, 2], [0, 1, 0], [0, -1]])
-def test_nodes_out_of_order_are_refused(nodes: list[int]) -> None:
+def test_nodes_out_of_order_are_rejected(nodes: list[int]) -> None:
     with pytest.raises(ValueError, match="ascending order"):
         _native.ThreadPool(places=[_native.Place(node, []) for node in nodes])
 
@@ -150,12 +150,13 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
 
 
 class Recorder:
-    """A plan of `launches` launches whose kernels note who computed what, on a pool with threads on these nodes."""
+    """A plan of `launches` launches whose kernels record which thread computes which items, on a pool with threads on
+    these nodes."""
 
     def __init__(self, nodes: list[int], launches: int) -> None:
         self.nodes = nodes
-        self.chunks: list[tuple[int, int, range]] = []  # launch, thread, items; when they are done
-        self.early: list[int] = []  # launches that began before the one before them was done
+        self.chunks: list[tuple[int, int, range]] = []  # launch, thread, items, in the order of completion
+        self.early: list[int] = []  # launches that began before the previous one was done
         self.done = [0] * launches
         self.tokens = 0
         self._pool = _native.ThreadPool(places=[_native.Place(node, []) for node in nodes])
@@ -178,7 +179,7 @@ class Recorder:
     def _kernel(self, launch: int, first: int, end: int) -> None:
         if launch > 0 and self.done[launch - 1] != self.tokens:
             self.early.append(launch)
-        time.sleep(0)  # others may come now
+        time.sleep(0)  # let other threads in
         self.chunks.append((launch, self._threads[threading.get_ident()], range(first, end)))
         self.done[launch] += end - first
 
@@ -196,7 +197,7 @@ class Recorder:
 
 @pytest.mark.parametrize("nodes", [[0], [0, 0], [0, 0, 0, 0], [0, 1], [0, 0, 1], [0, 1, 1, 2]])
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, 100])
-def test_a_plan_does_all_items_once_and_launches_in_order(nodes: list[int], tokens: int) -> None:
+def test_a_plan_computes_every_item_once_and_launches_in_order(nodes: list[int], tokens: int) -> None:
     recorder = Recorder(nodes, launches=5)
     for _ in range(5):
         recorder.run(tokens)
@@ -214,7 +215,7 @@ def test_a_profile_has_the_time_of_each_launch(nodes: list[int]) -> None:
     assert sum(seconds) <= time.perf_counter() - before
     assert recorder.done == [20] * 5
     assert all(second > 0 for second in seconds[::2])
-    assert seconds[1::2] == [0.0] * 5  # those without items
+    assert seconds[1::2] == [0.0] * 5  # launches without items
     assert recorder.profile(0) == [0.0] * 10
 
 
@@ -226,12 +227,12 @@ def test_threads_take_the_items_of_their_node_first(nodes: list[int], begins: li
         own: dict[tuple[int, int], list[bool]] = {}
         for launch, thread, items in recorder.chunks:
             node = sum(begin <= items[0] for begin in begins) - 1
-            assert items[-1] < [*begins, 100][node + 1]  # no chunk is of two nodes
+            assert items[-1] < [*begins, 100][node + 1]  # no chunk spans two nodes
             own.setdefault((launch, thread), []).append(node == nodes[thread])
         assert all(order == sorted(order, reverse=True) for order in own.values())
 
 
-def test_touching_by_node_brings_memory_in_and_keeps_its_contents() -> None:
+def test_touching_by_node_makes_memory_resident_and_keeps_its_contents() -> None:
     def resident_pages() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1])
 

@@ -1,4 +1,4 @@
-"""CPUs, cores and nodes are counted right, and threads get their places on them."""
+"""CPUs, cores and NUMA nodes are detected, and threads are placed on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def no_setting(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def cgroup(root: Path, membership: str, files: dict[str, str]) -> str:
-    """A file system with just /proc/self/cgroup and the cgroup files named."""
+    """Make a file system with /proc/self/cgroup and the given cgroup files only; return its root."""
     for name, text in {"proc/self/cgroup": membership, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -71,7 +71,7 @@ def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("setting", ["", "0", "-3", "two", "2.5", "4 ", "99999999999"])
-def test_a_bad_setting_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+def test_a_bad_setting_is_rejected_with_its_name(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("QUIRE_THREADS", setting)
     with pytest.raises(ValueError, match=f"QUIRE_THREADS='{setting}'.*1 to 1024"):
         _native.default_threads()
@@ -81,7 +81,7 @@ def test_a_bad_setting_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, setti
 
 
 def machine(root: Path, siblings: dict[int, str], nodes: dict[int, str] | None = None) -> str:
-    """A file system with the /sys files on CPUs and NUMA nodes."""
+    """Make a file system with the /sys files on CPUs and NUMA nodes; return its root."""
     cpus, node_folder = root / "sys/devices/system/cpu", root / "sys/devices/system/node"
     for cpu, text in siblings.items():
         (cpus / f"cpu{cpu}/topology").mkdir(parents=True)
@@ -100,7 +100,7 @@ def places(found: Sequence[_native.Place]) -> list[tuple[int, list[int]]]:
 def test_hardware_threads_make_cores(tmp_path: Path) -> None:
     root = machine(tmp_path, {0: "0,4", 1: "1,5", 2: "2-3", 3: "2-3", 4: "0,4", 5: "1,5"})
     assert places(_native.physical_cores(range(6), root)) == [(0, [0, 4]), (0, [1, 5]), (0, [2, 3])]
-    assert places(_native.physical_cores([5, 1, 4], root)) == [(0, [4]), (0, [1, 5])]  # by the affinity mask
+    assert places(_native.physical_cores([5, 1, 4], root)) == [(0, [4]), (0, [1, 5])]  # limited to the affinity mask
 
 
 def test_cores_are_ordered_by_node(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_cores_are_ordered_by_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "0-", "-1", "0,x"])
-def test_what_the_system_does_not_tell_counts_as_cores_of_one_node(tmp_path: Path, text: str) -> None:
+def test_cpus_without_topology_count_as_cores_of_one_node(tmp_path: Path, text: str) -> None:
     root = machine(tmp_path, {0: text, 1: text}, {0: text})
     assert places(_native.physical_cores([0, 1, 7], root)) == [(0, [0]), (0, [1]), (0, [7])]
 
@@ -158,7 +158,7 @@ def test_places(
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 2)), min_size=1, max_size=4), st.integers(1, 60))
 def test_threads_are_spread_evenly(nodes: list[tuple[int, int]], threads: int) -> None:
-    """`nodes`: of each its cores and their hardware threads."""
+    """`nodes`: the number of cores of each, and of hardware threads of each core."""
     cores, cpu = [], 0
     for node, (count, width) in enumerate(nodes):
         for _ in range(count):

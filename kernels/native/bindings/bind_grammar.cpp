@@ -77,7 +77,7 @@ void bind_grammar(nb::module_& m) {
       .def(
           "__init__",
           [](Vocabulary* self, const std::string& library, const std::vector<nb::bytes>& texts,
-             const Tokens& eos_token_ids, nb::callable tokenize) {
+             const Tokens& eos_token_ids, nb::typed<nb::callable, Tokens(nb::bytes)> tokenize) {
             std::vector<std::string> copies;
             for (const nb::bytes& text : texts) copies.emplace_back(text.c_str(), text.size());
             const Vocabulary::Tokenize function = tokenize_by(std::move(tokenize));

@@ -2,18 +2,16 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
-#include "compute/jit.h"
-#include "compute/thread_pool.h"
+#include "jit/jit.h"
 
 namespace nb = nanobind;
 
 namespace quire {
 
 void bind_jit(nb::module_& m) {
-  m.def("host_features", &host_features, "CPU features that this host grants, by LLVM's names.");
-  m.def("request_amx", &ThreadPool::request_amx, "Asks the kernel for AMX tiles; whether they may be used.");
-  m.def("llvm_version", &llvm_version, "Version of the LLVM that compiles kernels.");
-  nb::class_<Jit>(m, "Jit", "Compiles MLIR text to functions of this process, with a cache of objects on disk.")
+  m.def("host_features", &host_features, "Return the CPU features that this host grants, by LLVM's names.");
+  m.def("llvm_version", &llvm_version, "Return the version of the LLVM that compiles kernels.");
+  nb::class_<Jit>(m, "Jit", "Compiler of MLIR text to functions of this process, with a cache of objects on disk.")
       .def(
           "__init__",
           [](Jit* self, std::string cpu, std::string features, int vector_bits, const std::string& cache_dir) {
@@ -21,10 +19,10 @@ void bind_jit(nb::module_& m) {
           },
           nb::arg("cpu"), nb::arg("features"), nb::arg("vector_bits"), nb::arg("cache_dir") = "")
       .def("compile", &Jit::compile, nb::arg("source"), nb::arg("symbols"), nb::call_guard<nb::gil_scoped_release>(),
-           "Addresses of the symbols, in their order.")
-      .def("assembly", &Jit::assembly, nb::arg("source"), "Assembly of the module, for people.")
-      .def_prop_ro("compiled", &Jit::compiled)
-      .def_prop_ro("cache_hits", &Jit::cache_hits);
+           "Compile a module and return the addresses of the symbols, in order.")
+      .def("assembly", &Jit::assembly, nb::arg("source"), "Return the assembly of a module, for inspection.")
+      .def_prop_ro("compiled", &Jit::compiled, "Number of modules compiled so far.")
+      .def_prop_ro("cache_hits", &Jit::cache_hits, "Number of modules read from the cache so far.");
 }
 
 }  // namespace quire

@@ -2,13 +2,21 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
 
+#include "bindings/bind_struct.h"
 #include "bindings/bindings.h"
-#include "compute/integers.h"
-#include "compute/packing.h"
 #include "compute/runner.h"
 
 namespace nb = nanobind;
@@ -16,23 +24,17 @@ namespace nb = nanobind;
 namespace quire {
 namespace {
 
-using Address = std::uintptr_t;
-
-Dim dim_of(const std::string& name) {
-  if (name == "tokens") return Dim::tokens;
-  if (name == "logit_rows") return Dim::logit_rows;
-  if (name == "capacity") return Dim::capacity;
-  if (name == "kv_tiles") return Dim::kv_tiles;
-  if (name == "entries") return Dim::entries;
-  if (name == "parts") return Dim::parts;
-  if (name == "splits") return Dim::splits;
-  throw std::invalid_argument("dim '" + name +
-                              "' is none of tokens, logit_rows, capacity, kv_tiles, entries, parts, splits");
+Dim dim_of(std::string_view name) {
+  const auto found = std::ranges::find(kDimNames, name);
+  if (found != kDimNames.end()) return static_cast<Dim>(found - kDimNames.begin());
+  std::string known;
+  for (std::string_view each : kDimNames) known.append(known.empty() ? "" : ", ").append(each);
+  throw std::invalid_argument("dim '" + std::string(name) + "' is none of " + known);
 }
 
 void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
-                std::int64_t per, std::int64_t times) {
-  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), per, times};
+                std::int64_t rows_per_item, std::int64_t repeats) {
+  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), rows_per_item, repeats};
   for (Address buffer : buffers) launch.buffers.push_back(reinterpret_cast<void*>(buffer));
   plan.add(std::move(launch));
 }
@@ -60,97 +62,66 @@ std::vector<double> profile_plan(Plan& plan, ThreadPool& pool, const Sizes& size
 Sizes split_attention(Runner& runner, Sizes sizes) {
   Dims dims = dims_of(sizes);
   runner.split_attention(dims);
-  for (const char* name : {"entries", "parts", "splits"}) sizes[name] = dims[static_cast<std::size_t>(dim_of(name))];
+  for (const char* name : {"entries", "kv_splits", "reductions"})
+    sizes[name] = dims[static_cast<std::size_t>(dim_of(name))];
   return sizes;
 }
 
-nb::object logprobs_tuple(std::int32_t token, const TokenLogprobs& entry) {
+/// Token ids and log probabilities, the given token first and then the likeliest ones, and the token's rank.
+using Logprobs = std::tuple<std::vector<std::int32_t>, std::vector<float>, std::int32_t>;
+
+Logprobs logprobs_tuple(std::int32_t token, const TokenLogprobs& entry) {
   std::vector<std::int32_t> ids{token};
   std::vector<float> values{entry.logprob};
   ids.insert(ids.end(), entry.top_ids.begin(), entry.top_ids.end());
   values.insert(values.end(), entry.top_logprobs.begin(), entry.top_logprobs.end());
-  return nb::make_tuple(nb::cast(ids), nb::cast(values), entry.rank);
+  return {std::move(ids), std::move(values), entry.rank};
 }
 
-nb::object logprobs_of_row(const StepResult& result, std::size_t row) {
+/// An entry for each token of a span; nothing if the sequence did not ask for log probabilities.
+std::optional<std::vector<Logprobs>> logprobs_of_row(const StepResult& result, std::size_t row) {
   const std::vector<TokenLogprobs>& entries = result.logprobs.at(row);
-  if (entries.empty()) return nb::none();
-  nb::list list;
-  for (std::size_t i = 0; i < entries.size(); i++) list.append(logprobs_tuple(result.token_ids[row][i], entries[i]));
-  return list;
+  if (entries.empty()) return std::nullopt;
+  std::vector<Logprobs> span;
+  for (std::size_t i = 0; i < entries.size(); i++) span.push_back(logprobs_tuple(result.token_ids[row][i], entries[i]));
+  return span;
 }
 
-nb::dict pooled_dict(const StepResult& result) {
-  nb::dict dict;
+std::map<std::int32_t, nb::bytes> pooled_vectors(const StepResult& result) {
+  std::map<std::int32_t, nb::bytes> vectors;
   for (const auto& [index, vector] : result.pooled)
-    dict[nb::int_(index)] = nb::bytes(vector.data(), vector.size() * sizeof(float));
-  return dict;
+    vectors.emplace(index, nb::bytes(vector.data(), vector.size() * sizeof(float)));
+  return vectors;
 }
 
-nb::dict prompt_logprobs_dict(const StepResult& result) {
-  nb::dict dict;
-  for (const auto& [index, positions] : result.prompt_logprobs) {
-    nb::list list;
-    for (const Position& position : positions) list.append(logprobs_tuple(position.token, position.logprobs));
-    dict[nb::int_(index)] = list;
-  }
-  return dict;
+std::map<std::int32_t, std::vector<Logprobs>> prompt_logprobs(const StepResult& result) {
+  std::map<std::int32_t, std::vector<Logprobs>> logprobs;
+  for (const auto& [index, positions] : result.prompt_logprobs)
+    for (const Position& position : positions)
+      logprobs[index].push_back(logprobs_tuple(position.token, position.logprobs));
+  return logprobs;
 }
 
-void pack_matrix(Runner& runner, Address target, const std::string& target_format, std::int64_t k_blocks,
-                 std::int64_t first_tile, std::int64_t tile_step, Address source, const std::string& source_format,
-                 std::int64_t n, std::int64_t k, std::int64_t n_stride, std::int64_t k_stride) {
-  nb::gil_scoped_release release;
-  pack(runner.threads(), {reinterpret_cast<const void*>(source), format_of(source_format), n, k, n_stride, k_stride},
-       {reinterpret_cast<void*>(target), format_of(target_format), k_blocks}, first_tile, tile_step);
-}
-
-PackedIntegers packed_integers(Address target, int bits, std::int64_t group, bool zeros, std::int64_t k) {
-  if ((bits != 4 && bits != 8) || group < 0 || group % 32)
-    throw std::invalid_argument("integers of " + std::to_string(bits) + " bits in groups of " + std::to_string(group) +
-                                " can't be packed");
-  return {reinterpret_cast<std::byte*>(target), {bits, group, zeros}, k};
-}
-
-void quantize_matrix(Runner& runner, Address target, int bits, std::int64_t group, std::int64_t first_tile,
-                     std::int64_t tile_step, Address source, const std::string& source_format, std::int64_t n,
-                     std::int64_t k, std::int64_t n_stride, std::int64_t k_stride) {
-  nb::gil_scoped_release release;
-  quantize(runner.threads(),
-           {reinterpret_cast<const void*>(source), format_of(source_format), n, k, n_stride, k_stride},
-           packed_integers(target, bits, group, false, k), first_tile, tile_step);
-}
-
-template <class T>
-using Array = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void pack_integer_matrix(Runner& runner, Address target, int bits, std::int64_t group, std::int64_t first_tile,
-                         std::int64_t tile_step, Array<std::uint8_t> values, Array<float> scales,
-                         std::optional<Array<std::int16_t>> zeros) {
-  const auto n = static_cast<std::int64_t>(values.shape(0)), k = static_cast<std::int64_t>(values.shape(1));
-  const PackedIntegers packed = packed_integers(target, bits, group, zeros.has_value(), k);
-  const auto groups = static_cast<std::size_t>(packed.format.groups(k));
-  if (scales.shape(0) != values.shape(0) || scales.shape(1) != groups ||
-      (zeros && (zeros->shape(0) != scales.shape(0) || zeros->shape(1) != groups)))
-    throw std::invalid_argument("scales and zeros must have a row for each column of the matrix, and " +
-                                std::to_string(groups) + " groups");
-  nb::gil_scoped_release release;
-  pack_integers(runner.threads(), {values.data(), scales.data(), zeros ? zeros->data() : nullptr, n, k}, packed,
-                first_tile, tile_step);
+std::map<std::string, Address> input_addresses(const Runner& runner) {
+  std::map<std::string, Address> addresses;
+  runner.inputs().for_each(
+      [&](const char* name, const auto* array) { addresses[name] = reinterpret_cast<Address>(array); });
+  return addresses;
 }
 
 void bind_memory(nb::class_<Runner>& runner) {
   runner
       .def(
           "allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
-          nb::arg("num_bytes"), "Address of zeroed memory that lives as long as the runner.")
+          nb::arg("num_bytes"), "Return the address of zeroed memory that lives as long as the runner.")
       .def(
           "allocate_by_node",
           [](Runner& r, std::size_t bytes) {
             nb::gil_scoped_release release;
             return reinterpret_cast<Address>(r.allocate_by_node(bytes));
           },
-          nb::arg("num_bytes"), "The same for a matrix, near the threads that will read it.")
+          nb::arg("num_bytes"),
+          "Allocate memory for a matrix, each share on the NUMA node of the threads that will read it.")
       .def(
           "upload",
           [](Runner& r, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> array) {
@@ -158,74 +129,57 @@ void bind_memory(nb::class_<Runner>& runner) {
             std::memcpy(target, array.data(), array.nbytes());
             return reinterpret_cast<Address>(target);
           },
-          nb::arg("array"), "Address of a copy of the array.")
+          nb::arg("array"), nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
+          "Copy the array into memory that lives as long as the runner; return its address.")
       .def(
           "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv().layer(layer)); },
-          nb::arg("layer"), "Address of a layer's KV tiles.")
-      .def("pack", &pack_matrix, nb::arg("target"), nb::arg("target_format"), nb::arg("k_blocks"),
-           nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("source"), nb::arg("source_format"), nb::arg("n"),
-           nb::arg("k"), nb::arg("n_stride"), nb::arg("k_stride"))
-      .def("quantize", &quantize_matrix, nb::arg("target"), nb::arg("bits"), nb::arg("group"), nb::arg("first_tile"),
-           nb::arg("tile_step"), nb::arg("source"), nb::arg("source_format"), nb::arg("n"), nb::arg("k"),
-           nb::arg("n_stride"), nb::arg("k_stride"))
-      .def("pack_integers", &pack_integer_matrix, nb::arg("target"), nb::arg("bits"), nb::arg("group"),
-           nb::arg("first_tile"), nb::arg("tile_step"), nb::arg("values"), nb::arg("scales"), nb::arg("zeros").none())
+          nb::arg("layer"), "Return the address of a layer's KV tiles.")
       .def("split_attention", &split_attention, nb::arg("dims"),
-           "Moves entries of attention that the inputs hold to parts and splits, as a step does; the dims then.")
-      .def_prop_ro("inputs", [](Runner& r) {
-        const StepInputs& in = r.inputs();
-        auto address = [](const auto* pointer) { return reinterpret_cast<Address>(pointer); };
-        return std::map<std::string, Address>{
-            {"token_ids", address(in.token_ids)},   {"positions", address(in.positions)},
-            {"kv_slots", address(in.kv_slots)},     {"entries", address(in.entries)},
-            {"parts", address(in.parts)},           {"splits", address(in.splits)},
-            {"logit_rows", address(in.logit_rows)}, {"logits", address(in.logits)},
-            {"states", address(in.states)}};
-      });
+           "Move attention entries of the step inputs to KV splits, as a step does; return the resulting dims.")
+      .def_prop_ro("inputs", &input_addresses, "Addresses of the step inputs, by name.");
 }
 
 }  // namespace
 
 void bind_runner(nb::module_& m) {
-  m.attr("HUGE_PAGE") = kHugePage;
-  m.attr("BLOCK_TOKENS") = kBlockTokens;
-  m.attr("MOST_PARTS") = kMostParts;
   nb::class_<StepResult>(m, "StepResult", "The outcome of a step, by index in the batch.")
       .def_ro("token_ids", &StepResult::token_ids,
               "The span of each sequence: the tokens that the step appended to it, forced ones included.")
       .def_ro("pending", &StepResult::pending, "Rows whose samples are deferred: `Runner.collect` adds them.")
       .def("logprobs", &logprobs_of_row, nb::arg("row"),
            "An entry for each token of a span; None if the sequence did not ask for log probabilities.")
-      .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
-      .def_prop_ro("pooled", &pooled_dict, "Vectors of f32, as the bytes that they have in memory.")
+      .def_prop_ro("prompt_logprobs", &prompt_logprobs)
+      .def_prop_ro("pooled", &pooled_vectors, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
-  nb::class_<Plan>(m, "Plan", "A list of kernel launches.")
+  nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
       .def(nb::init<>())
-      .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("per") = 1,
-           nb::arg("times") = 1)
-      .def("run", &run_plan, nb::arg("pool"), nb::arg("dims"), "Runs the launches with these dims, by name.")
-      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"), "The same; returns the seconds of each.");
-  nb::class_<Runner> runner(m, "Runner", "Runs a model: owns its memory, threads, pages, sequences and plan.");
-  runner
-      .def(
-          "__init__",
-          [](Runner* self, std::int32_t threads, bool pin, std::int32_t num_pages, std::int32_t page_size,
-             std::int32_t vocab_size, std::int64_t kv_heads, std::int64_t capacity, std::int64_t logit_capacity,
-             std::int64_t logit_stride, std::int64_t hidden_size, std::int64_t tokens_per_entry, std::int64_t layers,
-             std::int64_t tile_bytes, std::int64_t value_offset) {
-            new (self) Runner({threads, pin, num_pages, page_size, vocab_size, kv_heads, capacity, logit_capacity,
-                               logit_stride, hidden_size, tokens_per_entry, layers, tile_bytes, value_offset});
-          },
-          nb::kw_only(), nb::arg("threads"), nb::arg("pin") = false, nb::arg("num_pages"), nb::arg("page_size"),
-          nb::arg("vocab_size"), nb::arg("kv_heads"), nb::arg("capacity"), nb::arg("logit_capacity"),
-          nb::arg("logit_stride"), nb::arg("hidden_size"), nb::arg("tokens_per_entry"), nb::arg("layers"),
-          nb::arg("tile_bytes"), nb::arg("value_offset"))
-      .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal)
-      .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal)
-      .def_prop_ro("states", &Runner::states, nb::rv_policy::reference_internal)
+      .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("rows_per_item") = 1,
+           nb::arg("repeats") = 1, "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items.")
+      .def("run", &run_plan, nb::arg("pool"), nb::arg("dims"), "Run the launches with these dims, by name.")
+      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"),
+           "Run the launches and return the seconds of each.");
+  bind_struct(m, "RunnerConfig", "Sizes of a model, its KV cache and its steps.",
+              field("threads", &RunnerConfig::threads), field("pin", &RunnerConfig::pin, false),
+              field("num_pages", &RunnerConfig::num_pages), field("page_size", &RunnerConfig::page_size),
+              field("vocab_size", &RunnerConfig::vocab_size), field("kv_heads", &RunnerConfig::kv_heads),
+              field("max_num_batched_tokens", &RunnerConfig::max_num_batched_tokens),
+              field("max_logit_rows", &RunnerConfig::max_logit_rows),
+              field("logit_stride", &RunnerConfig::logit_stride), field("hidden_size", &RunnerConfig::hidden_size),
+              field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
+              field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset));
+  nb::class_<Runner> runner(m, "Runner",
+                            "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
+  runner.def(nb::init<const RunnerConfig&>(), nb::arg("config"))
+      .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal, "Plan from token ids to hidden states.")
+      .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal, "Plan from hidden states to logits.")
+      .def_prop_ro("states", &Runner::states, nb::rv_policy::reference_internal,
+                   "Plan from hidden states to those that are pooled.")
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
-      .def_prop_ro("pinned", [](Runner& r) { return r.threads().pinned(); })
-      .def_prop_ro("num_prepared_pages", [](Runner& r) { return r.kv().num_prepared(); })
+      .def_prop_ro(
+          "pinned", [](Runner& r) { return r.threads().pinned(); }, "True if every thread has a CPU of its own.")
+      .def_prop_ro(
+          "num_prefaulted_pages", [](Runner& r) { return r.kv().num_prefaulted(); },
+          "Number of KV pages whose memory is resident.")
       .def_prop_ro("sequences", &Runner::sequences, nb::rv_policy::reference_internal)
       .def(
           "step",
@@ -243,6 +197,7 @@ void bind_runner(nb::module_& m) {
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);
+  bind_packing(runner);
 }
 
 }  // namespace quire

@@ -2,9 +2,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "bindings/bindings.h"
 #include "kv_cache/page_pool.h"
@@ -100,24 +102,27 @@ void bind_configs(nb::module_& m) {
       .def_rw("dimensions", &PoolingConfig::dimensions, "Values to keep, the first ones; 0: all.");
 }
 
-nb::tuple match_sequence(Sequences& sequences, std::int32_t slot) {
+std::tuple<std::int64_t, std::int32_t, std::int32_t> match_sequence(Sequences& sequences, std::int32_t slot) {
   const Sequences::Match match = sequences.match(slot);
-  return nb::make_tuple(match.tokens, match.cached_pages, match.end);
+  return {match.tokens, match.cached_pages, match.end};
 }
 
-nb::list hottest(const RadixTree& tree, std::int32_t count) {
-  nb::list prefixes;
+using HotPrefixTuple = std::tuple<std::uint32_t, std::int32_t, std::int32_t, bool, Tokens, Tokens>;
+
+std::vector<HotPrefixTuple> hottest(const RadixTree& tree, std::int32_t count) {
+  std::vector<HotPrefixTuple> prefixes;
   for (const HotPrefix& prefix : tree.hottest(static_cast<std::size_t>(std::max(count, 0))))
-    prefixes.append(nb::make_tuple(prefix.hits, prefix.pages, prefix.users, prefix.is_salted,
-                                   Tokens(prefix.first.begin(), prefix.first.end()),
-                                   Tokens(prefix.last.begin(), prefix.last.end())));
+    prefixes.emplace_back(prefix.hits, prefix.pages, prefix.users, prefix.is_salted,
+                          Tokens(prefix.first.begin(), prefix.first.end()),
+                          Tokens(prefix.last.begin(), prefix.last.end()));
   return prefixes;
 }
 
-nb::tuple page_map(Sequences& sequences, const Tokens& pinned, std::int32_t max_cells) {
+std::tuple<Tokens, std::int32_t, nb::bytes> page_map(Sequences& sequences, const Tokens& pinned,
+                                                     std::int32_t max_cells) {
   const PageMap map = sequences.page_map(pinned, max_cells);
-  return nb::make_tuple(std::vector(map.pages.begin(), map.pages.end()), map.pages_per_cell,
-                        nb::bytes(map.cells.data(), map.cells.size()));
+  return {Tokens(map.pages.begin(), map.pages.end()), map.pages_per_cell,
+          nb::bytes(map.cells.data(), map.cells.size())};
 }
 
 }  // namespace
@@ -125,7 +130,7 @@ nb::tuple page_map(Sequences& sequences, const Tokens& pinned, std::int32_t max_
 void bind_sequences(nb::module_& m) {
   bind_configs(m);
   nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")
-      .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("stripe") = PagePool::kAll)
+      .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("extent") = PagePool::kAll)
       .def("allocate", &allocate_pages, nb::arg("count"), nb::arg("after") = Tokens(),
            "New pages for a sequence that has `after`, or None if fewer are free.")
       .def("retain", &PagePool::retain, nb::arg("page"))
@@ -133,7 +138,7 @@ void bind_sequences(nb::module_& m) {
       .def("references", nb::overload_cast<std::int32_t>(&PagePool::references, nb::const_), nb::arg("page"))
       .def_prop_ro("free_pages", &PagePool::free_pages)
       .def_prop_ro("held_pages", &PagePool::held_pages)
-      .def_prop_ro("opened", &PagePool::opened)
+      .def_prop_ro("committed", &PagePool::committed)
       .def_prop_ro("total", &PagePool::total);
   nb::class_<RadixTree>(m, "RadixTree", "The prefix cache: full pages, found by the tokens that lead to them.")
       .def(nb::init<PagePool&, std::int32_t>(), nb::arg("pool"), nb::arg("page_size"), nb::keep_alive<1, 2>())

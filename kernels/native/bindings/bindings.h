@@ -2,12 +2,23 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+
 namespace quire {
 
+class Runner;
+
+/// Memory as Python passes it to kernels.
+using Address = std::uintptr_t;
+
+void bind_abi(nanobind::module_& m);
 void bind_grammar(nanobind::module_& m);
 void bind_jit(nanobind::module_& m);
-void bind_sequences(nanobind::module_& m);
-void bind_support(nanobind::module_& m);
 void bind_runner(nanobind::module_& m);
+void bind_sampling(nanobind::module_& m);
+void bind_sequences(nanobind::module_& m);
+void bind_threads(nanobind::module_& m);
+void bind_weights(nanobind::module_& m);
+void bind_packing(nanobind::class_<Runner>& runner);
 
 }  // namespace quire

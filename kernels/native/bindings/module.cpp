@@ -1,10 +1,18 @@
 #include "bindings/bindings.h"
 
 NB_MODULE(_native, m) {
-  m.doc() = "Quire's native core: JIT, threads, KV pages, sampler and plan runner.";
+  m.doc() =
+      "The native extension (sources: native/): JIT compiler, threads, packed weights, KV cache, grammars, sampler and "
+      "plan runner.";
+#ifdef NDEBUG
+  nanobind::set_leak_warnings(false);  // constants of Python modules live until the process ends
+#endif
+  quire::bind_abi(m);
   quire::bind_jit(m);
-  quire::bind_support(m);
-  quire::bind_sequences(m);
+  quire::bind_threads(m);
+  quire::bind_weights(m);
   quire::bind_grammar(m);
+  quire::bind_sampling(m);
+  quire::bind_sequences(m);
   quire::bind_runner(m);
 }

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <new>
 
+#include "compute/abi.h"
+
 namespace quire {
 namespace {
-
-constexpr std::size_t kLine = 64;
 
 std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -22,12 +22,12 @@ std::byte* Arena::map(std::size_t bytes) {
   if (address == MAP_FAILED) throw std::bad_alloc();
   mappings_.emplace_back(static_cast<std::byte*>(address), Unmap{whole});
   auto aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(address), kHugePage));
-  if (bytes >= kHugePage) madvise(aligned, bytes, MADV_HUGEPAGE);  // advice: without huge pages it is only slower
+  if (bytes >= kHugePage) madvise(aligned, bytes, MADV_HUGEPAGE);  // only a hint
   return aligned;
 }
 
 void* Arena::allocate(std::size_t bytes) {
-  bytes = round_up(bytes, kLine);
+  bytes = round_up(bytes, std::size_t{kCacheLine});
   if (bytes >= kHugePage) return map(bytes);
   if (bytes > left_) {
     free_ = map(kHugePage);

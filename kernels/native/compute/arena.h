@@ -6,13 +6,13 @@
 
 namespace quire {
 
-inline constexpr std::size_t kHugePage = std::size_t{2} << 20;  ///< bytes, of the system's transparent ones on x86-64
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;  ///< bytes of a transparent huge page on x86-64
 
-/// Memory that lives as long as its owner: zeroed, aligned to cache lines, given back all at once. Large pieces are
-/// mapped alone, on huge pages where granted, and cost nothing until they are touched.
+/// An allocator whose memory is freed all at once, when it is destroyed. Allocations of a huge page or more are mapped
+/// separately, on huge pages where the system grants them, and take no memory until they are touched.
 class Arena {
  public:
-  /// Throws std::bad_alloc when the system has no such amount.
+  /// Returns zeroed memory, aligned to cache lines. Throws std::bad_alloc if the system refuses.
   void* allocate(std::size_t bytes);
 
  private:
@@ -24,7 +24,7 @@ class Arena {
   std::byte* map(std::size_t bytes);
 
   std::vector<Mapping> mappings_;
-  std::byte* free_ = nullptr;  ///< the rest of the last small mapping
+  std::byte* free_ = nullptr;  ///< the unused end of the last small mapping
   std::size_t left_ = 0;
 };
 

@@ -24,10 +24,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// CPUs granted by one cgroup folder: the quota over the period, rounded up; kMaxThreads if it sets none.
+/// Returns the CPUs that one cgroup grants: quota / period, rounded up; kMaxThreads if it sets no quota.
 int quota_cpus(std::istream& quota_file, std::istream& period_file) {
   long long quota = 0, period = 0;
-  // A missing file, "max" (version 2) and -1 (version 1) all mean that there is no limit.
+  // A missing file, "max" (version 2) and -1 (version 1) all mean no limit.
   if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return kMaxThreads;
   return static_cast<int>(std::min<long long>((quota + period - 1) / period, kMaxThreads));
 }
@@ -42,8 +42,8 @@ int quota_v1(const fs::path& folder) {
   return quota_cpus(quota, period);
 }
 
-/// The least quota of the cgroup `name` and of all above it. Inside a container the name may be the host's and its
-/// folder missing; then only the mount point, which is the container's own cgroup, has a say.
+/// Returns the least quota of the cgroup `name` and its parents. Inside a container the name may be that of the host,
+/// and its folder missing; then only the mount point, the container's own cgroup, counts.
 template <class Quota>
 int least_quota(const fs::path& mount, const fs::path& name, Quota quota) {
   int least = quota(mount);
@@ -52,10 +52,10 @@ int least_quota(const fs::path& mount, const fs::path& name, Quota quota) {
   return least;
 }
 
-bool names_controller(std::string_view list, std::string_view wanted) {
+bool names_controller(std::string_view list, std::string_view controller) {
   while (!list.empty()) {
     const std::size_t comma = std::min(list.find(','), list.size());
-    if (list.substr(0, comma) == wanted) return true;
+    if (list.substr(0, comma) == controller) return true;
     list.remove_prefix(std::min(comma + 1, list.size()));
   }
   return false;
@@ -86,15 +86,15 @@ int cgroup_cpus(const fs::path& root) {
 std::vector<int> affinity_cpus() {
   std::vector<int> cpus;
 #if defined(__linux__)
-  // The kernel refuses a mask smaller than its own with EINVAL, so grow until it fits.
-  for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {
-    std::vector<cpu_set_t> mask(CPU_ALLOC_SIZE(capacity) / sizeof(cpu_set_t));
+  // The kernel rejects a mask that is smaller than its own with EINVAL, so the mask grows until it fits.
+  for (int max_cpus = 1024; max_cpus <= 1 << 20; max_cpus *= 2) {
+    std::vector<cpu_set_t> mask(CPU_ALLOC_SIZE(max_cpus) / sizeof(cpu_set_t));
     const std::size_t bytes = mask.size() * sizeof(cpu_set_t);
     if (sched_getaffinity(0, bytes, mask.data()) != 0) {
       if (errno == EINVAL) continue;
       break;
     }
-    for (int cpu = 0; cpu < capacity; ++cpu) {
+    for (int cpu = 0; cpu < max_cpus; ++cpu) {
       if (CPU_ISSET_S(cpu, bytes, mask.data())) cpus.push_back(cpu);
     }
     break;
@@ -120,7 +120,7 @@ int default_threads(const fs::path& root) {
   if (error != std::errc() || end != text.data() + text.size() || threads < 1 || threads > kMaxThreads) {
     throw std::invalid_argument(
         "QUIRE_THREADS='" + std::string(text) + "' is not a number of threads; set an integer from 1 to " +
-        std::to_string(kMaxThreads) + ", or unset it to use the " + std::to_string(usable) + " cores that are granted");
+        std::to_string(kMaxThreads) + ", or unset it to use the " + std::to_string(usable) + " available cores");
   }
   return threads;
 }

@@ -6,15 +6,15 @@
 
 namespace quire {
 
-/// While it lives, this thread's SSE and AVX arithmetic reads denormals as zero and flushes denormal results to zero
-/// (DAZ and FTZ), as AMX tiles always do. The numeric contract needs it wherever floats are computed.
+/// Makes the SSE and AVX arithmetic of this thread read denormals as zero and flush denormal results to zero (DAZ and
+/// FTZ) during its lifetime, as AMX tiles always do. The numeric contract requires it wherever floats are computed.
 class FlushDenormals {
  public:
 #if defined(__x86_64__)
   FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | kFlushToZero | kDenormalsAreZero); }
   ~FlushDenormals() { _mm_setcsr(saved_); }
 #else
-  FlushDenormals() {}  // user-provided, so that an instance does not count as an unused variable
+  FlushDenormals() {}  // user-provided, so that compilers do not warn of an unused variable
 #endif
   FlushDenormals(const FlushDenormals&) = delete;
   FlushDenormals& operator=(const FlushDenormals&) = delete;

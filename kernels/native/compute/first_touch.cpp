@@ -19,7 +19,7 @@ void touch_pages(std::byte* begin, std::byte* end) {
 #if defined(MADV_POPULATE_WRITE)
   if (madvise(begin, static_cast<std::size_t>(end - begin), MADV_POPULATE_WRITE) == 0) return;
 #endif
-  for (; begin < end; begin += kPage)  // an older system
+  for (; begin < end; begin += kPage)  // kernels before Linux 5.14
     __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(begin), 0, __ATOMIC_RELAXED);
 }
 
@@ -27,13 +27,13 @@ void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes) {
   const std::size_t threads = static_cast<std::size_t>(pool.size()), pages = (bytes + kPage - 1) / kPage;
   std::latch left(pool.size());
   pool.run([&](int thread) {
-    const StayOn stay(pool.place(thread).cpus);
-    // A thread's part of its node's share: threads are numbered node by node.
+    const ScopedAffinity affinity(pool.place(thread).cpus);
+    // Threads are numbered node by node, so this is a part of the node's share.
     const std::size_t index = static_cast<std::size_t>(thread);
     touch_pages(memory + pages * index / threads * kPage,
                 memory + std::min(bytes, pages * (index + 1) / threads * kPage));
     left.count_down();
-    if (thread == 0) left.wait();  // so that no thread comes too late
+    if (thread == 0) left.wait();  // so that every thread takes part
   });
 }
 

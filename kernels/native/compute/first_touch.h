@@ -6,11 +6,11 @@
 
 namespace quire {
 
-/// Makes the memory resident, its contents kept, whatever others write to it meanwhile. Linux puts a page on the node
-/// that touches it first.
+/// Makes the memory resident and keeps its contents, even if other threads write to it concurrently. Linux places a
+/// page on the NUMA node that touches it first.
 void touch_pages(std::byte* begin, std::byte* end);
 
-/// Touches all of the memory, each part by a thread of the node in whose share (ThreadPool::share_begin) it is.
+/// Touches all of the memory, each share (ThreadPool::share_begin) from a thread of its NUMA node.
 void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes);
 
 }  // namespace quire

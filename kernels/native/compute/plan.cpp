@@ -15,9 +15,9 @@ constexpr std::int64_t kChunksPerThread = 8;
 }  // namespace
 
 void Plan::add(Launch launch) {
-  if (!launch.kernel || launch.per < 1 || launch.times < 1)
-    throw std::invalid_argument("a launch needs a kernel, per >= 1 and times >= 1; got per=" +
-                                std::to_string(launch.per) + ", times=" + std::to_string(launch.times));
+  if (!launch.kernel || launch.rows_per_item < 1 || launch.repeats < 1)
+    throw std::invalid_argument("a launch needs a kernel, rows_per_item >= 1 and repeats >= 1; got rows_per_item=" +
+                                std::to_string(launch.rows_per_item) + ", repeats=" + std::to_string(launch.repeats));
   launches_.push_back(std::move(launch));
 }
 
@@ -30,11 +30,11 @@ void Plan::reset(int nodes) {
   finished_.reset(0);
 }
 
-/// One thread's part. Calls on_done(i) when launch i is done, if this thread has done the last of it.
+/// Does one thread's share of the plan. The thread that finishes the last item of launch i calls on_done(i).
 template <class OnDone>
 void Plan::work(ThreadPool& pool, int thread, const Dims& dims, OnDone on_done) {
   const auto count = static_cast<std::uint32_t>(launches_.size());
-  for (std::uint32_t i = finished_.load(); i < count; i++) {  // a thread that comes late begins where the others are
+  for (std::uint32_t i = finished_.load(); i < count; i++) {  // a late thread joins the current launch
     const std::int64_t items = launches_[i].items(dims);
     if (items == 0) continue;
     const std::int64_t computed = compute(pool, thread, i, items, dims);
@@ -71,10 +71,10 @@ std::vector<double> Plan::profile(ThreadPool& pool, const Dims& dims) {
   return seconds;
 }
 
-/// Computes chunks of a launch until all are taken; returns the number of items computed.
+/// Computes chunks of a launch until none is left. Returns the number of items computed.
 std::int64_t Plan::compute(const ThreadPool& pool, int thread, std::size_t launch, std::int64_t items,
                            const Dims& dims) {
-  const auto& [kernel, buffers, dim, per, times] = launches_[launch];
+  const auto& [kernel, buffers, dim, rows_per_item, repeats] = launches_[launch];
   const std::int64_t chunk = std::max<std::int64_t>(1, items / (pool.size() * kChunksPerThread));
   std::int64_t computed = 0;
   for (int i = 0, node = pool.place(thread).node; i < pool.nodes();

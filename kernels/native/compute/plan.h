@@ -1,47 +1,42 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <vector>
 
+#include "compute/abi.h"
 #include "compute/thread_pool.h"
 
 namespace quire {
 
-/// The sizes of a step, in the order in which kernels read them.
-enum class Dim { tokens, logit_rows, capacity, kv_tiles, entries, parts, splits, count };
-
-using Dims = std::array<std::int64_t, static_cast<std::size_t>(Dim::count)>;
-using Kernel = void (*)(void* const* buffers, const std::int64_t* dims, std::int64_t begin, std::int64_t end);
-
-/// One kernel over its buffers. It has `times * ceil(dims[dim] / per)` work items; results never depend on which thread
-/// computes which.
+/// A kernel over its buffers, of `repeats * ceil(dims[dim] / rows_per_item)` work items. Results never depend on which
+/// thread computes an item.
 struct Launch {
   Kernel kernel;
   std::vector<void*> buffers;
   Dim dim;
-  std::int64_t per = 1;
-  std::int64_t times = 1;
+  std::int64_t rows_per_item = 1;
+  std::int64_t repeats = 1;
 
-  std::int64_t items(const Dims& dims) const { return times * ((dims[static_cast<std::size_t>(dim)] + per - 1) / per); }
+  std::int64_t items(const Dims& dims) const {
+    return repeats * ((dims[static_cast<std::size_t>(dim)] + rows_per_item - 1) / rows_per_item);
+  }
 };
 
-/// A list of launches that run one after the other, each on all threads. Threads take a launch's items in chunks as
-/// they come free, those of their own node's share first; the next launch begins when all items are done, whoever did
-/// them. So a thread that the system holds up, or that has the costlier items, holds up the others by a chunk at most.
+/// Launches that run one after the other, each on all threads. Idle threads take the items of a launch in chunks, from
+/// their own NUMA node's share first; the next launch begins when all items are done. So a thread that is descheduled,
+/// or that has the most expensive items, delays the others by one chunk at most.
 class Plan {
  public:
   Plan() = default;
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  /// A kernel must not throw.
+  /// The kernel must not throw. Throws std::invalid_argument for a launch without a kernel or items.
   void add(Launch launch);
   void run(ThreadPool& pool, const Dims& dims);
 
-  /// Runs like `run`, but waits for all threads first; returns the seconds of each launch, from when the one before is
-  /// done to when this is.
+  /// Runs the launches once all threads have arrived. Returns the seconds of each, from the end of the one before.
   std::vector<double> profile(ThreadPool& pool, const Dims& dims);
 
  private:
@@ -51,9 +46,9 @@ class Plan {
   void reset(int nodes);
 
   std::vector<Launch> launches_;
-  std::vector<std::atomic<std::int64_t>> taken_;  ///< per node and launch: items that threads have taken of its share
-  std::vector<std::atomic<std::int64_t>> done_;   ///< per launch: items that are done
-  Waitable finished_;                             ///< launches of which all items are done
+  std::vector<std::atomic<std::int64_t>> taken_;  ///< per node and launch: items taken from its share
+  std::vector<std::atomic<std::int64_t>> done_;   ///< per launch: finished items
+  Waitable finished_;                             ///< number of finished launches
 };
 
 }  // namespace quire

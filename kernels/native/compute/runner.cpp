@@ -24,10 +24,10 @@ Runner::Runner(const RunnerConfig& config)
     : config_(config),
       threads_(config.threads, config.pin),
       kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.page_size, config.num_pages}),
-      sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.stripe()),
+      sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.extent()),
       sampler_(threads_) {
-  const auto capacity = static_cast<std::size_t>(config.capacity);
-  const auto rows = static_cast<std::size_t>(config.logit_capacity);
+  const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
+  const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
     target = static_cast<T*>(arena_.allocate(count * sizeof(T)));
   };
@@ -35,11 +35,11 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.positions, capacity);
   array(inputs_.kv_slots, capacity);
   array(inputs_.entries, capacity);
-  array(inputs_.parts, kMostParts);
-  array(inputs_.splits, kMostParts);
+  array(inputs_.kv_splits, kMaxKvSplits);
+  array(inputs_.reductions, kMaxKvSplits);
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
-  array(inputs_.states, rows * static_cast<std::size_t>(config.hidden_size));
+  array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));
 }
 
 void* Runner::allocate_by_node(std::size_t bytes) {
@@ -53,10 +53,10 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   const auto begun = TokenConstraint::Clock::now();
   if (sampler_.has_left()) throw std::logic_error("collect what is pending of the last step before the next one");
   check(slots, starts, counts, num_drafts);
-  if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
-    kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
+  if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.committed() / 4)
+    kv_.prefault(pages.committed() + kv_.extent());  // at a half the next extent is committed
   Dims dims{};
-  dim(dims, Dim::capacity) = config_.capacity;
+  dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
   dim(dims, Dim::kv_tiles) = kv_.tiles();
   tasks_.clear();
   state_rows_.clear();
@@ -139,15 +139,15 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
     if (!num_drafts.empty() && num_drafts[i] != 0) check_drafts(slots[i], end, counts[i], num_drafts[i]);
     total += counts[i];
   }
-  if (total > config_.capacity)
+  if (total > config_.max_num_batched_tokens)
     throw std::invalid_argument("a step of " + std::to_string(total) + " tokens exceeds the capacity of " +
-                                std::to_string(config_.capacity));
+                                std::to_string(config_.max_num_batched_tokens));
 }
 
 void Runner::check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts) {
   const Sequence& sequence = sequences_.at(slot);
   const std::int64_t size = std::ssize(sequence.tokens);
-  const std::int64_t most = std::min({count - 1, size - sequence.num_prompt_tokens, config_.logit_capacity - 1});
+  const std::int64_t most = std::min({count - 1, size - sequence.num_prompt_tokens, config_.max_logit_rows - 1});
   if (num_drafts < 0 || num_drafts > most || end < size || sequence.pooling)
     throw std::invalid_argument("slot " + std::to_string(slot) + ": num_drafts=" + std::to_string(num_drafts) +
                                 " of a chunk of " + std::to_string(count) + " tokens that ends at " +
@@ -192,19 +192,19 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
 /// The bits don't depend on it: see emit/attention.py.
 void Runner::split_attention(Dims& dims) {
   std::int64_t& entries = dim(dims, Dim::entries);
-  std::int64_t &parts = dim(dims, Dim::parts), &splits = dim(dims, Dim::splits);
+  std::int64_t &parts = dim(dims, Dim::kv_splits), &splits = dim(dims, Dim::reductions);
   if (threads_.size() == 1 || entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];
     const std::int64_t blocks = (entry.position + kBlockTokens) / kBlockTokens;
-    if (entry.tokens > 1 || blocks == 1 || parts + blocks > kMostParts) {
+    if (entry.tokens > 1 || blocks == 1 || parts + blocks > kMaxKvSplits) {
       inputs_.entries[kept++] = entry;
       continue;
     }
-    inputs_.splits[splits++] = {entry.row, parts, blocks};
+    inputs_.reductions[splits++] = {entry.row, parts, blocks};
     for (std::int64_t block = 0; block < blocks; block++)
-      inputs_.parts[parts++] = {entry.row, entry.position, entry.pages, block};
+      inputs_.kv_splits[parts++] = {entry.row, entry.position, entry.pages, block};
   }
   entries = kept;
 }
@@ -223,7 +223,7 @@ void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int
 }
 
 void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result) {
-  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
+  const auto at_once = static_cast<std::size_t>(config_.max_logit_rows);
   const auto size = static_cast<std::size_t>(config_.hidden_size);
   for (std::size_t first = 0; first < state_rows_.size(); first += at_once) {
     const auto rows = std::span(state_rows_).subspan(first, std::min(state_rows_.size() - first, at_once));
@@ -231,7 +231,7 @@ void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepRe
     dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
     states_.run(threads_, dims);
     for (std::size_t i = 0; i < rows.size(); i++)
-      pool_state(rows[i].index, sequences_.at(slots[rows[i].index]), {inputs_.states + i * size, size}, result);
+      pool_state(rows[i].index, sequences_.at(slots[rows[i].index]), {inputs_.hidden_states + i * size, size}, result);
   }
 }
 
@@ -259,7 +259,7 @@ void Runner::sample(TokenConstraint::Clock::time_point begun, Dims& dims, StepRe
   const bool has_others = std::ranges::any_of(tasks_, std::logical_not{}, &SamplingTask::constraint);
   for (std::size_t first = 0, last = 0; first < tasks_.size(); first = last) {
     for (std::int64_t rows = 0; last < tasks_.size(); last++)
-      if ((rows += tasks_[last].num_rows) > config_.logit_capacity) break;
+      if ((rows += tasks_[last].num_rows) > config_.max_logit_rows) break;
     const auto tasks = std::span(tasks_).subspan(first, last - first);
     compute_logits(tasks, dims);
     const auto constrained = std::ranges::stable_partition(tasks, std::logical_not{}, &SamplingTask::constraint);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "compute/abi.h"
 #include "compute/arena.h"
 #include "compute/plan.h"
 #include "compute/thread_pool.h"
@@ -20,39 +21,7 @@
 
 namespace quire {
 
-inline constexpr std::int64_t kBlockTokens = 256;  ///< of a block of attention (emit/attention.py)
-inline constexpr std::int64_t kMostParts = 1024;   ///< of a step's attention that are computed apart
 
-/// One query chunk of a sequence, as the attention kernel reads it (emit/attention.py).
-struct AttentionEntry {
-  std::int64_t row, tokens, position;
-  const std::int32_t* pages;
-};
-
-/// One block of 256 KV tokens that one query token attends to, apart from its other blocks.
-struct AttentionPart {
-  std::int64_t row, position;
-  const std::int32_t* pages;
-  std::int64_t block;
-};
-
-/// The parts of one query token, to be folded.
-struct AttentionSplit {
-  std::int64_t row, first, parts;
-};
-
-/// What kernels read of a step. The arrays stay where they are for the runner's life.
-struct StepInputs {
-  std::int32_t* token_ids;   ///< [capacity]
-  std::int32_t* positions;   ///< [capacity]
-  std::int64_t* kv_slots;    ///< [capacity]: page * page_size + place in the page
-  AttentionEntry* entries;   ///< [capacity]
-  AttentionPart* parts;      ///< [kMostParts]
-  AttentionSplit* splits;    ///< [kMostParts]
-  std::int32_t* logit_rows;  ///< [logit capacity]: batch rows whose logits, or hidden states, are wanted
-  float* logits;             ///< [logit capacity][logit stride]
-  float* states;             ///< [logit capacity][hidden size]
-};
 
 struct RunnerConfig {
   std::int32_t threads;
@@ -61,8 +30,8 @@ struct RunnerConfig {
   std::int32_t page_size;
   std::int32_t vocab_size;
   std::int64_t kv_heads;
-  std::int64_t capacity;          ///< tokens of a step at most
-  std::int64_t logit_capacity;    ///< logit rows computed at once; a step may have more, in turns
+  std::int64_t max_num_batched_tokens;
+  std::int64_t max_logit_rows;    ///< logit rows computed at once; a step may have more, in turns
   std::int64_t logit_stride;      ///< floats from one row of logits to the next
   std::int64_t hidden_size;       ///< floats of a hidden state
   std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most

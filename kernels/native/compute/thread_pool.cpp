@@ -21,22 +21,22 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A worker spins for twice as long as it has waited for a launch lately; the more launches come sooner, the less. The
-// longest are the waits between two steps, 150 to 200 us with a small model; sleep and waking would make them longer.
-constexpr Clock::duration kLeastSpin = std::chrono::microseconds(10);
-constexpr Clock::duration kMostSpin = std::chrono::microseconds(400);
-constexpr int kPausesPerLook = 32;  // at the clock
+// A worker spins for twice as long as it has recently waited for a launch. The longest waits are those between two
+// steps, 150 to 200 us with a small model; sleeping and waking would prolong them.
+constexpr Clock::duration kMinSpin = std::chrono::microseconds(10);
+constexpr Clock::duration kMaxSpin = std::chrono::microseconds(400);
+constexpr int kPausesPerClockRead = 32;
 
-// Pauses before sleep, some 200 us: longer than most chunks take, as sleep and waking cost 10 us.
-constexpr int kPatience = 8192;
-constexpr int kOversubscribedPatience = 16;
+// Pauses before a thread sleeps: about 200 us, longer than most chunks take, since sleeping and waking costs 10 us.
+constexpr int kMaxSpins = 8192;
+constexpr int kMaxSpinsOversubscribed = 16;
 
 Clock::duration next_spin(Clock::duration spin, Clock::duration waited) {
-  if (waited > kMostSpin) return std::max(spin / 2, kLeastSpin);
-  return std::clamp(std::max(spin * 7 / 8, 2 * waited), kLeastSpin, kMostSpin);
+  if (waited > kMaxSpin) return std::max(spin / 2, kMinSpin);
+  return std::clamp(std::max(spin * 7 / 8, 2 * waited), kMinSpin, kMaxSpin);
 }
 
-/// -1 where the system does not tell.
+/// Returns the CPU that this thread runs on, or -1 if the system does not report it.
 int current_cpu() {
 #if defined(__linux__)
   return sched_getcpu();
@@ -45,11 +45,11 @@ int current_cpu() {
 #endif
 }
 
-/// Moves the calling thread to another CPU; false if there is none.
+/// Moves the calling thread to another CPU; returns false if there is none.
 bool leave_cpu(int cpu) {
   std::vector<int> others = affinity_cpus();
   std::erase(others, cpu);
-  const StayOn moved(others);
+  const ScopedAffinity moved(others);
   return !others.empty();
 }
 
@@ -88,7 +88,7 @@ ThreadPool::ThreadPool(std::vector<Place> places)
     : places_(checked(std::move(places))),
       first_thread_(first_threads(places_)),
       oversubscribed_(size() > available_cpus()),
-      patience_(oversubscribed_ ? kOversubscribedPatience : kPatience),
+      max_spins_(oversubscribed_ ? kMaxSpinsOversubscribed : kMaxSpins),
       slots_(std::make_unique<Slot[]>(places_.size())) {
   workers_.reserve(places_.size() - 1);
   try {
@@ -99,7 +99,7 @@ ThreadPool::ThreadPool(std::vector<Place> places)
                              std::to_string(size()) + ": " + error.what());
   }
   for (int thread = 1; thread < size(); ++thread)
-    bound_ &= bind_to(workers_[thread - 1].native_handle(), places_[thread].cpus);
+    bound_ &= set_affinity(workers_[thread - 1].native_handle(), places_[thread].cpus);
 }
 
 ThreadPool::~ThreadPool() { stop(); }
@@ -121,8 +121,7 @@ void ThreadPool::begin(Task task, void* context) {
 }
 
 void ThreadPool::finish() {
-  if (!running_.load(std::memory_order_relaxed))
-    throw std::logic_error("ThreadPool::finish was called and nothing has begun");
+  if (!running_.load(std::memory_order_relaxed)) throw std::logic_error("ThreadPool::finish was called before begin");
   {
     const FlushDenormals flush;
     execute(0);
@@ -137,7 +136,7 @@ void ThreadPool::finish() {
   if (error) std::rethrow_exception(error);
 }
 
-/// Keeps workers out that have not entered, and waits for those that have.
+/// Excludes workers that have not entered, and waits for those that have.
 void ThreadPool::end_launch() noexcept {
   const std::uint32_t launch = launch_.load();
   for (int thread = 1; thread < size(); ++thread) {
@@ -152,7 +151,7 @@ void ThreadPool::execute(int thread) noexcept {
   try {
     task_(context_, thread);
   } catch (...) {
-    // error_ belongs to the thread that sets failed_; the caller reads it when all have finished.
+    // Only the thread that sets failed_ writes error_; the caller reads it when all threads have finished.
     if (!failed_.exchange(true)) error_ = std::current_exception();
   }
 }
@@ -160,11 +159,11 @@ void ThreadPool::execute(int thread) noexcept {
 void ThreadPool::work(int thread) {
   const FlushDenormals flush;
   Slot& slot = slots_[thread];
-  Clock::duration spin = kMostSpin;
+  Clock::duration spin = kMaxSpin;
   for (std::uint32_t seen = 0;;) {
     const std::uint32_t launch = await_launch(seen, spin);
     if (stopping_.load()) return;
-    // Fails, and tells which, if the caller has ended a launch since; else `launch` is the one that it is in.
+    // Fails and loads the current launch if the caller has ended one since; otherwise the worker is in `launch`.
     if (!slot.entered.compare_exchange_strong(seen, launch, std::memory_order_acquire)) continue;
     execute(thread);
     slot.finished.store(launch);
@@ -172,19 +171,19 @@ void ThreadPool::work(int thread) {
   }
 }
 
-/// Moves the calling worker off the caller's CPU, where the system likes to wake it: there they would take turns.
-/// Returns false if it has to stay.
+/// Moves the calling worker off the caller's CPU, where the system tends to wake it and the two would take turns.
+/// Returns false if there is no other CPU.
 bool ThreadPool::avoid_caller() const {
   const int cpu = current_cpu();
   return cpu < 0 || cpu != caller_cpu_.load(std::memory_order_relaxed) || leave_cpu(cpu);
 }
 
-/// Returns the launch after `seen`, or a later one.
+/// Waits for a launch after `seen`, and returns it.
 std::uint32_t ThreadPool::await_launch(std::uint32_t seen, Clock::duration& spin) {
   const auto begun = Clock::now();
   if (!oversubscribed_) {
     do {
-      for (int i = 0; i < kPausesPerLook; ++i) {
+      for (int i = 0; i < kPausesPerClockRead; ++i) {
         if (const std::uint32_t launch = launch_.load(); launch != seen) {
           spin = next_spin(spin, Clock::now() - begun);
           return launch;

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The numbers in a list of the kernel's, such as `0-3,8`; none if the file is missing or holds anything else.
+/// Parses a CPU list of the kernel, such as `0-3,8`. Returns no numbers if the file is missing or malformed.
 std::vector<int> read_list(const fs::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -67,7 +67,7 @@ std::vector<int> cpus_of_node(const std::vector<Place>& cores, int node) {
 
 std::vector<Place> physical_cores(const std::vector<int>& cpus, const fs::path& root) {
   const std::map<int, int> nodes = nodes_of_cpus(root);
-  std::map<std::pair<int, int>, Place> cores;  // by node and first sibling, which `cpus` need not hold
+  std::map<std::pair<int, int>, Place> cores;  // by node and first sibling, which need not be in `cpus`
   for (int cpu : cpus) {
     const auto found = nodes.find(cpu);
     const int node = found == nodes.end() ? 0 : found->second;
@@ -86,7 +86,7 @@ std::vector<Place> physical_cores(const std::vector<int>& cpus, const fs::path& 
 std::vector<Place> place_threads(int threads, bool pin, const std::vector<Place>& cores) {
   const auto count = static_cast<std::size_t>(threads);
   std::vector<Place> seats;
-  for (std::size_t level = 0; seats.size() < count; ++level) {  // the first hardware threads of all cores come first
+  for (std::size_t level = 0; seats.size() < count; ++level) {  // first the first hardware thread of every core
     std::vector<Place> row;
     for (const Place& core : cores)
       if (core.cpus.size() > level) row.push_back({core.node, {core.cpus[level]}});
@@ -106,7 +106,7 @@ std::vector<Place> place_threads(int threads, bool pin, const std::vector<Place>
   return seats;
 }
 
-bool bind_to([[maybe_unused]] std::thread::native_handle_type thread, const std::vector<int>& cpus) {
+bool set_affinity([[maybe_unused]] std::thread::native_handle_type thread, const std::vector<int>& cpus) {
   if (cpus.empty()) return true;
 #if defined(__linux__)
   std::vector<cpu_set_t> mask(*std::ranges::max_element(cpus) / CPU_SETSIZE + 1);
@@ -118,12 +118,12 @@ bool bind_to([[maybe_unused]] std::thread::native_handle_type thread, const std:
 #endif
 }
 
-StayOn::StayOn(const std::vector<int>& cpus) {
+ScopedAffinity::ScopedAffinity(const std::vector<int>& cpus) {
   if (cpus.empty()) return;
   before_ = affinity_cpus();
-  if (!bind_to(pthread_self(), cpus)) before_.clear();
+  if (!set_affinity(pthread_self(), cpus)) before_.clear();
 }
 
-StayOn::~StayOn() { bind_to(pthread_self(), before_); }
+ScopedAffinity::~ScopedAffinity() { set_affinity(pthread_self(), before_); }
 
 }  // namespace quire

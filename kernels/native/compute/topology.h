@@ -6,34 +6,35 @@
 
 namespace quire {
 
-/// CPUs of one NUMA node: the hardware threads of a core, or those that a thread is bound to.
+/// CPUs of one NUMA node: the hardware threads of a core, or the CPUs that a thread is bound to (as in OpenMP).
 struct Place {
   int node;
   std::vector<int> cpus;
 };
 
-/// The physical cores that `cpus` belong to, node by node, of each those of its hardware threads that are among them.
-/// `root` is where /sys is found; a CPU that it does not describe counts as a core of node 0.
+/// Returns the physical cores that `cpus` belong to, node by node, each with the hardware threads that are in `cpus`.
+/// /sys is read below `root`; a CPU that it does not describe counts as a core of node 0.
 std::vector<Place> physical_cores(const std::vector<int>& cpus, const std::filesystem::path& root = "/");
 
-/// Places for `threads` threads, node by node, spread evenly over the cores, or over the CPUs where there are more
-/// threads than cores. Nodes are counted from 0. With `pin` every thread is bound to a CPU of its own; without, to all
-/// CPUs of its node if threads are on several, and else to none. Where CPUs are too few all are on one node, unbound.
+/// Returns a place for each of `threads` threads, node by node, spread evenly over the cores, or over the CPUs if there
+/// are more threads than cores. Nodes are renumbered from 0. With `pin` every thread is bound to a CPU of its own.
+/// Otherwise it is bound to all CPUs of its node if the threads span several nodes, and unbound if they do not. With
+/// fewer CPUs than threads, all threads are unbound and count as one node.
 std::vector<Place> place_threads(int threads, bool pin, const std::vector<Place>& cores);
 
-/// Binds a thread to these CPUs; does nothing if there are none. Returns whether the system has allowed it.
-bool bind_to(std::thread::native_handle_type thread, const std::vector<int>& cpus);
+/// Binds a thread to the CPUs, or does nothing if there are none. Returns false if the system does not allow it.
+bool set_affinity(std::thread::native_handle_type thread, const std::vector<int>& cpus);
 
-/// Binds the calling thread to these CPUs while it lives, if the system allows it; does nothing if there are none.
-class StayOn {
+/// Binds the calling thread to the CPUs during its lifetime, if the system allows it; does nothing if there are none.
+class ScopedAffinity {
  public:
-  explicit StayOn(const std::vector<int>& cpus);
-  ~StayOn();
-  StayOn(const StayOn&) = delete;
-  StayOn& operator=(const StayOn&) = delete;
+  explicit ScopedAffinity(const std::vector<int>& cpus);
+  ~ScopedAffinity();
+  ScopedAffinity(const ScopedAffinity&) = delete;
+  ScopedAffinity& operator=(const ScopedAffinity&) = delete;
 
  private:
-  std::vector<int> before_;  ///< where it could run before; empty if it has not been bound
+  std::vector<int> before_;  ///< the thread's previous affinity; empty if it was not changed
 };
 
 }  // namespace quire

@@ -5,7 +5,7 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kCandidates = 64;  // to choose the hottest from, so that the eviction of some does not show
+constexpr std::size_t kCandidates = 64;  // enough that the eviction of a few does not matter
 
 }  // namespace
 
@@ -13,12 +13,12 @@ void RadixTree::count_match(std::span<const std::int32_t> path) {
   if (path.empty()) return;
   for (std::int32_t page : path) ++nodes_[page].hits;
   Node& end = nodes_[path.back()];
-  if (!end.is_hot && end.hits > least_hits_) admit({path.back(), path.front()});
+  if (!end.is_hot && end.hits > least_hits_) add_candidate({path.back(), path.front()});
 }
 
-/// Takes in the end of a path, if need be for the candidate with the fewest hits. Those that have no chance are refused
-/// by `least_hits_` before they come here: hits only grow, so that bound stays one.
-void RadixTree::admit(HotPath path) {
+/// Adds a path to the candidates, replacing the one with the fewest hits if there is no room. `count_match` has
+/// filtered by `least_hits_` before: hits only grow, so it stays a lower bound.
+void RadixTree::add_candidate(HotPath path) {
   if (hot_.size() < kCandidates) {
     hot_.push_back(path);
   } else {
@@ -31,8 +31,8 @@ void RadixTree::admit(HotPath path) {
   nodes_[path.end].is_hot = true;
 }
 
-/// Forgets a candidate that leaves the tree; there is room for any other then.
-void RadixTree::cool(std::int32_t page) {
+/// Drops a candidate whose end leaves the tree, which makes room for any other.
+void RadixTree::drop_candidate(std::int32_t page) {
   std::erase_if(hot_, [page](const HotPath& hot) { return hot.end == page; });
   least_hits_ = 0;
 }

@@ -6,29 +6,28 @@
 #include <thread>
 #include <vector>
 
+#include "compute/abi.h"
 #include "compute/arena.h"
 #include "compute/thread_pool.h"
 #include "compute/waitable.h"
 
 namespace quire {
 
-inline constexpr std::int64_t kTileTokens = 32;  ///< of a KV tile
-
-/// The KV tiles of a model, layer by layer and head by head, where each head has the tiles of all pages.
+/// The KV tiles of a model, by layer and head; each head holds the tiles of all pages.
 ///
-/// The system gives memory when it is touched, and clears it then: a huge page in every head of every layer, as the
-/// first page in that stripe is written. That would hold up a step, so a thread of its own touches a stripe ahead.
+/// The system allocates and clears memory when it is touched: the first write to an extent would fault in a huge page
+/// for every head of every layer and delay the step. So a background thread touches extents before they are used.
 class KvMemory {
  public:
   struct Shape {
     std::int64_t layers;
     std::int64_t heads;
-    std::int64_t tile_bytes;  ///< of one head (emit/kv.py)
-    std::int32_t page_size;   ///< tokens of a page
+    std::int64_t tile_bytes;  ///< K and V of one head (emit/kv.py)
+    std::int32_t page_size;   ///< tokens
     std::int32_t num_pages;
   };
 
-  /// Begins with the first stripe. `threads` compute with it: on several nodes, each node has as many heads near it.
+  /// Starts with the first extent. If `threads` span several NUMA nodes, heads are distributed over them in turn.
   KvMemory(Arena& arena, const ThreadPool& threads, const Shape& shape);
   ~KvMemory();
   KvMemory(const KvMemory&) = delete;
@@ -40,12 +39,12 @@ class KvMemory {
   }
   std::int64_t tiles() const { return shape_.num_pages * tiles_of_page(); }  ///< of a head
   std::int64_t tiles_of_page() const { return shape_.page_size / kTileTokens; }
-  std::int32_t stripe() const { return stripe_; }  ///< pages of a head that lie on one huge page
+  std::int32_t extent() const { return extent_; }  ///< pages of which a head's tiles fill a huge page
 
-  /// Lets the thread touch pages [0, pages) if it has not yet. Returns at once.
-  void prepare(std::int32_t pages);
+  /// Lets the background thread touch pages [0, pages), if it has not yet. Returns immediately.
+  void prefault(std::int32_t pages);
 
-  std::int32_t num_prepared() const { return num_prepared_.load(std::memory_order_acquire); }  ///< pages from 0 on
+  std::int32_t num_prefaulted() const { return num_prefaulted_.load(std::memory_order_acquire); }  ///< pages from 0
 
  private:
   void work();
@@ -53,11 +52,11 @@ class KvMemory {
 
   Shape shape_;
   std::byte* base_;
-  std::int32_t stripe_;
-  std::vector<const Place*> places_;  ///< by node, where there are several
-  Waitable wanted_;                   ///< pages to prepare
+  std::int32_t extent_;
+  std::vector<const Place*> places_;  ///< of a thread on each node, if there are several
+  Waitable wanted_;                   ///< pages to prefault
   std::atomic<bool> stopping_{false};
-  std::atomic<std::int32_t> num_prepared_{0};
+  std::atomic<std::int32_t> num_prefaulted_{0};
   std::thread worker_;
 };
 

@@ -21,7 +21,7 @@ Counts count(std::span<const std::uint8_t> states) {
   return counts;
 }
 
-void append_parts(const Counts& counts, std::size_t total, std::vector<std::uint8_t>& cells) {
+void append_shares(const Counts& counts, std::size_t total, std::vector<std::uint8_t>& cells) {
   const auto pages = static_cast<std::int64_t>(total);
   for (std::int32_t of_state : counts)
     cells.push_back(static_cast<std::uint8_t>((std::int64_t{of_state} * 255 + pages / 2) / pages));
@@ -39,8 +39,8 @@ std::vector<std::uint8_t> page_states(const PagePool& pool, const RadixTree& tre
   return states;
 }
 
-PageMap fold_states(std::vector<std::uint8_t> states, std::int32_t max_cells) {
-  if (max_cells < 1) throw std::invalid_argument("max_cells=" + std::to_string(max_cells) + "; it must be at least 1");
+PageMap downsample(std::vector<std::uint8_t> states, std::int32_t max_cells) {
+  if (max_cells < 1) throw std::invalid_argument("max_cells=" + std::to_string(max_cells) + "; give at least 1");
   const std::size_t cells = static_cast<std::size_t>(max_cells);
   const std::size_t per_cell = (states.size() + cells - 1) / cells;
   PageMap map{.pages_per_cell = static_cast<std::int32_t>(per_cell)};
@@ -53,7 +53,7 @@ PageMap fold_states(std::vector<std::uint8_t> states, std::int32_t max_cells) {
     const std::size_t size = std::min(per_cell, states.size() - first);
     const Counts counts = count(std::span(states).subspan(first, size));
     for (std::size_t state = 0; state < kPageStates; ++state) map.pages[state] += counts[state];
-    append_parts(counts, size, map.cells);
+    append_shares(counts, size, map.cells);
   }
   return map;
 }

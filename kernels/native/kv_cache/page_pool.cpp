@@ -11,27 +11,27 @@ namespace {
 int size_class(std::int32_t length) { return std::bit_width(static_cast<std::uint32_t>(length)) - 1; }
 
 std::int32_t checked(const char* name, std::int32_t pages) {
-  if (pages < 1) throw std::invalid_argument(name + ("=" + std::to_string(pages)) + "; a pool needs at least 1");
+  if (pages < 1) throw std::invalid_argument(name + ("=" + std::to_string(pages)) + "; give at least 1");
   return pages;
 }
 
 }  // namespace
 
-PagePool::PagePool(std::int32_t num_pages, std::int32_t stripe)
+PagePool::PagePool(std::int32_t num_pages, std::int32_t extent)
     : references_(checked("num_pages", num_pages), 0),
       runs_(num_pages),
       free_(num_pages),
-      stripe_(checked("stripe", stripe)) {
+      extent_(checked("extent", extent)) {
   lists_.fill(kNone);
-  open(0);
+  commit(0);
 }
 
 bool PagePool::allocate(std::int32_t count, std::vector<std::int32_t>& pages) {
-  if (count < 0) throw std::invalid_argument("count=" + std::to_string(count) + " pages; it must not be negative");
+  if (count < 0) throw std::invalid_argument("count=" + std::to_string(count) + "; give 0 or more");
   if (count > free_) return false;
-  open(count);
+  commit(count);
   if (count > 0 && !pages.empty()) {
-    check_held(pages.back(), "growth");  // so the page after it is the first of a free run, or not free
+    check_held(pages.back(), "growth");  // so the next page is held, or the first of a free run
     const std::int32_t next = pages.back() + 1;
     if (next < total() && runs_[next].length > 0) {
       const std::int32_t taken = std::min(count, runs_[next].length);
@@ -43,7 +43,7 @@ bool PagePool::allocate(std::int32_t count, std::vector<std::int32_t>& pages) {
     const std::int32_t run = longest_run();
     const std::int32_t length = runs_[run].length;
     const std::int32_t taken = std::min(count, length);
-    // Whoever ends just before this run may want to grow: start in its middle, to leave room before and behind.
+    // Start in the middle of the run: the sequence that ends just before it may need to grow, and so may this one.
     take(run, run == 0 ? 0 : run + (length - taken) / 2, taken, pages);
     count -= taken;
   }
@@ -76,15 +76,15 @@ void PagePool::check_held(std::int32_t page, const char* operation) const {
   }
 }
 
-/// Opens pages until enough of them would be free with `count` less.
-void PagePool::open(std::int32_t count) {
-  const std::int32_t begin = opened_;
-  while (opened_ < total() && (opened_ == 0 || opened_ - held_pages() - count < opened_ / 2))
-    opened_ += std::min(stripe_, total() - opened_);
-  if (opened_ > begin) free_run(begin, opened_ - begin);
+/// Commits extents until enough pages stay free after `count` are taken.
+void PagePool::commit(std::int32_t count) {
+  const std::int32_t begin = committed_;
+  while (committed_ < total() && (committed_ == 0 || committed_ - held_pages() - count < committed_ / 2))
+    committed_ += std::min(extent_, total() - committed_);
+  if (committed_ > begin) free_run(begin, committed_ - begin);
 }
 
-/// Lists pages as free, in one run with those before and behind that are.
+/// Adds pages to the free runs, merged with adjacent ones.
 void PagePool::free_run(std::int32_t first, std::int32_t length) {
   if (const std::int32_t end = first + length; end < total() && runs_[end].length > 0) {
     length += runs_[end].length;
@@ -123,10 +123,10 @@ void PagePool::remove_run(std::int32_t first) {
   runs_[first].length = 0;
 }
 
-/// A run of the highest class in use: at least half as long as the longest.
+/// Returns a run of the largest nonempty size class: at least half as long as the longest.
 std::int32_t PagePool::longest_run() const { return lists_[std::bit_width(nonempty_) - 1]; }
 
-/// Cuts pages [first, first + count) out of the free run that starts at `run`.
+/// Takes pages [first, first + count) from the free run that starts at `run`.
 void PagePool::take(std::int32_t run, std::int32_t first, std::int32_t count, std::vector<std::int32_t>& pages) {
   const std::int32_t before = first - run;
   const std::int32_t after = runs_[run].length - before - count;

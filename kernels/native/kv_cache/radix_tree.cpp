@@ -9,8 +9,8 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kAtOnce = 32;  // pages whose places are fetched together
-constexpr std::int32_t kLine = 16;   // tokens of a cache line
+constexpr std::size_t kPrefetchBatch = 32;  // pages
+constexpr std::int32_t kLine = 16;          // tokens of a cache line
 
 template <class T>
 std::span<T> array(Arena& arena, std::size_t count) {
@@ -57,9 +57,9 @@ void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
   const auto size = static_cast<std::size_t>(page_size_);
   std::uint32_t hash = hash_of(parent);
   while (tokens.size() >= size) {
-    // What a page's hash depends on is no page but tokens, so the places of several are fetched at a time. In a tree
-    // that no cache holds, that takes as long as to fetch one.
-    std::array<std::uint32_t, kAtOnce> hashes;
+    // A page's hash depends only on tokens, so several pages are prefetched at once. In a tree that exceeds the caches,
+    // that takes as long as fetching one.
+    std::array<std::uint32_t, kPrefetchBatch> hashes;
     const std::size_t count = std::min(tokens.size() / size, hashes.size());
     for (std::size_t i = 0; i < count; ++i) {
       hashes[i] = hash = extend(hash, &tokens[i * size]);
@@ -77,12 +77,12 @@ void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
 
 std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page) {
   if (tokens.size() != static_cast<std::size_t>(page_size_))
-    throw std::invalid_argument("a page of " + std::to_string(page_size_) + " tokens can't hold " +
-                                std::to_string(tokens.size()));
+    throw std::invalid_argument("a page holds " + std::to_string(page_size_) + " tokens; " +
+                                std::to_string(tokens.size()) + " were given");
   const std::uint32_t hash = extend(hash_of(parent), tokens.data());
   const std::int32_t known = find(parent, tokens.data(), hash);
   if (known != kNone) return known;
-  if (contains(page)) throw std::logic_error("page " + std::to_string(page) + " is in the tree already");
+  if (contains(page)) throw std::logic_error("page " + std::to_string(page) + " is already in the tree");
   pool_.retain(page);
   if (parent < 0) ++roots_[root_index(parent)].uses;
   std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * page_size_);
@@ -106,8 +106,8 @@ void RadixTree::release(std::int32_t page) {
 std::int32_t RadixTree::evict(std::int32_t count) {
   std::int32_t evicted = 0;
   while (evicted < count && first_ != kNone) {
-    const std::int32_t end = std::min(count, evicted + static_cast<std::int32_t>(kAtOnce));
-    std::int32_t page = first_;  // what lies far apart of the next ones is fetched together
+    const std::int32_t end = std::min(count, evicted + static_cast<std::int32_t>(kPrefetchBatch));
+    std::int32_t page = first_;  // prefetch the scattered state of the next ones
     for (std::int32_t i = evicted; i < end && page != kNone; ++i, page = nodes_[page].next) {
       __builtin_prefetch(bucket(nodes_[page].hash));
       pool_.prefetch(page);
@@ -118,12 +118,12 @@ std::int32_t RadixTree::evict(std::int32_t count) {
   return evicted;
 }
 
-/// The hash of a prefix by its last page, or its root.
+/// Returns the hash of the prefix that ends at `parent`, a page or a root.
 std::uint32_t RadixTree::hash_of(std::int32_t parent) const {
   return parent < 0 ? static_cast<std::uint32_t>(parent) : nodes_[parent].hash;
 }
 
-/// The hash of a prefix that a page of `tokens` is added to.
+/// Returns the hash of a prefix extended by a page of tokens.
 std::uint32_t RadixTree::extend(std::uint32_t prefix, const std::int32_t* tokens) const {
   std::uint64_t hash = prefix;
   for (std::int32_t i = 0; i < page_size_; ++i)
@@ -131,7 +131,7 @@ std::uint32_t RadixTree::extend(std::uint32_t prefix, const std::int32_t* tokens
   return static_cast<std::uint32_t>(hash >> 32);
 }
 
-/// Fetches what `find` looks at of a page.
+/// Prefetches the state of a page that `find` reads.
 void RadixTree::prefetch(std::int32_t page) const {
   if (page == kNone) return;
   __builtin_prefetch(&nodes_[page]);
@@ -150,7 +150,7 @@ std::int32_t RadixTree::find(std::int32_t parent, const std::int32_t* tokens, st
   return page;
 }
 
-/// Puts a page that nobody has any more at the end of the list.
+/// Appends a page that no sequence holds any more to the LRU list.
 void RadixTree::link(std::int32_t page) {
   nodes_[page].next = kNone;
   nodes_[page].previous = last_;
@@ -173,7 +173,7 @@ void RadixTree::remove(std::int32_t page) {
   while (*at != page) at = &nodes_[*at].chain;
   *at = nodes_[page].chain;
   const std::int32_t parent = nodes_[page].parent;
-  if (nodes_[page].is_hot) cool(page);
+  if (nodes_[page].is_hot) drop_candidate(page);
   nodes_[page] = {};
   --size_;
   pool_.release(page);
@@ -184,7 +184,7 @@ std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> e
   struct Branch {
     std::int32_t longest = 0;            ///< of the paths through this page, in pages
     std::vector<std::int32_t> children;  ///< pages
-    std::vector<std::int32_t> end_here;  ///< places in `ends`
+    std::vector<std::int32_t> end_here;  ///< indices of `ends`
   };
   std::unordered_map<std::int32_t, Branch> branches;
   Branch top;
@@ -193,7 +193,7 @@ std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> e
     const std::int32_t length = ends[i] == kNone ? 0 : nodes_[ends[i]].depth;
     for (std::int32_t page = ends[i]; page >= 0; page = nodes_[page].parent) {
       Branch& branch = branches[page];
-      if (branch.longest >= length) break;  // and so it is further up
+      if (branch.longest >= length) break;  // and so are its ancestors
       const std::int32_t parent = nodes_[page].parent;
       if (branch.longest == 0) (parent < 0 ? top : branches[parent]).children.push_back(page);
       branch.longest = length;
@@ -214,7 +214,8 @@ std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> e
     }
     stack.push_back({branch, true});
     std::ranges::stable_sort(branch->children, {}, [&](std::int32_t page) { return branches[page].longest; });
-    for (const std::int32_t page : branch->children) stack.push_back({&branches[page], false});  // the longest on top
+    for (const std::int32_t page : branch->children)
+      stack.push_back({&branches[page], false});  // the longest path on top
   }
   return order;
 }

@@ -7,8 +7,8 @@
 
 namespace quire {
 
-Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size, std::int32_t stripe)
-    : pages_(num_pages, stripe), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
+Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size, std::int32_t extent)
+    : pages_(num_pages, extent), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
 
 Sequences::~Sequences() {
   for (std::size_t slot = 0; slot < slots_.size(); slot++)
@@ -171,7 +171,7 @@ std::int32_t Sequences::private_pages(std::int32_t slot) {
 PageMap Sequences::page_map(std::span<const std::int32_t> pinned, std::int32_t max_cells) {
   std::vector<std::int32_t> pages;
   for (std::int32_t slot : pinned) std::ranges::copy(at(slot).pages, std::back_inserter(pages));
-  return fold_states(page_states(pages_, tree_, pages), max_cells);
+  return downsample(page_states(pages_, tree_, pages), max_cells);
 }
 
 void Sequences::release_pages(std::int32_t slot) {

@@ -43,10 +43,10 @@ struct Sequence {
 /// free_pages() + cached_pages() + held_pages() == pages().total(), always. Not thread-safe: the step loop owns it.
 class Sequences {
  public:
-  /// The pool opens `stripe` pages at a time, all at once by default. Throws std::invalid_argument unless both are at
+  /// The pool commits `extent` pages at a time, all at once by default. Throws std::invalid_argument unless both are at
   /// least 1.
   Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size,
-            std::int32_t stripe = PagePool::kAll);
+            std::int32_t extent = PagePool::kAll);
   ~Sequences();
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;

@@ -1,4 +1,4 @@
-#include "compute/integers.h"
+#include "weights/quantization.h"
 
 #include <algorithm>
 #include <array>
@@ -13,15 +13,14 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kTileColumns = 16;
-constexpr std::int64_t kLine = 64;
-constexpr float kMostF16 = 65504.0f;
+constexpr float kMaxF16 = 65504.0f;
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// Nearest f16, ties to even; by integers, since the pool's threads flush denormals. |value| <= kMostF16.
+/// Rounds to the nearest f16, ties to even; |value| <= kMaxF16. Integer arithmetic, since the pool's threads flush
+/// denormals.
 std::uint16_t to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
@@ -41,13 +40,13 @@ float from_f16(std::uint16_t bits) {
   return bits & 0x8000u ? -value : value;
 }
 
-/// Sixteen columns on their way into a tile.
+/// The 16 columns of a tile, before they are written in its layout.
 struct Tile {
-  Tile(const IntegerFormat& format, std::int64_t k)
+  Tile(const QuantizedFormat& format, std::int64_t k)
       : format(format),
         k(k),
-        values(static_cast<std::size_t>(kTileColumns * format.depth(k))),
-        scales(static_cast<std::size_t>(kTileColumns * format.groups(k))),
+        values(static_cast<std::size_t>(kTileRows * format.depth(k))),
+        scales(static_cast<std::size_t>(kTileRows * format.groups(k))),
         zeros(scales.size()) {}
 
   void clear() {
@@ -58,7 +57,7 @@ struct Tile {
 
   std::uint8_t* column(std::int64_t n) { return values.data() + n * format.depth(k); }
 
-  IntegerFormat format;
+  QuantizedFormat format;
   std::int64_t k;
   std::vector<std::uint8_t> values;  ///< [16][depth]
   std::vector<float> scales;         ///< [16][groups]
@@ -71,15 +70,15 @@ std::uint32_t word_at(const std::uint8_t* values) {
   return word;
 }
 
-/// Writes tile number `number` of the target.
-void write_tile(Tile& tile, const PackedIntegers& target, std::int64_t number) {
-  const IntegerFormat& format = target.format;
+/// Writes tile `number` of the target.
+void write_tile(Tile& tile, const QuantizedWeights& target, std::int64_t number) {
+  const QuantizedFormat& format = target.format;
   const std::int64_t half = number % 2, groups = format.groups(target.k), span = format.span(target.k);
   std::byte* group_data = target.data + number / 2 * format.block_bytes(target.k);
   for (std::int64_t g = 0; g < groups; g++, group_data += format.group_bytes(target.k)) {
-    for (std::int64_t n = 0; n < kTileColumns; n++) {
+    for (std::int64_t n = 0; n < kTileRows; n++) {
       const float scale = tile.scales[n * groups + g];
-      const std::int64_t column = half * kTileColumns + n;
+      const std::int64_t column = half * kTileRows + n;
       if (format.group) {
         const std::uint16_t bits = to_f16(scale);
         std::memcpy(group_data + column * 2, &bits, 2);
@@ -87,13 +86,13 @@ void write_tile(Tile& tile, const PackedIntegers& target, std::int64_t number) {
         std::memcpy(group_data + column * 4, &scale, 4);
       }
       if (format.zeros)
-        std::memcpy(group_data + format.header_bytes() - kLine + column * 2, &tile.zeros[n * groups + g], 2);
+        std::memcpy(group_data + format.header_bytes() - kCacheLine + column * 2, &tile.zeros[n * groups + g], 2);
     }
-    std::byte* line = group_data + format.header_bytes() + half * kLine;
+    std::byte* line = group_data + format.header_bytes() + half * kCacheLine;
     const std::int64_t step = 32 / format.bits;
-    for (std::int64_t k = g * span; k < (g + 1) * span; k += step, line += 2 * kLine) {
-      std::array<std::uint32_t, kTileColumns> words;
-      for (std::int64_t n = 0; n < kTileColumns; n++) {
+    for (std::int64_t k = g * span; k < (g + 1) * span; k += step, line += 2 * kCacheLine) {
+      std::array<std::uint32_t, kTileRows> words;
+      for (std::int64_t n = 0; n < kTileRows; n++) {
         const std::uint8_t* values = tile.column(n) + k;
         words[n] = format.bits == 8 ? word_at(values) : word_at(values) | word_at(values + 4) << 4;
       }
@@ -102,24 +101,23 @@ void write_tile(Tile& tile, const PackedIntegers& target, std::int64_t number) {
   }
 }
 
-/// Fills and writes every tile: fill(tile, n, column) sets column `column` of the tile to column n of the matrix.
+/// Fills and writes every tile of the range: fill(tile, n, column) copies column n of the matrix to that of the tile.
 template <class Fill>
-void for_each_tile(ThreadPool& pool, std::int64_t columns, const PackedIntegers& target, std::int64_t first_tile,
-                   std::int64_t tile_step, Fill fill) {
+void for_each_tile(ThreadPool& pool, std::int64_t columns, const QuantizedWeights& target, TileRange range, Fill fill) {
   std::atomic<std::int64_t> next{0};
   pool.run([&](int) {
     Tile tile(target.format, target.k);
-    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) * kTileColumns < columns;) {
+    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) * kTileRows < columns;) {
       tile.clear();
-      for (std::int64_t n = 0; n < std::min(kTileColumns, columns - i * kTileColumns); n++)
-        fill(tile, i * kTileColumns + n, n);
-      write_tile(tile, target, first_tile + i * tile_step);
+      for (std::int64_t n = 0; n < std::min(kTileRows, columns - i * kTileRows); n++) fill(tile, i * kTileRows + n, n);
+      write_tile(tile, target, range.first + i * range.step);
     }
   });
 }
 
-/// values[i] = round(w[i] / scale) + middle, within the format; returns the squared error of 16 lanes, folded in order.
-float quantize_group(const float* w, std::int64_t count, float scale, const IntegerFormat& format,
+/// Sets values[i] = round(w[i] / scale) + middle, clipped to the format. Returns the squared error, summed in 16 lanes
+/// that are reduced in order.
+float quantize_group(const float* w, std::int64_t count, float scale, const QuantizedFormat& format,
                      std::uint8_t* values) {
   constexpr std::int64_t kLanes = 16;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
@@ -139,29 +137,29 @@ float quantize_group(const float* w, std::int64_t count, float scale, const Inte
   return sum;
 }
 
-/// Quantizes one column of floats, padded with zeros to `depth`, into column `n` of the tile.
+/// Quantizes a column, padded with zeros to `depth`, into column `n` of the tile.
 void quantize_column(const std::vector<float>& w, Tile& tile, std::int64_t n) {
-  const IntegerFormat& format = tile.format;
+  const QuantizedFormat& format = tile.format;
   const std::int64_t span = format.span(tile.k), groups = format.groups(tile.k);
   std::vector<std::uint8_t> trial(static_cast<std::size_t>(span));
   for (std::int64_t g = 0; g < groups; g++) {
     const float* group = w.data() + g * span;
     std::uint8_t* values = tile.column(n) + g * span;
-    float most = 0.0f;  // of the largest magnitude, with its sign
+    float largest = 0.0f;  // by magnitude, with its sign
     for (std::int64_t i = 0; i < span; i++)
-      if (std::fabs(group[i]) > std::fabs(most)) most = group[i];
-    if (format.group && std::fabs(most) > kMostF16)
-      throw std::invalid_argument("a weight is " + std::to_string(most) + "; f16 scales can't hold that");
+      if (std::fabs(group[i]) > std::fabs(largest)) largest = group[i];
+    if (format.group && std::fabs(largest) > kMaxF16)
+      throw std::invalid_argument("a weight is " + std::to_string(largest) + ", which exceeds the range of f16 scales");
     float& best_scale = tile.scales[n * groups + g];
     if (format.bits == 8) {
-      best_scale = std::fabs(most) / 127.0f;
+      best_scale = std::fabs(largest) / 127.0f;
       if (format.group) best_scale = from_f16(to_f16(best_scale));
       quantize_group(group, span, best_scale, format, values);
       continue;
     }
     float best_error = 0.0f;
-    for (int candidate = 0; candidate <= 10; candidate++) {  // the largest becomes -8, and then less and less clipped
-      float scale = most / -8.0f * (1.0f - 0.04f * static_cast<float>(candidate - 2));
+    for (int candidate = 0; candidate <= 10; candidate++) {  // the largest becomes -8, and is clipped more and more
+      float scale = largest / -8.0f * (1.0f - 0.04f * static_cast<float>(candidate - 2));
       if (format.group) scale = from_f16(to_f16(scale));
       const float error = quantize_group(group, span, scale, format, trial.data());
       if (candidate == 0 || error < best_error) {
@@ -173,49 +171,60 @@ void quantize_column(const std::vector<float>& w, Tile& tile, std::int64_t n) {
   }
 }
 
-void check_fits(std::int64_t k, std::int64_t columns, const PackedIntegers& target) {
+void check_fits(std::int64_t k, std::int64_t columns, const QuantizedWeights& target) {
   if (k != target.k)
     throw std::invalid_argument("a matrix of k=" + std::to_string(k) +
-                                " does not fit one of k=" + std::to_string(target.k));
+                                " does not fit packed weights of k=" + std::to_string(target.k));
   if (columns < 1) throw std::invalid_argument("a matrix needs columns");
 }
 
 }  // namespace
 
-std::int64_t IntegerFormat::depth(std::int64_t k) const { return round_up(k, std::max<std::int64_t>(64, group)); }
+void QuantizedFormat::check() const {
+  if ((bits != 4 && bits != 8) || group < 0 || group % 32)
+    throw std::invalid_argument("quantized weights of " + std::to_string(bits) + " bits in groups of " +
+                                std::to_string(group) +
+                                " are not supported; give 4 or 8 bits, and a group of 0 or a multiple of 32");
+}
 
-std::int64_t IntegerFormat::span(std::int64_t k) const { return group ? group : round_up(k, 64); }
+std::int64_t QuantizedFormat::depth(std::int64_t k) const { return round_up(k, std::max<std::int64_t>(64, group)); }
 
-void pack_integers(ThreadPool& pool, const IntegerView& source, const PackedIntegers& target, std::int64_t first_tile,
-                   std::int64_t tile_step) {
+std::int64_t QuantizedFormat::span(std::int64_t k) const { return group ? group : round_up(k, 64); }
+
+std::int64_t QuantizedFormat::panel_bytes(std::int64_t k) const {
+  return kTileRows * (depth(k) + groups(k) * static_cast<std::int64_t>(sizeof(float) + sizeof(std::int32_t)));
+}
+
+void pack_quantized(ThreadPool& pool, const QuantizedView& source, const QuantizedWeights& target, TileRange tiles) {
   check_fits(source.k, source.n, target);
-  if (!source.zeros == target.format.zeros) throw std::invalid_argument("zero points and format don't agree");
+  if (!source.zeros == target.format.zeros)
+    throw std::invalid_argument(target.format.zeros ? "the format has zero points, the matrix has none"
+                                                    : "the matrix has zero points, the format has none");
   const std::int64_t groups = target.format.groups(source.k);
-  for_each_tile(pool, source.n, target, first_tile, tile_step, [&](Tile& tile, std::int64_t n, std::int64_t column) {
+  for_each_tile(pool, source.n, target, tiles, [&](Tile& tile, std::int64_t n, std::int64_t column) {
     std::memcpy(tile.column(column), source.values + n * source.k, static_cast<std::size_t>(source.k));
     for (std::int64_t g = 0; g < groups; g++) {
       const float scale = source.scales[n * groups + g];
       if (!std::isfinite(scale))
         throw std::invalid_argument("the scale of column " + std::to_string(n) + ", group " + std::to_string(g) +
                                     " is not finite");
-      if (target.format.group && std::fabs(scale) > kMostF16)
+      if (target.format.group && std::fabs(scale) > kMaxF16)
         throw std::invalid_argument("the scale of column " + std::to_string(n) + ", group " + std::to_string(g) +
-                                    " is " + std::to_string(scale) + ", which f16 can't hold");
+                                    " is " + std::to_string(scale) + ", which exceeds f16");
       tile.scales[column * groups + g] = scale;
       if (source.zeros) tile.zeros[column * groups + g] = source.zeros[n * groups + g];
     }
   });
 }
 
-void quantize(ThreadPool& pool, const MatrixView& source, const PackedIntegers& target, std::int64_t first_tile,
-              std::int64_t tile_step) {
+void quantize(ThreadPool& pool, const MatrixView& source, const QuantizedWeights& target, TileRange tiles) {
   check_fits(source.k, source.n, target);
-  for_each_tile(pool, source.n, target, first_tile, tile_step, [&](Tile& tile, std::int64_t n, std::int64_t column) {
+  for_each_tile(pool, source.n, target, tiles, [&](Tile& tile, std::int64_t n, std::int64_t column) {
     std::vector<float> row(static_cast<std::size_t>(target.format.depth(source.k)));
     read_column(source, n, row.data());
-    float most = 0.0f;
-    for (float value : row) most += std::fabs(value) * 0x1p-40f;  // stays finite if all are
-    if (!std::isfinite(most))
+    float sum = 0.0f;
+    for (float value : row) sum += std::fabs(value) * 0x1p-40f;  // finite if and only if every value is
+    if (!std::isfinite(sum))
       throw std::invalid_argument("weight column " + std::to_string(n) + " holds a value that is not finite");
     quantize_column(row, tile, column);
   });

@@ -1,9 +1,9 @@
-#include "compute/jit.h"
+#include "jit/jit.h"
 
 #include <mutex>
 #include <stdexcept>
 
-#include "compute/object_cache.h"
+#include "jit/object_cache.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
@@ -74,7 +74,7 @@ llvm::orc::JITTargetMachineBuilder machine_builder(const Target& target) {
   for (llvm::StringRef feature : features) builder.addFeatures({feature.str()});
   builder.setCodeGenOptLevel(llvm::CodeGenOptLevel::Aggressive);
   builder.setCodeModel(llvm::CodeModel::Small);  // ORC's default, Large, loads every constant through a movabs
-  // Only the FMAs that a kernel asks for: a fused mul + add would change bits between instruction sets.
+  // Only the FMAs that a kernel requests: contracting mul + add would change bits between instruction sets.
   builder.getOptions().AllowFPOpFusion = llvm::FPOpFusion::Strict;
   return builder;
 }
@@ -100,7 +100,7 @@ struct Jit::Impl {
   explicit Impl(const Target& target) {
     auto builder = machine_builder(target);
     machine = unwrap(builder.createTargetMachine(), "no LLVM target machine");
-    jit = unwrap(llvm::orc::LLJITBuilder().setJITTargetMachineBuilder(builder).create(), "LLVM's JIT did not start");
+    jit = unwrap(llvm::orc::LLJITBuilder().setJITTargetMachineBuilder(builder).create(), "LLVM's JIT failed to start");
     jit->getMainJITDylib().addGenerator(
         unwrap(llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(jit->getDataLayout().getGlobalPrefix()),
                "symbols of this process"));
@@ -120,12 +120,12 @@ std::unique_ptr<llvm::Module> Jit::Impl::lower(const std::string& source, const 
     return mlir::success();
   });
   auto module = mlir::parseSourceString<mlir::ModuleOp>(source, &context);
-  if (!module) throw std::runtime_error("MLIR does not parse: " + diagnostics);
+  if (!module) throw std::runtime_error("MLIR failed to parse: " + diagnostics);
   mlir::PassManager passes(&context);
   if (mlir::failed(mlir::parsePassPipeline(kPipeline, passes, stream)) || mlir::failed(passes.run(*module)))
     throw std::runtime_error("MLIR passes failed: " + diagnostics);
   auto llvm_module = mlir::translateModuleToLLVMIR(*module, llvm_context);
-  if (!llvm_module) throw std::runtime_error("MLIR does not translate to LLVM IR: " + diagnostics);
+  if (!llvm_module) throw std::runtime_error("MLIR failed to translate to LLVM IR: " + diagnostics);
   llvm_module->setDataLayout(machine->createDataLayout());
   llvm_module->setTargetTriple(machine->getTargetTriple());
   for (auto& function : *llvm_module) {
@@ -144,7 +144,7 @@ void Jit::Impl::optimise(llvm::Module& module) {
   llvm::CGSCCAnalysisManager graphs;
   llvm::ModuleAnalysisManager modules;
   llvm::PipelineTuningOptions tuning;
-  tuning.LoopVectorization = false;  // kernels are written in vectors already
+  tuning.LoopVectorization = false;  // kernels are already vectorized
   tuning.SLPVectorization = false;
   llvm::PassBuilder builder(machine.get(), tuning);
   builder.registerModuleAnalyses(modules);
@@ -201,7 +201,7 @@ std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::v
   auto& library = unwrap(impl_->jit->createJITDylib("kernels." + std::to_string(impl_->libraries++)), "JIT library");
   library.addToLinkOrder(impl_->jit->getMainJITDylib());
   if (auto error = impl_->jit->addObjectFile(library, std::move(object)))
-    throw std::runtime_error("the object does not link: " + llvm::toString(std::move(error)));
+    throw std::runtime_error("the object failed to link: " + llvm::toString(std::move(error)));
   std::vector<std::uintptr_t> addresses;
   for (const std::string& symbol : symbols)
     addresses.push_back(unwrap(impl_->jit->lookup(library, symbol), symbol.c_str()).getValue());
@@ -216,7 +216,7 @@ std::string Jit::assembly(const std::string& source) const {
   llvm::raw_svector_ostream stream(text);
   llvm::legacy::PassManager passes;
   if (impl_->machine->addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile))
-    throw std::runtime_error("LLVM can't print assembly for this target");
+    throw std::runtime_error("LLVM cannot print assembly for this target");
   passes.run(*module);
   return {text.begin(), text.end()};
 }

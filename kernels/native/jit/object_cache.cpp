@@ -1,4 +1,4 @@
-#include "compute/object_cache.h"
+#include "jit/object_cache.h"
 
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ bool write_cache_entry(const std::filesystem::path& path, std::string_view objec
   std::error_code error;
   std::filesystem::create_directories(path.parent_path(), error);
   auto temporary = path;
-  temporary += "." + std::to_string(getpid()) + "." + std::to_string(counter++);
+  temporary.concat(".").concat(std::to_string(getpid())).concat(".").concat(std::to_string(counter++));
   {
     std::ofstream file(temporary, std::ios::binary);
     file << kMagic << digest(object) << object;

@@ -1,0 +1,61 @@
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <type_traits>
+
+#include "bindings/bindings.h"
+#include "compute/abi.h"
+#include "compute/arena.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+namespace {
+
+/// Bytes of a row of each input whose rows do not depend on the model.
+std::map<std::string, std::size_t> step_input_bytes() {
+  std::map<std::string, std::size_t> bytes;
+  StepInputs{}.for_each([&](const char* name, const auto* array) {
+    if constexpr (!std::is_same_v<decltype(array), const float*>) bytes[name] = sizeof *array;
+  });
+  return bytes;
+}
+
+}  // namespace
+
+void bind_abi(nb::module_& m) {
+  m.attr("CACHE_LINE") = kCacheLine;
+  m.attr("HUGE_PAGE") = kHugePage;
+  m.attr("PACKED_BLOCK") = kPackedBlock;
+  m.attr("TILE_ROWS") = kTileRows;
+  m.attr("TILE_PAIRS") = kTilePairs;
+  m.attr("KV_TILE_TOKENS") = kTileTokens;
+  m.attr("BLOCK_TOKENS") = kBlockTokens;
+  m.attr("MAX_KV_SPLITS") = kMaxKvSplits;
+  nb::enum_<Dim> dims(m, "Dim", nb::is_arithmetic(), "Index of each size of a step in the dims that kernels read.");
+  for (std::size_t i = 0; i < kNumDims; i++) dims.value(kDimNames[i].data(), static_cast<Dim>(i));
+  nb::class_<AttentionEntry> entry(m, "AttentionEntry", "Offsets of the fields of an attention entry, in bytes.");
+  entry.attr("ROW") = offsetof(AttentionEntry, row);
+  entry.attr("TOKENS") = offsetof(AttentionEntry, tokens);
+  entry.attr("POSITION") = offsetof(AttentionEntry, position);
+  entry.attr("PAGES") = offsetof(AttentionEntry, pages);
+  entry.attr("BYTES") = sizeof(AttentionEntry);
+  nb::class_<KvSplit> split(m, "KvSplit", "Offsets of the fields of a KV split, in bytes.");
+  split.attr("ROW") = offsetof(KvSplit, row);
+  split.attr("POSITION") = offsetof(KvSplit, position);
+  split.attr("PAGES") = offsetof(KvSplit, pages);
+  split.attr("BLOCK") = offsetof(KvSplit, block);
+  split.attr("BYTES") = sizeof(KvSplit);
+  nb::class_<SplitReduction> reduction(m, "SplitReduction", "Offsets of the fields of a split reduction, in bytes.");
+  reduction.attr("ROW") = offsetof(SplitReduction, row);
+  reduction.attr("FIRST") = offsetof(SplitReduction, first);
+  reduction.attr("SPLITS") = offsetof(SplitReduction, splits);
+  reduction.attr("BYTES") = sizeof(SplitReduction);
+  m.def("step_input_bytes", &step_input_bytes,
+        "Return the bytes of a row of each step input, except of logits and hidden states.");
+}
+
+}  // namespace quire

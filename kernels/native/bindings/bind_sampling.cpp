@@ -1,0 +1,62 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "sampling/philox.h"
+#include "sampling/sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tokens = std::vector<std::int32_t>;
+
+using Result = nb::typed<nb::dict, nb::str, nb::any>;
+
+Result dict_of(std::int32_t token, const std::optional<TokenLogprobs>& logprobs) {
+  nb::dict result;
+  result["token"] = token;
+  result["logprob"] = logprobs ? nb::cast(logprobs->logprob) : nb::none();
+  result["rank"] = logprobs ? nb::cast(logprobs->rank) : nb::none();
+  result["top_ids"] = logprobs ? nb::cast(logprobs->top_ids) : nb::none();
+  result["top_logprobs"] = logprobs ? nb::cast(logprobs->top_logprobs) : nb::none();
+  return result;
+}
+
+Result sample_row(const Logits& logits, const Tokens& tokens, std::int64_t num_prompt_tokens, std::int64_t position,
+                  const SamplingConfig& config, TokenConstraint* constraint) {
+  const SamplingState state(config, tokens, num_prompt_tokens, static_cast<std::int32_t>(logits.size()));
+  std::vector<float> row(logits.data(), logits.data() + logits.size());
+  SamplerScratch scratch;
+  const SampleResult result = sample(row, state, tokens, position, scratch, constraint);
+  return dict_of(result.token, result.logprobs);
+}
+
+Result token_logprobs(const Logits& logits, std::int32_t token, std::int32_t top_n) {
+  SamplerScratch scratch;
+  return dict_of(token, logprobs_of({logits.data(), logits.size()}, token, top_n, scratch));
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  m.def("philox_block", &philox_block, "counter"_a, "key"_a, "Philox4x32-10.");
+  m.def("philox", &uniform, "seed"_a, "position"_a, "draw"_a = 0, "The number in [0, 1) drawn at a position.");
+  m.def("sample", &sample_row, "logits"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a, "config"_a,
+        "constraint"_a.none() = nb::none(), "Samples one token with a fresh state, for tests.");
+  m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
+        "Log probability and rank of a token, and the likeliest tokens.");
+}
+
+}  // namespace quire

@@ -1,0 +1,121 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/operators.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "compute/runner.h"
+#include "weights/packing.h"
+#include "weights/quantization.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, const Matrix<float>& scales,
+                           const std::optional<Matrix<std::int16_t>>& zeros, const QuantizedWeights& target,
+                           std::int64_t first_tile, std::int64_t tile_step) {
+  const auto n = static_cast<std::int64_t>(values.shape(0)), k = static_cast<std::int64_t>(values.shape(1));
+  const auto groups = static_cast<std::size_t>(target.format.groups(k));
+  const auto fits = [&](const auto& array) { return array.shape(0) == values.shape(0) && array.shape(1) == groups; };
+  if (!fits(scales) || (zeros && !fits(*zeros)))
+    throw std::invalid_argument("scales and zeros must have shape [" + std::to_string(n) + ", " +
+                                std::to_string(groups) + "]: a row for each row of values, a column for each group");
+  const QuantizedView source{values.data(), scales.data(), zeros ? zeros->data() : nullptr, n, k};
+  const nb::gil_scoped_release release;
+  pack_quantized(runner.threads(), source, target, {first_tile, tile_step});
+}
+
+std::string repr(const QuantizedFormat& format) {
+  return "QuantizedFormat(bits=" + std::to_string(format.bits) + ", group=" + std::to_string(format.group) +
+         ", zeros=" + (format.zeros ? "True" : "False") + ")";
+}
+
+void bind_quantized_format(nb::module_& m) {
+  nb::class_<QuantizedFormat>(
+      m, "QuantizedFormat",
+      "Format of quantized weights: `bits` 4 or 8; `group` elements of k share a scale, 0 for the whole column; with "
+      "`zeros` each group has its own zero point, otherwise it is the middle of the range.\n\n"
+      "The scales of groups are f16, those of whole columns f32.")
+      .def(
+          "__init__",
+          [](QuantizedFormat* self, int bits, std::int64_t group, bool zeros) {
+            (new (self) QuantizedFormat{bits, group, zeros})->check();
+          },
+          "bits"_a, "group"_a = 0, "zeros"_a = false)
+      .def_ro("bits", &QuantizedFormat::bits)
+      .def_ro("group", &QuantizedFormat::group)
+      .def_ro("zeros", &QuantizedFormat::zeros)
+      .def_prop_ro("middle", &QuantizedFormat::middle, "The value that stands for 0 without zero points.")
+      .def_prop_ro("line_depth", &QuantizedFormat::line_depth, "Number of elements of k in a line.")
+      .def_prop_ro("header_bytes", &QuantizedFormat::header_bytes, "Bytes of a group's scales and zero points.")
+      .def("span", &QuantizedFormat::span, "k"_a, "Return the number of elements of k that share a scale.")
+      .def("depth", &QuantizedFormat::depth, "k"_a,
+           "Return k as quantized activations hold it: whole groups and whole lines.")
+      .def("groups", &QuantizedFormat::groups, "k"_a, "Return the number of groups along k; the last may be padded.")
+      .def("group_bytes", &QuantizedFormat::group_bytes, "k"_a, "Return the bytes of one group of 32 columns.")
+      .def("block_bytes", &QuantizedFormat::block_bytes, "k"_a, "Return the bytes of 32 columns.")
+      .def("panel_bytes", &QuantizedFormat::panel_bytes, "k"_a, "Return the bytes of 16 rows of quantized activations.")
+      .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__",
+           [](const QuantizedFormat& format) {
+             return nb::hash(nb::make_tuple(format.bits, format.group, format.zeros));
+           })
+      .def("__repr__", &repr);
+}
+
+}  // namespace
+
+void bind_weights(nb::module_& m) {
+  bind_quantized_format(m);
+  nb::class_<MatrixView>(m, "MatrixView", "A matrix w[n, k] of a checkpoint in memory; strides in elements.")
+      .def(
+          "__init__",
+          [](MatrixView* self, Address address, const std::string& dtype, std::int64_t n, std::int64_t k,
+             std::int64_t n_stride, std::int64_t k_stride) {
+            new (self) MatrixView{reinterpret_cast<const void*>(address), dtype_of(dtype), n, k, n_stride, k_stride};
+          },
+          "address"_a, "dtype"_a, "n"_a, "k"_a, "n_stride"_a, "k_stride"_a);
+  nb::class_<PackedWeights>(m, "PackedWeights", "Memory of packed weights of `k` inputs, in bf16 or f32.")
+      .def(
+          "__init__",
+          [](PackedWeights* self, Address address, const std::string& dtype, std::int64_t k) {
+            new (self) PackedWeights{reinterpret_cast<void*>(address), dtype_of(dtype), k};
+          },
+          "address"_a, "dtype"_a, "k"_a);
+  nb::class_<QuantizedWeights>(m, "QuantizedWeights", "Memory of packed quantized weights of `k` inputs.")
+      .def(
+          "__init__",
+          [](QuantizedWeights* self, Address address, const QuantizedFormat& format, std::int64_t k) {
+            new (self) QuantizedWeights{reinterpret_cast<std::byte*>(address), format, k};
+          },
+          "address"_a, "format"_a, "k"_a);
+}
+
+void bind_packing(nb::class_<Runner>& runner) {
+  const auto pack_matrix = [](Runner& r, const MatrixView& source, const PackedWeights& target, std::int64_t first_tile,
+                              std::int64_t tile_step) { pack(r.threads(), source, target, {first_tile, tile_step}); };
+  const auto quantize_matrix = [](Runner& r, const MatrixView& source, const QuantizedWeights& target,
+                                  std::int64_t first_tile, std::int64_t tile_step) {
+    quantize(r.threads(), source, target, {first_tile, tile_step});
+  };
+  runner
+      .def("pack", pack_matrix, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")
+      .def("quantize", quantize_matrix, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
+           nb::call_guard<nb::gil_scoped_release>(), "Quantize the matrix and pack it, as `pack` does.")
+      .def("pack_quantized", &pack_quantized_arrays, "values"_a, "scales"_a, "zeros"_a.none(), "target"_a,
+           "first_tile"_a = 0, "tile_step"_a = 1, "Pack a quantized matrix, as `pack` does.");
+}
+
+}  // namespace quire

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace quire {
+
+// The contract with emitted kernels (kernels/emit/). What both sides must agree on is stated here and nowhere else:
+// bind_abi.cpp exports it, and the emitters import it.
+
+inline constexpr std::int64_t kCacheLine = 64;      ///< bytes
+inline constexpr std::int64_t kPackedBlock = 32;    ///< columns, and k, of a block of packed weights
+inline constexpr std::int64_t kTileRows = 16;       ///< rows of a tile of packed activations, columns of one of weights
+inline constexpr std::int64_t kTilePairs = 16;      ///< pairs of k in a tile
+inline constexpr std::int64_t kTileTokens = 32;     ///< tokens of a KV tile
+inline constexpr std::int64_t kBlockTokens = 256;   ///< tokens of a block of attention, and so of a KV split
+inline constexpr std::int64_t kMaxKvSplits = 1024;  ///< of one step
+
+static_assert(kPackedBlock == 2 * kTileRows && kPackedBlock == 2 * kTilePairs);
+static_assert(kTileTokens == kPackedBlock && kBlockTokens % kTileTokens == 0);
+
+/// The sizes of a step, in the order in which kernels read them.
+enum class Dim { tokens, logit_rows, max_num_batched_tokens, kv_tiles, entries, kv_splits, reductions, count };
+
+inline constexpr std::size_t kNumDims = static_cast<std::size_t>(Dim::count);
+inline constexpr std::array<std::string_view, kNumDims> kDimNames = {
+    "tokens", "logit_rows", "max_num_batched_tokens", "kv_tiles", "entries", "kv_splits", "reductions"};
+static_assert(!kDimNames.back().empty());
+
+using Dims = std::array<std::int64_t, kNumDims>;
+
+/// Computes work items [begin, end) of a launch.
+using Kernel = void (*)(void* const* buffers, const std::int64_t* dims, std::int64_t begin, std::int64_t end);
+
+/// Query tokens of one sequence that an attention work item handles together.
+struct AttentionEntry {
+  std::int64_t row;           ///< of the first token, among the tokens of the step
+  std::int64_t tokens;        ///< query tokens
+  std::int64_t position;      ///< of the first token, in its sequence
+  const std::int32_t* pages;  ///< of the sequence
+};
+
+/// One query token and one block of the KV that it attends to (flash-decoding).
+struct KvSplit {
+  std::int64_t row, position;
+  const std::int32_t* pages;
+  std::int64_t block;  ///< of kBlockTokens tokens, from the start of the sequence
+};
+
+/// The KV splits of one query token, whose results are combined in order.
+struct SplitReduction {
+  std::int64_t row;
+  std::int64_t first;   ///< split
+  std::int64_t splits;  ///< how many
+};
+
+// Benchmarks write entries as rows of four i64.
+static_assert(offsetof(AttentionEntry, tokens) == 8 && offsetof(AttentionEntry, position) == 16 &&
+              offsetof(AttentionEntry, pages) == 24 && sizeof(AttentionEntry) == 32);
+static_assert(offsetof(KvSplit, position) == 8 && offsetof(KvSplit, pages) == 16 && offsetof(KvSplit, block) == 24 &&
+              sizeof(KvSplit) == 32);
+static_assert(offsetof(SplitReduction, first) == 8 && offsetof(SplitReduction, splits) == 16 &&
+              sizeof(SplitReduction) == 24);
+
+/// The inputs of a step, which kernels read and the runner writes. The arrays stay where they are for the runner's
+/// life.
+struct StepInputs {
+  std::int32_t* token_ids;     ///< [max_num_batched_tokens]
+  std::int32_t* positions;     ///< [max_num_batched_tokens]
+  std::int64_t* kv_slots;      ///< [max_num_batched_tokens]: page * page_size + offset in the page
+  AttentionEntry* entries;     ///< [max_num_batched_tokens]
+  KvSplit* kv_splits;          ///< [kMaxKvSplits]
+  SplitReduction* reductions;  ///< [kMaxKvSplits]
+  std::int32_t* logit_rows;    ///< [max_logit_rows]: rows of the step whose logits or hidden states are wanted
+  float* logits;               ///< [max_logit_rows][logit_stride]
+  float* hidden_states;        ///< [max_logit_rows][hidden_size]
+
+  /// Calls visit(name, array) for each array, by the name under which emitted kernels ask for it.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    visit("token_ids", token_ids);
+    visit("positions", positions);
+    visit("kv_slots", kv_slots);
+    visit("entries", entries);
+    visit("kv_splits", kv_splits);
+    visit("reductions", reductions);
+    visit("logit_rows", logit_rows);
+    visit("logits", logits);
+    visit("hidden_states", hidden_states);
+  }
+};
+
+}  // namespace quire

@@ -1,0 +1,157 @@
+#include "weights/packing.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <stdexcept>
+
+#include "compute/abi.h"
+
+namespace quire {
+namespace {
+
+struct Bf16 {
+  std::uint16_t bits;
+};
+struct F16 {
+  std::uint16_t bits;
+};
+
+float widen(float value) { return value; }
+float widen(Bf16 value) { return std::bit_cast<float>(std::uint32_t{value.bits} << 16); }
+float widen(F16 value) {
+  const std::uint32_t sign = (value.bits & 0x8000u) << 16, magnitude = value.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude << 13 & 0x7fffffu));
+  // Denormals of f16 are normal in f32. Integer arithmetic, since the pool's threads read denormals as zero.
+  if (magnitude < 0x400u) return static_cast<float>(magnitude) * (sign ? -0x1p-24f : 0x1p-24f);
+  return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
+}
+
+template <class To, class From>
+To convert(From value) {
+  if constexpr (std::is_same_v<To, From>) {
+    return value;
+  } else if constexpr (std::is_same_v<To, float>) {
+    return widen(value);
+  } else {
+    const auto bits = std::bit_cast<std::uint32_t>(widen(value));
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>(bits >> 16 | 0x40u)};  // stay a NaN
+    return {static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+  }
+}
+
+template <class T>
+T element(const MatrixView& source, std::int64_t n, std::int64_t k) {
+  T value;  // tensors in checkpoints are not aligned
+  std::memcpy(&value, static_cast<const T*>(source.data) + n * source.n_stride + k * source.k_stride, sizeof value);
+  return value;
+}
+
+/// One tile: [16 pairs][16 n][2 k] in bf16, [16 pairs][2 k][16 n] in f32.
+template <class From, class To>
+void pack_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* tile) {
+  constexpr std::int64_t n_step = std::is_same_v<To, float> ? 1 : 2, k_step = std::is_same_v<To, float> ? 16 : 1;
+  const std::int64_t columns = std::min(kTileRows, source.n - n0), depth = std::min(kPackedBlock, source.k - k0);
+  std::array<From, kPackedBlock> row;
+  for (std::int64_t n = 0; n < columns; n++) {
+    if (source.k_stride == 1)
+      std::memcpy(row.data(), static_cast<const From*>(source.data) + (n0 + n) * source.n_stride + k0,
+                  static_cast<std::size_t>(depth) * sizeof(From));
+    else
+      for (std::int64_t k = 0; k < depth; k++) row[k] = element<From>(source, n0 + n, k0 + k);
+    for (std::int64_t k = 0; k < depth; k++)
+      tile[k / 2 * (2 * kTilePairs) + n * n_step + k % 2 * k_step] = convert<To>(row[k]);
+  }
+}
+
+/// The fast path for a whole tile of contiguous bf16: transposes 16 rows of 16 pairs, each pair as one word.
+void pack_whole_bf16_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, Bf16* tile) {
+  std::array<std::array<std::uint32_t, kTilePairs>, kTileRows> rows;
+  for (std::int64_t n = 0; n < kTileRows; n++)
+    std::memcpy(rows[n].data(), static_cast<const Bf16*>(source.data) + (n0 + n) * source.n_stride + k0,
+                sizeof rows[n]);
+  for (std::int64_t pair = 0; pair < kTilePairs; pair++) {
+    std::array<std::uint32_t, kTileRows> line;
+    for (std::int64_t n = 0; n < kTileRows; n++) line[n] = rows[n][pair];
+    std::memcpy(tile + pair * 2 * kTileRows, line.data(), sizeof line);
+  }
+}
+
+std::int64_t blocks_of(std::int64_t k) { return (k + kPackedBlock - 1) / kPackedBlock; }
+
+template <class From, class To>
+void pack_as(ThreadPool& pool, const MatrixView& source, const PackedWeights& target, TileRange range) {
+  const std::int64_t tiles = (source.n + kTileRows - 1) / kTileRows;
+  const std::int64_t k_blocks = blocks_of(source.k), target_blocks = blocks_of(target.k);
+  constexpr std::int64_t tile_elements = kTileRows * kPackedBlock;
+  std::atomic<std::int64_t> next{0};
+  pool.run([&](int) {
+    for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
+      const std::int64_t tile = range.first + i * range.step, n0 = i * kTileRows;
+      To* column = static_cast<To*>(target.data) + (tile / 2 * target_blocks * 2 + tile % 2) * tile_elements;
+      for (std::int64_t block = 0; block < k_blocks; block++, column += 2 * tile_elements) {
+        if constexpr (std::is_same_v<From, Bf16> && std::is_same_v<To, Bf16>) {
+          const bool whole = n0 + kTileRows <= source.n && (block + 1) * kPackedBlock <= source.k;
+          if (whole && source.k_stride == 1) {
+            pack_whole_bf16_tile(source, n0, block * kPackedBlock, column);
+            continue;
+          }
+        }
+        pack_tile<From, To>(source, n0, block * kPackedBlock, column);
+      }
+    }
+  });
+}
+
+template <class From>
+void pack_from(ThreadPool& pool, const MatrixView& source, const PackedWeights& target, TileRange range) {
+  switch (target.dtype) {
+    case Dtype::bf16:
+      return pack_as<From, Bf16>(pool, source, target, range);
+    case Dtype::f32:
+      return pack_as<From, float>(pool, source, target, range);
+    case Dtype::f16:
+      throw std::invalid_argument("packed weights are bf16 or f32, not f16");
+  }
+}
+
+}  // namespace
+
+Dtype dtype_of(const std::string& name) {
+  if (name == "bf16") return Dtype::bf16;
+  if (name == "f16") return Dtype::f16;
+  if (name == "f32") return Dtype::f32;
+  throw std::invalid_argument("dtype '" + name + "' is not supported; give bf16, f16 or f32");
+}
+
+void read_column(const MatrixView& source, std::int64_t n, float* column) {
+  auto read = [&]<class T>(T) {
+    for (std::int64_t k = 0; k < source.k; k++) column[k] = widen(element<T>(source, n, k));
+  };
+  switch (source.dtype) {
+    case Dtype::bf16:
+      return read(Bf16{});
+    case Dtype::f16:
+      return read(F16{});
+    case Dtype::f32:
+      return read(0.0f);
+  }
+}
+
+void pack(ThreadPool& pool, const MatrixView& source, const PackedWeights& target, TileRange range) {
+  if (source.k > target.k)
+    throw std::invalid_argument("a matrix of k=" + std::to_string(source.k) +
+                                " does not fit packed weights of k=" + std::to_string(target.k));
+  switch (source.dtype) {
+    case Dtype::bf16:
+      return pack_from<Bf16>(pool, source, target, range);
+    case Dtype::f16:
+      return pack_from<F16>(pool, source, target, range);
+    case Dtype::f32:
+      return pack_from<float>(pool, source, target, range);
+  }
+}
+
+}  // namespace quire

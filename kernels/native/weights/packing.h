@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "compute/thread_pool.h"
+
+namespace quire {
+
+/// The type of a float in memory.
+enum class Dtype { bf16, f16, f32 };
+
+/// Returns the dtype named `bf16`, `f16` or `f32`; throws std::invalid_argument for any other name.
+Dtype dtype_of(const std::string& name);
+
+/// A matrix w[n, k] as a checkpoint stores it; strides in elements.
+struct MatrixView {
+  const void* data;
+  Dtype dtype;
+  std::int64_t n, k;
+  std::int64_t n_stride, k_stride;
+};
+
+/// Writes w[n, 0 .. k) as f32.
+void read_column(const MatrixView& source, std::int64_t n, float* column);
+
+/// The tiles of 16 columns that a matrix fills in packed weights: `first`, `first + step`, and so on.
+struct TileRange {
+  std::int64_t first = 0;
+  std::int64_t step = 1;
+};
+
+/// Packed weights of `k` inputs in bf16 or f32 (layout: emit/layout.py).
+struct PackedWeights {
+  void* data;
+  Dtype dtype;
+  std::int64_t k;
+};
+
+/// Packs `source` into `tiles` of `target`, rounding to nearest even where the dtype is narrower. Elements that
+/// `source` does not cover stay as they are (zero in fresh memory).
+void pack(ThreadPool& pool, const MatrixView& source, const PackedWeights& target, TileRange tiles);
+
+}  // namespace quire
