@@ -25,7 +25,7 @@ _RECENT = 500
 
 
 class RunCollector(Protocol):
-    """Collector of what a run measures; `quire.frontend.evaluation.report.run.Run` is one."""
+    """Collector of what a run measures, such as the `Run` of a report."""
 
     def add(self, record: RequestRecord) -> None:
         """Take a request that has ended."""
