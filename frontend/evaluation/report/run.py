@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
-from quire.frontend.evaluation.report.aggregates import Downsampled, EngineLoad, RequestColumns
+from quire.frontend.evaluation.report.aggregates import Downsampled, EngineShare, RequestColumns
 from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.quantiles import ExactDistribution, Floats, PooledDistribution, ValueDistribution
 from quire.frontend.evaluation.report.rates import TokenRate
@@ -56,7 +56,7 @@ class Run:
         self.output_tokens = 0
         self.cached_tokens: int | None = None  # None if the target reports none
         self.partial_tokens = 0  # of answers that did not complete
-        self.engines: defaultdict[int, EngineLoad] = defaultdict(EngineLoad)
+        self.engines: defaultdict[int, EngineShare] = defaultdict(EngineShare)
 
         self.lags = ExactDistribution()
         self.latencies: dict[str, ExactDistribution] = {
