@@ -8,7 +8,7 @@ import sys
 from http.server import BaseHTTPRequestHandler
 
 
-class Handler(BaseHTTPRequestHandler):
+class FakeLlamaHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer({"status": "ok"})
 
@@ -31,5 +31,5 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    with socketserver.ThreadingUnixStreamServer(sys.argv[sys.argv.index("--host") + 1], Handler) as server:
+    with socketserver.ThreadingUnixStreamServer(sys.argv[sys.argv.index("--host") + 1], FakeLlamaHandler) as server:
         server.serve_forever()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quire.frontend.evaluation.replay.load import Load
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
 from quire.frontend.evaluation.replay.runner import Replay
 from quire.frontend.evaluation.replay.target import Target
 from quire.frontend.evaluation.workload.blocks import Prompts
@@ -19,7 +19,7 @@ class KeptRun:
     """Collector that keeps everything of a run."""
 
     records: list[RequestRecord] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TargetSample] = field(default_factory=list)
     seconds: float | None = None
     interrupted: str | None = None
 
@@ -27,7 +27,7 @@ class KeptRun:
         """See `RunCollector`."""
         self.records.append(record)
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: TargetSample) -> None:
         """See `RunCollector`."""
         self.samples.append(sample)
 

@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-from quire.frontend.evaluation.replay.record import Outcome, Phase, RequestRecord, Sample
+from quire.frontend.evaluation.replay.record import Outcome, Phase, RequestRecord, TargetSample
 from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.run import Run
 
@@ -46,7 +46,7 @@ def synthetic_record(
     )  # fmt: skip
 
 
-def synthetic_samples(records: list[RequestRecord], seconds: float) -> list[Sample]:
+def synthetic_samples(records: list[RequestRecord], seconds: float) -> list[TargetSample]:
     """Return samples of a target that serves the records."""
     times = np.arange(0.0, seconds, 0.25)
     samples = []
@@ -58,7 +58,7 @@ def synthetic_samples(records: list[RequestRecord], seconds: float) -> list[Samp
         held = min(PAGES, 20 * running)
         prompt, cached = sum(r.prompt_tokens for r in begun), sum(r.cached_tokens or 0 for r in begun)
         samples.append(
-            Sample(time, running, waiting, held, min(PAGES - held, prompt // 32), PAGES, prompt, cached, answered)
+            TargetSample(time, running, waiting, held, min(PAGES - held, prompt // 32), PAGES, prompt, cached, answered)
         )
     return samples
 

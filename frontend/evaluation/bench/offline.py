@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.frontend.evaluation.replay.load import Load
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
 from quire.frontend.evaluation.replay.runs import Runs
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
@@ -30,7 +30,7 @@ class _Batch:
         if record.outcome is not Outcome.COMPLETED:
             self.error = f"a request of the batch is {record.outcome}: {record.error}"
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: TargetSample) -> None:
         """Ignore the state of the target."""
 
     def end(self, seconds: float, interrupted: str | None = None, *, steal: float | None = None) -> None:

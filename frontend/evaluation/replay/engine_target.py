@@ -13,7 +13,7 @@ from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.evaluation.replay.engine_answer import EngineAnswer
-from quire.frontend.evaluation.replay.record import RequestRecord, RunClock, Sample
+from quire.frontend.evaluation.replay.record import RequestRecord, RunClock, TargetSample
 from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens, sampling_parameters
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.sampling import SamplingParams, engine_params, validate
@@ -64,14 +64,14 @@ class EngineTarget:
 
         return send
 
-    async def sample(self, clock: RunClock) -> Sample | None:
+    async def sample(self, clock: RunClock) -> TargetSample | None:
         """Return the engine's statistics, with the output tokens that arrived here. None once it is dead."""
         try:
             stats = await asyncio.wrap_future(self._engine.client.call("stats"))
         except EngineDeadError:
             return None
         totals = stats["totals"]
-        return Sample(
+        return TargetSample(
             clock.now(),
             stats["running"],
             stats["waiting"],

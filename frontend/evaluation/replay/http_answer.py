@@ -79,7 +79,7 @@ class EventLines:
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
-class StreamedAnswer:
+class StreamedResponse:
     """The record of one request, filled from the stream. Raises `ValueError` for anything else than such a stream."""
 
     def __init__(self, record: RequestRecord, clock: RunClock) -> None:
@@ -166,7 +166,7 @@ class StreamedAnswer:
             record.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
 
-class WholeAnswer:
+class WholeResponse:
     """An answer that is read to its end, with its status and body."""
 
     def __init__(self, most_bytes: int = 1 << 24) -> None:

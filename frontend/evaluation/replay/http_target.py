@@ -10,11 +10,11 @@ from typing import Any, Self
 
 import msgspec
 
-from quire.frontend.evaluation.replay.http_answer import StreamedAnswer, WholeAnswer
+from quire.frontend.evaluation.replay.http_answer import StreamedResponse, WholeResponse
 from quire.frontend.evaluation.replay.http_bodies import PATHS, Bodies, EndpointType, PromptAs
 from quire.frontend.evaluation.replay.http_pool import HttpPool
 from quire.frontend.evaluation.replay.prometheus import sample_of
-from quire.frontend.evaluation.replay.record import RequestRecord, RunClock, Sample
+from quire.frontend.evaluation.replay.record import RequestRecord, RunClock, TargetSample
 from quire.frontend.evaluation.replay.target import Send, TargetError, TargetInfo, Tokens
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.text.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ class HttpTarget:
         data = self._pool.encode("POST", self._path, self._bodies.encode(request, tokens))
 
         async def send(record: RequestRecord, clock: RunClock) -> None:
-            answer = StreamedAnswer(record, clock)
+            answer = StreamedResponse(record, clock)
             try:
                 await self._pool.exchange(data, answer)
             except OSError as error:
@@ -111,11 +111,11 @@ class HttpTarget:
 
         return send
 
-    async def sample(self, clock: RunClock) -> Sample | None:
+    async def sample(self, clock: RunClock) -> TargetSample | None:
         """Return the state from GET /metrics, empty if that fails this time; None if the server has no such page."""
         page = await self._ask("GET", "/metrics")
         if page is None:
-            return Sample(clock.now())
+            return TargetSample(clock.now())
         return sample_of(page.body.decode(errors="replace"), clock.now()) if page.status == 200 else None
 
     async def reset_cache(self) -> bool:
@@ -139,8 +139,8 @@ class HttpTarget:
             if error.errno not in _OWN_LIMITS and not self._dead.done():
                 self._dead.set_result(f"the server at {self.info.address} is gone: {error}")
 
-    async def _ask(self, method: str, path: str) -> WholeAnswer | None:
-        answer = WholeAnswer()
+    async def _ask(self, method: str, path: str) -> WholeResponse | None:
+        answer = WholeResponse()
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._pool.exchange(self._pool.encode(method, path), answer)
@@ -154,7 +154,7 @@ class HttpTarget:
 
 async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
     """Return the models that the server lists; none if it has no such list."""
-    answer = WholeAnswer()
+    answer = WholeResponse()
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             await pool.exchange(pool.encode("GET", "/v1/models"), answer)
@@ -173,7 +173,7 @@ async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
 
 async def _context_of_slots(pool: HttpPool) -> int | None:
     """Return the context length of llama.cpp's slots, each of which serves a request; None for other servers."""
-    answer = WholeAnswer()
+    answer = WholeResponse()
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             await pool.exchange(pool.encode("GET", "/props"), answer)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 
-from quire.frontend.evaluation.replay.record import Sample
+from quire.frontend.evaluation.replay.record import TargetSample
 
 # Names after the prefix quire, vllm or llamacpp; the first that exists counts.
 _NAMES = {
@@ -23,7 +23,7 @@ _NAMES = {
 _BLOCKS = 'num_gpu_blocks="'
 
 
-def sample_of(text: str, time: float) -> Sample | None:
+def sample_of(text: str, time: float) -> TargetSample | None:
     """Return the state on a page in Prometheus' text format, summed over all engines; None if it has no requests.
 
     vLLM has no counts of used pages, but their total in a label, and the share of them that is in use.
@@ -39,7 +39,7 @@ def sample_of(text: str, time: float) -> Sample | None:
     if "pages_total" not in found and (blocks := _num_blocks(text)):
         found["pages_total"] = blocks
         found["pages_held"] = round(values.get("kv_cache_usage_perc", 0.0) * blocks)
-    return Sample(time, **found)
+    return TargetSample(time, **found)
 
 
 def _values(text: str) -> Mapping[str, float]:

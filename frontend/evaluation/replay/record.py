@@ -126,7 +126,7 @@ class RequestRecord:
         return (first_tokens[0] if first_tokens else ends[-1]) - self.phases[0].end
 
 
-class Sample(NamedTuple):
+class TargetSample(NamedTuple):
     """State of the target `time` seconds after the run began; None where it does not report a field.
 
     Requests and KV pages are current counts, tokens count since the target's start.

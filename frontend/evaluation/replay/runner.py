@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from quire.frontend.evaluation.replay.interference import StealTime, rare_collections
 from quire.frontend.evaluation.replay.load import Extent, Load
 from quire.frontend.evaluation.replay.prefetch import Prefetcher, PreparedRequest
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, TargetSample
 from quire.frontend.evaluation.replay.sessions import Sessions
 from quire.frontend.evaluation.replay.target import Send, Target, Tokens, prepare, send_within
 from quire.frontend.evaluation.replay.warm_up import warm_up
@@ -25,12 +25,12 @@ _RECENT = 500
 
 
 class RunCollector(Protocol):
-    """Collector of what a run measures; `quire.frontend.evaluation.report.run.Run` is one."""
+    """Collector of what a run measures, such as the `Run` of a report."""
 
     def add(self, record: RequestRecord) -> None:
         """Take a request that has ended."""
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: TargetSample) -> None:
         """Take a sample of the target's state."""
 
     def end(self, seconds: float, interrupted: str | None = None, *, steal: float | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, TargetSample
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 Tokens = Callable[[WorkloadRequest], list[int]]
@@ -56,7 +56,7 @@ class Target(Protocol):
         Raises `ValueError` if the request cannot be sent at all.
         """
 
-    async def sample(self, clock: RunClock) -> Sample | None:
+    async def sample(self, clock: RunClock) -> TargetSample | None:
         """Return the target's current state; None where it does not report one."""
 
     async def reset_cache(self) -> bool:

@@ -41,7 +41,7 @@ class Downsampled(Generic[Item]):
 
 
 @dataclass
-class EngineLoad:
+class EngineShare:
     """Requests that were sent to an engine, however they ended, and their tokens."""
 
     requests: int = 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
-from quire.frontend.evaluation.report.aggregates import Downsampled, EngineLoad, RequestColumns
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
+from quire.frontend.evaluation.report.aggregates import Downsampled, EngineShare, RequestColumns
 from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.quantiles import ExactDistribution, Floats, PooledDistribution, ValueDistribution
 from quire.frontend.evaluation.report.rates import TokenRate
@@ -56,7 +56,7 @@ class Run:
         self.output_tokens = 0
         self.cached_tokens: int | None = None  # None if the target reports none
         self.partial_tokens = 0  # of answers that did not complete
-        self.engines: defaultdict[int, EngineLoad] = defaultdict(EngineLoad)
+        self.engines: defaultdict[int, EngineShare] = defaultdict(EngineShare)
 
         self.lags = ExactDistribution()
         self.latencies: dict[str, ExactDistribution] = {
@@ -68,8 +68,8 @@ class Run:
         self._sent = array("d")
         self._ended = array("d")
         self.shown: Downsampled[ShownRequest] = Downsampled(_MOST_SHOWN_REQUESTS)
-        self._samples: Downsampled[Sample] = Downsampled(_MOST_SHOWN_SAMPLES)
-        self._last_sample: Sample | None = None
+        self._samples: Downsampled[TargetSample] = Downsampled(_MOST_SHOWN_SAMPLES)
+        self._last_sample: TargetSample | None = None
         self._sample_count = 0
 
     def add(self, record: RequestRecord) -> None:
@@ -96,7 +96,7 @@ class Run:
         if self.details is not None:
             self.details.add(record)
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: TargetSample) -> None:
         """Take a sample of the target's state."""
         self._samples.add(self._sample_count, sample)
         self._sample_count += 1
@@ -123,7 +123,7 @@ class Run:
         return {"ttft": one["ttft"], "tpot": one["tpot"], "itl": self.gaps, **one}
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[TargetSample]:
         """Samples, evenly downsampled, and the last one."""
         kept = [sample for _, sample in self._samples.items()]
         if self._last_sample is not None and kept[-1] is not self._last_sample:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.frontend.evaluation.replay.record import Outcome, Sample
+from quire.frontend.evaluation.replay.record import Outcome, TargetSample
 from quire.frontend.evaluation.report.quantiles import Floats, ValueDistribution
 from quire.frontend.evaluation.report.rates import in_flight, in_slots, most_in_flight
 from quire.frontend.evaluation.report.run import Run
@@ -112,7 +112,7 @@ def _counts(run: Run) -> dict[str, Any]:
     }
 
 
-def _target_counts(samples: list[Sample]) -> tuple[int | None, int]:
+def _target_counts(samples: list[TargetSample]) -> tuple[int | None, int]:
     """Return cached and prompt tokens by the target's own counters, for answers that do not report them."""
     counted = [
         (s.cached_tokens, s.prompt_tokens)
@@ -180,9 +180,9 @@ def _curves(run: Run) -> dict[str, Any]:
     return {"shares": shares.tolist(), **curves}
 
 
-def _timeline(samples: list[Sample]) -> dict[str, list[Any]]:
+def _timeline(samples: list[TargetSample]) -> dict[str, list[Any]]:
     """Return a column for each field that the target reports."""
-    columns = {name: [getattr(sample, name) for sample in samples] for name in Sample._fields}
+    columns = {name: [getattr(sample, name) for sample in samples] for name in TargetSample._fields}
     return {name: column for name, column in columns.items() if any(value is not None for value in column)}
 
 

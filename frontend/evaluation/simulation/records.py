@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.frontend.evaluation.replay.phases import Phases
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
 from quire.protocol.messages import EngineCoreEvent
 from quire.protocol.simulation import SimulatedResult, SimulationSample
 
@@ -48,6 +48,6 @@ def _fill_phases(record: RequestRecord, events: list[EngineCoreEvent], token_tim
         phases.take(event.type, event.timestamp)
 
 
-def sample_of(sample: SimulationSample) -> Sample:
+def sample_of(sample: SimulationSample) -> TargetSample:
     """Return the sample of all engines together."""
-    return Sample(**msgspec.structs.asdict(sample))
+    return TargetSample(**msgspec.structs.asdict(sample))

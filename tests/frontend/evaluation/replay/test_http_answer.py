@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from rude_server import DONE, event
 
-from quire.frontend.evaluation.replay.http_answer import StreamedAnswer
+from quire.frontend.evaluation.replay.http_answer import StreamedResponse
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 
 
 def answered(stream: bytes, size: int) -> RequestRecord:
     """Return the record of a request whose answer arrives in pieces of that size."""
     record = RequestRecord(0, 0.0, 0.0, prompt_tokens=3, wanted_output_tokens=7)
-    answer = StreamedAnswer(record, RunClock())
+    answer = StreamedResponse(record, RunClock())
     answer.on_status(200)
     for begin in range(0, len(stream), size):
         answer.on_body(stream[begin : begin + size])

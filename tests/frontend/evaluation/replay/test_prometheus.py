@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.frontend.evaluation.replay.prometheus import sample_of
-from quire.frontend.evaluation.replay.record import Sample
+from quire.frontend.evaluation.replay.record import TargetSample
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -30,12 +30,12 @@ llamacpp:requests_deferred 2
 
 
 def test_vllms_page() -> None:
-    sample = Sample(1.0, 7, 1, 100, None, 400, 1200, 700, 55)
+    sample = TargetSample(1.0, 7, 1, 100, None, 400, 1200, 700, 55)
     assert sample_of(VLLM, 1.0) == sample
 
 
 def test_llama_cpps_page() -> None:
-    assert sample_of(LLAMA_CPP, 2.0) == Sample(2.0, 1, 2, prompt_tokens=12, output_tokens=34)
+    assert sample_of(LLAMA_CPP, 2.0) == TargetSample(2.0, 1, 2, prompt_tokens=12, output_tokens=34)
 
 
 def test_other_pages_tell_nothing() -> None:

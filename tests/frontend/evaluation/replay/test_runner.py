@@ -15,7 +15,7 @@ from rich.console import Console
 
 from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.progress import bar, progress_line
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, TargetSample
 from quire.frontend.evaluation.replay.runner import Replay
 from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens
 from quire.frontend.evaluation.workload.request import WorkloadRequest
@@ -56,8 +56,8 @@ class FakeTarget:
             await asyncio.sleep(0)
         record.outcome, record.first_token = Outcome.COMPLETED, clock.now()
 
-    async def sample(self, clock: RunClock) -> Sample | None:
-        return Sample(clock.now(), running=len(self.in_flight))
+    async def sample(self, clock: RunClock) -> TargetSample | None:
+        return TargetSample(clock.now(), running=len(self.in_flight))
 
     async def reset_cache(self) -> bool:
         self.caches_emptied += 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic_runs import synthetic_record, synthetic_run
 
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, Sample
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
 from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.quantiles import RELATIVE_ERROR
 from quire.frontend.evaluation.report.run import Run
@@ -186,9 +186,9 @@ def test_the_targets_counters_replace_missing_cached_tokens_of_answers() -> None
     for record in some_records(10):
         record.cached_tokens = None
         run.add(record)
-    run.sample(Sample(0.0, prompt_tokens=100, cached_tokens=90))
-    run.sample(Sample(1.0, prompt_tokens=200, cached_tokens=100))
-    run.sample(Sample(2.0, prompt_tokens=300, cached_tokens=140))
+    run.sample(TargetSample(0.0, prompt_tokens=100, cached_tokens=90))
+    run.sample(TargetSample(1.0, prompt_tokens=200, cached_tokens=100))
+    run.sample(TargetSample(2.0, prompt_tokens=300, cached_tokens=140))
     run.end(SECONDS)
     report = summarize(run)
     assert (report["cached_tokens"], report["prefix_hit_rate"]) == (50, 0.25)
@@ -200,7 +200,7 @@ def test_figures_of_long_runs_stay_small() -> None:
     for index in range(5000):
         record.index = index
         run.add(record)
-        run.sample(Sample(index / 10, running=1))
+        run.sample(TargetSample(index / 10, running=1))
     run.end(500.0)
     report = summarize(run)
     rows, times = report["gantt"]["rows"], report["timeline"]["time"]
