@@ -40,7 +40,7 @@ export class PagesView {
     const context = this.canvas.getContext("2d");
     const colours = this.swatches.map((swatch) => rgb(getComputedStyle(swatch).backgroundColor));
     const gap = Math.round((side > 6 ? 2 : 1) * scale);
-    Math.round(index * side * scale); // on whole pixels, or gaps would blur => const edge = (index) => Math.round(index * side * scale); // whole pixels, or gaps would blur => Math.round(index * side * scale); // on whole pixels, or gaps would blur
+    const edge = (index) => Math.round(index * side * scale); // whole pixels, or gaps would blur
     for (let cell = 0; cell < number; cell += 1) {
       const [column, row] = [cell % columns, Math.floor(cell / columns)];
       const [left, top] = [edge(column), edge(row)];

@@ -74,7 +74,7 @@ function answerFields(operation, schemas) {
 }
 
 function statuses(operation, schemas) {
-  const rows = Object.entries(operation.entry.responses)[ => .flatMap(([status, response]) => [ => [
+  const rows = Object.entries(operation.entry.responses).flatMap(([status, response]) => [
     element("dt", {}, element("code", {}, status)),
     element("dd", {}, ...words(schemas.resolve(response).description)),
   ]);

@@ -55,7 +55,7 @@ export class Schemas {
     const refused = Object.entries(schema.properties).filter(([, field]) => field["x-refused"]);
     const list = element("dl", {}, ...known.map(([name, field]) => this.field(name, field, required.has(name))));
     if (!refused.length) return list;
-this.field(name, field, false)); =>     const unsupported = refused.map(([name, field]) => this.field(name, field, false)); => this.field(name, field, false));
+    const unsupported = refused.map(([name, field]) => this.field(name, field, false));
     return element("div", {}, list, details("", [`${refused.length} fields that are not supported`], element("dl", {}, ...unsupported)));
   }
 
