@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be served is refused at the start, with a message that says what is wrong and where."""
+"""Invalid checkpoints are rejected at the start, with a message that says what is wrong and where."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def shard(folder: Path) -> dict[str, Any]:
-    """Splits the checkpoint over two files; returns the index, as a copy to spoil."""
+    """Split the checkpoint over two files; return a copy of the index, to be damaged."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -36,12 +36,12 @@ def shard(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    """A complete checkpoint, to be spoiled."""
+    """A complete checkpoint, to be damaged."""
     return write(tmp_path / "model", weights())
 
 
-def refusal(engine: EngineFactory, model: Path, **options: Any) -> str:
-    """What the user is told when this model is started."""
+def start_error(engine: EngineFactory, model: Path, **options: Any) -> str:
+    """Return the error with which an engine fails to start with this model."""
     from quire.frontend.errors import EngineStartError
 
     with pytest.raises((EngineStartError, ValueError)) as caught:
@@ -51,7 +51,7 @@ def refusal(engine: EngineFactory, model: Path, **options: Any) -> str:
     return message
 
 
-def test_the_checkpoint_is_good_before_it_is_spoiled(good: Path, engine: EngineFactory) -> None:
+def test_the_checkpoint_is_good_before_it_is_damaged(good: Path, engine: EngineFactory) -> None:
     from quire.frontend import SamplingParams
 
     once = engine(good, skip_tokenizer_init=True)
@@ -66,7 +66,7 @@ def test_the_checkpoint_is_good_before_it_is_spoiled(good: Path, engine: EngineF
 def test_a_missing_tensor_is_named(good: Path, engine: EngineFactory) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     write(good, {key: value for key, value in weights().items() if key != name})
-    assert name in refusal(engine, good)
+    assert name in start_error(engine, good)
 
 
 @pytest.mark.parametrize(
@@ -83,54 +83,54 @@ def test_a_wrong_shape_is_named_with_both_shapes(
     good: Path, engine: EngineFactory, name: str, found: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     write(good, {**weights(), name: np.zeros(found, np.float32)})
-    message = refusal(engine, good)
+    message = start_error(engine, good)
     assert name in message
     for shape in (found, expected):
         assert re.search(r"\b" + r"\D{1,3}".join(map(str, shape)) + r"\b", message), f"{shape} is not in {message}"
 
 
-def test_a_tensor_of_integers_is_refused(good: Path, engine: EngineFactory) -> None:
+def test_a_tensor_of_integers_is_rejected(good: Path, engine: EngineFactory) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     write(good, {**weights(), name: np.zeros((64, 64), np.int64)})
-    assert name in refusal(engine, good)
+    assert name in start_error(engine, good)
 
 
 def cut_in_half(file: Path) -> None:
-    """As an interrupted download leaves it."""
+    """Cut the file as an interrupted download does."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def cut_the_header(file: Path) -> None:
-    """Less than the header says it has."""
+    """Cut the file within its header."""
     file.write_bytes(file.read_bytes()[:100])
 
 
-def spoil_the_header(file: Path) -> None:
-    """A header that is not JSON."""
+def corrupt_the_header(file: Path) -> None:
+    """Replace the header by text that is not JSON."""
     content = bytearray(file.read_bytes())
     content[8:12] = b"\xff\xff{{"
     file.write_bytes(content)
 
 
 def claim_a_huge_header(file: Path) -> None:
-    """A header length beyond any file."""
+    """Replace the header length by one beyond any file."""
     content = bytearray(file.read_bytes())
     content[:8] = (1 << 62).to_bytes(8, "little")
     file.write_bytes(content)
 
 
 def empty(file: Path) -> None:
-    """No bytes at all."""
+    """Remove all bytes."""
     file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [cut_in_half, cut_the_header, spoil_the_header, claim_a_huge_header, empty])
-def test_a_damaged_file_is_named(good: Path, engine: EngineFactory, spoil: Callable[[Path], None]) -> None:
-    spoil(good / "model.safetensors")
-    assert "model.safetensors" in refusal(engine, good)
+@pytest.mark.parametrize("damage", [cut_in_half, cut_the_header, corrupt_the_header, claim_a_huge_header, empty])
+def test_a_damaged_file_is_named(good: Path, engine: EngineFactory, damage: Callable[[Path], None]) -> None:
+    damage(good / "model.safetensors")
+    assert "model.safetensors" in start_error(engine, good)
 
 
-def test_offsets_that_disagree_with_the_shape_are_refused(good: Path, engine: EngineFactory) -> None:
+def test_offsets_that_disagree_with_the_shape_are_rejected(good: Path, engine: EngineFactory) -> None:
     file = good / "model.safetensors"
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -138,28 +138,28 @@ def test_offsets_that_disagree_with_the_shape_are_refused(good: Path, engine: En
     header["model.norm.weight"]["data_offsets"][1] += 4
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-    assert "model.norm.weight" in refusal(engine, good)
+    assert "model.norm.weight" in start_error(engine, good)
 
 
-def test_an_index_that_names_an_absent_file_is_refused(good: Path, engine: EngineFactory) -> None:
+def test_an_index_that_names_an_absent_file_is_rejected(good: Path, engine: EngineFactory) -> None:
     shard(good)
     (good / "model-00002-of-00002.safetensors").unlink()
-    assert "model-00002-of-00002.safetensors" in refusal(engine, good)
+    assert "model-00002-of-00002.safetensors" in start_error(engine, good)
 
 
-def test_an_index_that_names_the_wrong_file_for_a_tensor_is_refused(good: Path, engine: EngineFactory) -> None:
+def test_an_index_that_names_the_wrong_file_for_a_tensor_is_rejected(good: Path, engine: EngineFactory) -> None:
     index = shard(good)
     name, file = next((name, file) for name, file in index["weight_map"].items() if "00001" in file)
     index["weight_map"][name] = file.replace("00001", "00002", 1)
     (good / INDEX).write_text(json.dumps(index))
-    assert name in refusal(engine, good)
+    assert name in start_error(engine, good)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"lm_head.weight": 3}}'])
 def test_a_damaged_index_is_named(good: Path, engine: EngineFactory, text: str) -> None:
     shard(good)
     (good / INDEX).write_text(text)
-    assert INDEX in refusal(engine, good)
+    assert INDEX in start_error(engine, good)
 
 
 def test_an_index_cannot_reach_out_of_the_folder(good: Path, engine: EngineFactory) -> None:
@@ -167,12 +167,12 @@ def test_an_index_cannot_reach_out_of_the_folder(good: Path, engine: EngineFacto
     (good / "model-00001-of-00002.safetensors").rename(good.parent / "outside.safetensors")
     moved = {name: file.replace("model-00001-of-00002", "../outside") for name, file in index["weight_map"].items()}
     (good / INDEX).write_text(json.dumps({"weight_map": moved}))
-    assert "outside.safetensors" in refusal(engine, good)
+    assert "outside.safetensors" in start_error(engine, good)
 
 
-def test_an_unknown_architecture_is_refused_with_the_known_ones(good: Path, engine: EngineFactory) -> None:
+def test_an_unknown_architecture_is_rejected_with_the_known_ones(good: Path, engine: EngineFactory) -> None:
     write(good, weights(), {**CONFIG, "architectures": ["MambaForCausalLM"], "model_type": "mamba"})
-    message = refusal(engine, good).lower()
+    message = start_error(engine, good).lower()
     for word in ("mamba", "gpt2", "llama", "mistral", "qwen2", "qwen3"):
         assert word in message
 
@@ -180,9 +180,9 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(good: Path, engi
 @pytest.mark.parametrize(
     "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "architectures"]
 )
-def test_a_config_without_a_field_is_refused_by_its_name(good: Path, engine: EngineFactory, field: str) -> None:
+def test_a_config_without_a_field_is_rejected_with_its_name(good: Path, engine: EngineFactory, field: str) -> None:
     write(good, weights(), {key: value for key, value in CONFIG.items() if key != field})
-    assert field in refusal(engine, good)
+    assert field in start_error(engine, good)
 
 
 @pytest.mark.parametrize(
@@ -205,33 +205,33 @@ def test_a_config_without_a_field_is_refused_by_its_name(good: Path, engine: Eng
         ("rope_scaling", {"rope_type": "dynamic", "factor": 0}, "factor"),
     ],
 )
-def test_a_config_with_a_bad_value_is_refused_by_its_name(
+def test_a_config_with_a_bad_value_is_rejected_with_its_name(
     good: Path, engine: EngineFactory, field: str, value: object, word: str
 ) -> None:
     write(good, weights(), {**CONFIG, field: value})
-    assert word in refusal(engine, good)
+    assert word in start_error(engine, good)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"text"'])
-def test_a_config_that_is_not_an_object_is_refused(good: Path, engine: EngineFactory, text: str) -> None:
+def test_a_config_that_is_not_an_object_is_rejected(good: Path, engine: EngineFactory, text: str) -> None:
     (good / "config.json").write_text(text)
-    assert "config.json" in refusal(engine, good)
+    assert "config.json" in start_error(engine, good)
 
 
-def test_a_folder_without_config_or_weights_is_refused(good: Path, engine: EngineFactory) -> None:
+def test_a_folder_without_config_or_weights_is_rejected(good: Path, engine: EngineFactory) -> None:
     (good / "model.safetensors").unlink()
-    assert "safetensors" in refusal(engine, good)
+    assert "safetensors" in start_error(engine, good)
     (good / "config.json").unlink()
-    assert "config.json" in refusal(engine, good)
+    assert "config.json" in start_error(engine, good)
 
 
-def test_a_path_that_is_no_folder_is_refused(good: Path, engine: EngineFactory) -> None:
+def test_a_path_that_is_not_a_folder_is_rejected(good: Path, engine: EngineFactory) -> None:
     for path in (good / "absent", good / "config.json"):
-        assert str(path) in refusal(engine, path)
+        assert str(path) in start_error(engine, path)
 
 
-def test_too_little_memory_for_a_page_is_refused_with_what_is_needed(good: Path, engine: EngineFactory) -> None:
-    message = refusal(engine, good, kv_cache_memory_bytes=1000)
+def test_too_little_memory_for_a_page_is_rejected_with_what_is_needed(good: Path, engine: EngineFactory) -> None:
+    message = start_error(engine, good, kv_cache_memory_bytes=1000)
     assert "1000" in message.replace(",", "")
     assert "page" in message
 
@@ -243,27 +243,27 @@ def test_another_engine_is_unharmed(good: Path, demo_model: Path, engine: Engine
     params = SamplingParams(max_tokens=8, temperature=0.0)
     before = llm.generate("Once upon a time", params)[0].outputs[0].text
     (good / "model.safetensors").write_bytes(b"")
-    refusal(engine, good)
+    start_error(engine, good)
     assert llm.generate("Once upon a time", params)[0].outputs[0].text == before
 
 
 @pytest.mark.parametrize("header", ['{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", '{"a": {"dtype": "F32"}}', "[]"])
-def test_a_header_that_is_none_is_refused(good: Path, engine: EngineFactory, header: str) -> None:
+def test_an_invalid_header_is_rejected(good: Path, engine: EngineFactory, header: str) -> None:
     text = header.encode()
     (good / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    assert "safetensors header" in refusal(engine, good)
+    assert "safetensors header" in start_error(engine, good)
 
 
-def test_a_shape_beyond_all_numbers_is_refused(good: Path, engine: EngineFactory) -> None:
+def test_a_shape_that_overflows_is_rejected(good: Path, engine: EngineFactory) -> None:
     entry = {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 0]}
     text = json.dumps({"model.norm.weight": entry}).encode()
     (good / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    assert "model.norm.weight" in refusal(engine, good)
+    assert "model.norm.weight" in start_error(engine, good)
 
 
-def test_folders_in_the_place_of_files_are_refused(good: Path, engine: EngineFactory) -> None:
+def test_folders_instead_of_files_are_rejected(good: Path, engine: EngineFactory) -> None:
     (good / "generation_config.json").mkdir()
-    assert "generation_config.json" in refusal(engine, good)
+    assert "generation_config.json" in start_error(engine, good)
     (good / "model.safetensors").unlink()
     (good / INDEX).mkdir()
-    assert INDEX in refusal(engine, good)
+    assert INDEX in start_error(engine, good)

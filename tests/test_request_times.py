@@ -1,4 +1,4 @@
-"""The times of a request are those of the engine, also when a slow client finds its outputs merged."""
+"""The times of a request are those of the engine, also if a slow client gets merged outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.protocol.messages import EngineCoreOutputs
 
 
 def request_of(engine: Engine, request_id: str, *, merged: bool) -> GenerationRequest:
-    """The frontend's request after all that the engine has sent for it, frame by frame or in one that came late."""
+    """Return the frontend's request after all outputs of the engine, in separate frames or merged in one late frame."""
     frames = [message for message in engine.sent[b"client"] if isinstance(message, EngineCoreOutputs)]
     if merged:
         mailbox = Mailbox()
@@ -33,7 +33,7 @@ def request_of(engine: Engine, request_id: str, *, merged: bool) -> GenerationRe
     return request
 
 
-def test_a_merged_frame_tells_the_same_times() -> None:
+def test_a_merged_frame_has_the_same_times() -> None:
     engine = Engine()
     engine.add("short", [1, 2, 3], max_tokens=4)
     engine.add("long", [4, 5, 6], max_tokens=50)

@@ -1,4 +1,4 @@
-"""Whatever happens to requests, and however slow the reader: what is written can be shown, and adds up."""
+"""Traces of random request states and slow readers are valid and add up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIONS = st.lists(
 
 
 class Watched(Engine):
-    """An engine with a client that watches it, and a clock that moves each time someone looks."""
+    """An engine with a client that traces it, and a clock that advances each time it is read."""
 
     def __init__(self) -> None:
         super().__init__(num_pages=12, max_num_batched_tokens=16)
@@ -47,7 +47,7 @@ class Watched(Engine):
         self.put()
 
     def put(self) -> None:
-        """Moves what was sent to the reader's queue."""
+        """Move sent messages to the reader's queue."""
         for message in self.sent.pop(WATCHER, []):
             if isinstance(message, StepTrace):
                 self.dropped += self.queue.put(message)
@@ -80,7 +80,7 @@ class Watched(Engine):
 
 @settings(deadline=None, max_examples=150)
 @given(ACTIONS)
-def test_every_token_and_every_end_is_shown(actions: list[Action]) -> None:
+def test_every_token_and_every_end_is_traced(actions: list[Action]) -> None:
     engine = Watched()
     for action in actions:
         engine.act(*action)
@@ -102,7 +102,7 @@ def test_every_token_and_every_end_is_shown(actions: list[Action]) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(ACTIONS)
-def test_what_a_slow_reader_gets_can_be_shown(actions: list[Action]) -> None:
+def test_the_trace_of_a_slow_reader_is_valid(actions: list[Action]) -> None:
     with patch("quire.engine_core.transport.outbox._MAX_TRACE_VALUES", 200):
         engine = Watched()
         for action in actions:

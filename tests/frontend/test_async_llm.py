@@ -36,7 +36,7 @@ Play = Callable[[Body], None]
 
 
 def greedy(max_tokens: int = 24, **fields: Any) -> SamplingParams:
-    """Parameters whose tokens are always the same, as many as asked for."""
+    """Return parameters for exactly `max_tokens` deterministic tokens."""
     return SamplingParams(temperature=0.0, seed=1, max_tokens=max_tokens, ignore_eos=True, **fields)
 
 
@@ -47,7 +47,7 @@ def llm(module_engine: EngineFactory, demo_model: Path) -> LLM:
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def play(llm: LLM, request: pytest.FixtureRequest) -> Play:
-    """Runs a test's body on an event loop, with an `AsyncLLM` attached to the engine of `llm`."""
+    """Run a test's body on an event loop, with an `AsyncLLM` attached to the engine of `llm`."""
     run: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run if request.param == "uvloop" else asyncio.run
 
     async def main(body: Body) -> None:
@@ -58,14 +58,14 @@ def play(llm: LLM, request: pytest.FixtureRequest) -> Play:
 
 
 async def collect(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
-    """All outputs of a stream."""
+    """Return all outputs of a stream."""
     return [output async for output in outputs]
 
 
 async def idle(llm: AsyncLLM) -> None:
-    """Returns when the engine has nothing to do."""
+    """Wait until the engine is idle."""
     while (stats := await llm.stats())["running"] + stats["waiting"] + stats["pages_held"]:
-        pass  # each look is a round trip to the engine
+        pass  # each call is a round trip to the engine
 
 
 def test_a_stream_grows_to_what_generate_returns(llm: LLM, play: Play) -> None:
@@ -98,7 +98,7 @@ def test_deltas_add_up(llm: LLM, play: Play) -> None:
     play(body)
 
 
-def test_many_streams_at_once_each_get_their_own(llm: LLM, play: Play) -> None:
+def test_concurrent_streams_each_get_their_own_tokens(llm: LLM, play: Play) -> None:
     expected = {output.prompt: output.outputs for output in llm.generate(PROMPTS, greedy())}
 
     async def body(each: AsyncLLM) -> None:
@@ -109,7 +109,7 @@ def test_many_streams_at_once_each_get_their_own(llm: LLM, play: Play) -> None:
     play(body)
 
 
-def test_a_slow_consumer_finds_the_increments_merged(play: Play) -> None:
+def test_a_slow_consumer_gets_merged_increments(play: Play) -> None:
     async def body(each: AsyncLLM) -> None:
         stream = each.generate(PROMPTS[0], greedy(max_tokens=1500), output_kind="delta")
         first = await anext(stream)
@@ -156,7 +156,7 @@ def test_cancelling_a_task_aborts_its_request(play: Play) -> None:
     play(body)
 
 
-def test_abort_ends_the_stream_with_what_there_is(play: Play) -> None:
+def test_abort_ends_the_stream_with_the_output_so_far(play: Play) -> None:
     async def body(each: AsyncLLM) -> None:
         stream = each.generate(PROMPTS[0], greedy(max_tokens=1900), request_id="long")
         await anext(stream)
@@ -171,7 +171,7 @@ def test_abort_ends_the_stream_with_what_there_is(play: Play) -> None:
 
 
 def test_prompt_logprobs_of_a_cached_prefix(llm: LLM, play: Play) -> None:
-    """A prompt whose beginning another has left in the cache, and still computes."""
+    """A prompt whose prefix another request has left in the cache, or is still computing."""
     shared = llm.get_tokenizer().encode(" ".join(PROMPTS) * 8)[:100]
     alone = llm.generate([[*shared, 5]], greedy(2, prompt_logprobs=1), cache_salt="alone")[0]
 
@@ -191,7 +191,7 @@ def test_prompt_logprobs_of_a_cached_prefix(llm: LLM, play: Play) -> None:
     play(body)
 
 
-def test_embeddings_beside_streams(llm: LLM, play: Play) -> None:
+def test_embeddings_run_concurrently_with_streams(llm: LLM, play: Play) -> None:
     expected = llm.embed(PROMPTS, PoolingParams(pooling_type="mean"), use_tqdm=False)
 
     async def body(each: AsyncLLM) -> None:
@@ -207,13 +207,13 @@ def test_embeddings_beside_streams(llm: LLM, play: Play) -> None:
     play(body)
 
 
-def test_an_embedding_that_is_not_to_be_ends_at_once(play: Play) -> None:
-    """Cancelled, aborted, late, or refused: while a stream runs, and leaving nothing behind."""
+def test_an_embedding_that_fails_ends_at_once(play: Play) -> None:
+    """Cancelled, aborted, timed out, or rejected: while a stream runs, and without leaving anything behind."""
     long = [7] * 2000
 
     async def body(each: AsyncLLM) -> None:
         stream = asyncio.create_task(collect(each.generate(PROMPTS[0], greedy(300))))
-        with halted(each.engine_info.engine_pid):  # or it may be the faster one
+        with halted(each.engine_info.engine_pid):  # so that the embedding does not end first
             cancelled = asyncio.create_task(each.embed(long, cache_salt="a"))
             aborted = asyncio.create_task(each.embed(long, request_id="long", cache_salt="b"))
             await asyncio.sleep(0)  # both are sent
@@ -256,7 +256,7 @@ def test_a_stop_string_ends_the_stream_and_the_engine_request(llm: LLM, play: Pl
     play(body)
 
 
-def test_bad_input_is_an_exception_of_its_own_stream_only(play: Play) -> None:
+def test_invalid_input_raises_in_its_own_stream_only(play: Play) -> None:
     async def body(each: AsyncLLM) -> None:
         bad: list[tuple[Any, SamplingParams | None, str]] = [
             ("", None, "the prompt is empty"),
@@ -299,7 +299,7 @@ def test_a_chat_is_answered(llm: LLM, play: Play) -> None:
     play(body)
 
 
-def test_a_prompt_may_be_its_last_tokens_and_go_without_special_ones(llm: LLM, play: Play) -> None:
+def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM, play: Play) -> None:
     ids, bare = (llm.get_tokenizer().encode(PROMPTS[0], special) for special in (True, False))
     messages = [{"role": "user", "content": PROMPTS[0]}]
     [chat] = llm.chat(messages, greedy(max_tokens=1))
@@ -351,7 +351,7 @@ def test_closing_ends_open_streams_with_an_error(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_when_the_engine_dies_every_stream_ends_with_its_death(demo_model: Path, run: Callable[..., None]) -> None:
+def test_every_stream_ends_with_an_error_when_the_engine_dies(demo_model: Path, run: Callable[..., None]) -> None:
     async def main() -> None:
         async with AsyncLLM(str(demo_model), num_pages=1024) as each:
             streams = [each.generate("a", greedy(max_tokens=1900)) for _ in range(8)]

@@ -33,7 +33,7 @@ PROMPTS = ["Once upon a time", "There was a king who", "The fox said to the goos
 
 
 def greedy(**fields: Any) -> SamplingParams:
-    """Parameters whose tokens are always the same, as many as asked for."""
+    """Return parameters for deterministic tokens."""
     return SamplingParams(**{"temperature": 0.0, "seed": 1, "max_tokens": 24, "ignore_eos": True, **fields})
 
 
@@ -43,7 +43,7 @@ def llm(module_engine: EngineFactory, demo_model: Path) -> LLM:
 
 
 def one(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
-    """The output of a single prompt."""
+    """Return the output of a single prompt."""
     [output] = llm.generate(prompt, params)
     return output
 
@@ -112,7 +112,7 @@ def test_a_stop_token_ends_the_request_and_has_no_text(llm: LLM) -> None:
     assert len(output.text) < len(whole.text)
 
 
-def test_best_of_returns_the_likeliest_per_token(llm: LLM) -> None:
+def test_best_of_returns_the_most_likely_per_token(llm: LLM) -> None:
     def sampled(**fields: Any) -> RequestOutput:
         return one(llm, PROMPTS[0], greedy(seed=5, temperature=1.0, **fields))
 
@@ -136,7 +136,7 @@ def test_completion_i_of_n_is_that_of_the_seed_plus_i(llm: LLM) -> None:
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
 
 
-def test_the_seed_of_the_llm_decides_what_requests_without_one_draw(demo_model: Path, engine: EngineFactory) -> None:
+def test_requests_without_a_seed_take_it_from_the_llm(demo_model: Path, engine: EngineFactory) -> None:
     first, second = (engine(demo_model, seed=3) for _ in range(2))
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     texts = [[output.outputs[0].text for output in llm.generate(PROMPTS[:1] * 4, params)] for llm in (first, second)]
@@ -144,7 +144,7 @@ def test_the_seed_of_the_llm_decides_what_requests_without_one_draw(demo_model: 
     assert len(set(texts[0])) == 4
 
 
-def test_logprobs_are_given_as_asked(llm: LLM) -> None:
+def test_logprobs_are_returned_as_requested(llm: LLM) -> None:
     output = one(llm, PROMPTS[0], greedy(logprobs=2, prompt_logprobs=1, max_tokens=5))
     completion = output.outputs[0]
     assert completion.logprobs is not None
@@ -159,7 +159,7 @@ def test_logprobs_are_given_as_asked(llm: LLM) -> None:
     assert given == output.prompt_token_ids[1:]
 
 
-def test_without_asking_there_are_no_logprobs(llm: LLM) -> None:
+def test_logprobs_are_absent_unless_requested(llm: LLM) -> None:
     output = one(llm, PROMPTS[0], greedy())
     assert output.prompt_logprobs is None
     assert output.outputs[0].logprobs is None
@@ -180,7 +180,7 @@ def test_the_times_of_a_request_follow_each_other(llm: LLM) -> None:
     assert metrics.finished_time == metrics.last_token_time
 
 
-def test_a_chat_is_the_prompt_that_its_template_writes(llm: LLM) -> None:
+def test_a_chat_is_the_prompt_that_its_template_renders(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Tell me a tale about a fox"}]
     [answer] = llm.chat(messages, greedy())
     assert answer.prompt is not None
@@ -194,7 +194,7 @@ def test_a_chat_is_the_prompt_that_its_template_writes(llm: LLM) -> None:
     assert other.prompt == "Tell me a tale about a fox!"
 
 
-def test_a_prompt_may_be_its_last_tokens_and_go_without_special_ones(llm: LLM) -> None:
+def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> None:
     ids, bare = (llm.get_tokenizer().encode(PROMPTS[0], special) for special in (True, False))
     assert len(ids) > len(bare) > 2
     [plain] = llm.generate(PROMPTS[0], greedy(), add_special_tokens=False)
@@ -253,7 +253,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("prompt", "fields", "message"), BAD)
-def test_bad_input_is_refused_by_name_before_anything_runs(
+def test_invalid_input_is_rejected_with_its_field_before_anything_runs(
     llm: LLM, prompt: Any, fields: dict[str, Any], message: str
 ) -> None:
     step = llm.stats()["step"]
@@ -264,7 +264,7 @@ def test_bad_input_is_refused_by_name_before_anything_runs(
     assert llm.stats()["step"] == step
 
 
-def test_unknown_sampling_fields_and_wrong_counts_are_refused(llm: LLM) -> None:
+def test_unknown_sampling_fields_and_wrong_counts_are_rejected(llm: LLM) -> None:
     with pytest.raises(TypeError, match="use_beam_search"):
         SamplingParams(use_beam_search=True)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="3 sampling_params for 2 prompts"):
@@ -295,7 +295,9 @@ def test_embeddings_come_in_the_order_of_the_prompts(llm: LLM) -> None:
         ("a", {"pooling_type": "cls"}, "prompt 1: pooling_type='cls' is not known; it can be 'last' or 'mean'"),
     ],
 )
-def test_a_bad_embedding_is_named_and_nothing_runs(llm: LLM, prompt: Any, fields: dict[str, Any], message: str) -> None:
+def test_an_invalid_embedding_is_named_and_nothing_runs(
+    llm: LLM, prompt: Any, fields: dict[str, Any], message: str
+) -> None:
     step = llm.stats()["step"]
     with pytest.raises(RequestError, match=message):
         llm.embed(["a", prompt], [PoolingParams(), PoolingParams(**fields)])
@@ -321,7 +323,7 @@ def test_an_interrupted_call_leaves_nothing_running(llm: LLM, monkeypatch: pytes
     assert one(llm, PROMPTS[0], greedy()).finished
 
 
-def test_news_of_requests_that_are_no_more_do_not_concern_the_next(llm: LLM) -> None:
+def test_outputs_of_dropped_requests_do_not_affect_the_next(llm: LLM) -> None:
     llm._inbox.put(EngineDeadError("the engine had forgotten this client"))
     assert one(llm, PROMPTS[0], greedy()).finished
 
@@ -342,7 +344,7 @@ def test_several_clients_share_an_engine(llm: LLM) -> None:
     assert one(llm, PROMPTS[0], greedy()).finished
 
 
-def test_what_the_engine_decides_cannot_be_set_when_attaching(llm: LLM) -> None:
+def test_options_of_the_engine_cannot_be_set_when_attaching(llm: LLM) -> None:
     with pytest.raises(ValueError, match="max_num_seqs"):
         LLM(engine_address=llm.engine_address, max_num_seqs=3)
 
@@ -354,7 +356,7 @@ def test_token_ids_need_no_tokenizer(llm: LLM) -> None:
             bare.generate("a")
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_with_the_words_of_the_engine(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_raises_the_message_of_the_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match=r"config\.json"):
         LLM(str(tmp_path), skip_tokenizer_init=True)
 

@@ -1,4 +1,4 @@
-"""Lines of the log, for people and for programs."""
+"""Log lines, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def configured(log_format: LogFormat, level: str = "info") -> io.StringIO:
 
 
 def scope(path: str = "/v1/chat/completions", client: tuple[str, int] | None = ("10.0.0.7", 51000)) -> dict[str, Any]:
-    """What a server has of a request; its key and its query string must never show up."""
+    """The ASGI scope of a request, whose key and query string must never be logged."""
     headers = [(b"authorization", b"Bearer SECRET")]
     return {"method": "POST", "path": path, "query_string": b"key=SECRET", "headers": headers, "client": client}
 
@@ -57,7 +57,7 @@ def test_an_answered_request_in_json() -> None:
     }
 
 
-def test_an_answered_request_for_people() -> None:
+def test_an_answered_request_in_text() -> None:
     stream = configured("text")
     access_log(scope(client=None), 429, 0.002, 10, "req-1")
     assert stream.getvalue().endswith(
@@ -66,7 +66,7 @@ def test_an_answered_request_for_people() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_what_a_client_has_chosen_stays_on_its_line(log_format: LogFormat) -> None:
+def test_text_of_a_client_stays_on_its_line(log_format: LogFormat) -> None:
     stream = configured(log_format)
     access_log(scope("/a\nINFO forged\x1b[2J/" + "x" * 10_000), 404, 0.0, 0, "id\r\nforged\u2028" + "y" * 10_000)
     assert stream.getvalue().count("\n") == 1
@@ -95,9 +95,9 @@ def test_exceptions_are_logged_with_their_traceback(log_format: LogFormat) -> No
     assert "JSONDecodeError: Expecting" in said
 
 
-def test_uvicorn_speaks_the_same_way_and_leaves_answers_to_us() -> None:
+def test_uvicorn_logs_in_the_same_format_but_no_responses() -> None:
     stream = configured("json")
-    logging.getLogger("uvicorn.error").info("Started server process")  # which the command line says better
+    logging.getLogger("uvicorn.error").info("Started server process")  # which the command line reports
     logging.getLogger("uvicorn.error").warning("Something is amiss")
     logging.getLogger("uvicorn.access").warning("GET /")
     assert json.loads(stream.getvalue())["message"] == "Something is amiss"
@@ -110,7 +110,7 @@ def test_a_second_configuration_replaces_the_first() -> None:
     assert second.getvalue().count("once") == 1
 
 
-def test_unknown_levels_and_formats_are_refused() -> None:
+def test_unknown_levels_and_formats_are_rejected() -> None:
     with pytest.raises(ValueError, match="log_level='loud' is not known; it can be debug"):
         configure_logging("loud")
     with pytest.raises(ValueError, match="log_format='xml' is not known; it can be text or json"):

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_file_is_replaced_where_a_link_points(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("before")
     with pytest.raises(UnicodeEncodeError):
@@ -44,7 +44,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_standard_output_is_written_to_where_it_is_a_file(tmp_path: Path) -> None:
+def test_standard_output_that_is_a_file_is_written_in_place(tmp_path: Path) -> None:
     code = "from pathlib import Path; from quire.frontend.whole_file import write_whole; "
     code += "write_whole(Path('/dev/stdout'), 'whole '); print('and more')"
     with (tmp_path / "a").open("w") as output:
@@ -52,7 +52,7 @@ def test_standard_output_is_written_to_where_it_is_a_file(tmp_path: Path) -> Non
     assert (tmp_path / "a").read_text().endswith("and more\n")
 
 
-def test_a_folder_and_what_is_in_none_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_and_a_file_in_a_missing_folder_cannot_be_written(tmp_path: Path) -> None:
     assert can_write_whole(tmp_path / "new")
     assert not can_write_whole(tmp_path)
     assert not can_write_whole(tmp_path / "none" / "new")

@@ -1,4 +1,4 @@
-"""Chat templates in the shapes of well-known models, cut down to what concerns tools and thinking."""
+"""Chat templates like those of well-known models, reduced to tools and thinking."""
 
 from __future__ import annotations
 

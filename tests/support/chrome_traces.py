@@ -1,4 +1,4 @@
-"""Reads a Chrome trace as a viewer does, and checks that it can be one."""
+"""A reader of Chrome traces that checks that they are valid."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Event = dict[str, Any]
 
 
 def begin(event: Event) -> int:
-    """Nanoseconds, as `end`."""
+    """Return the start of a slice in nanoseconds."""
     return round(float(event["ts"]) * 1000)
 
 
 def end(event: Event) -> int:
+    """Return the end of a slice in nanoseconds."""
     return begin(event) + round(float(event["dur"]) * 1000)
 
 
-class Written:
+class WrittenTrace:
     """The events of a file by their tracks, in order of time."""
 
     def __init__(self, text: bytes) -> None:
@@ -46,7 +47,7 @@ class Written:
         return {track: slices for (process, track), slices in self.slices.items() if process == REQUESTS}
 
     def names(self, number: int) -> list[str]:
-        """The names of a request's slices, and how it ended."""
+        """Return the names of a request's slices, and how it ended."""
         return [event["name"] for event in self.requests[number]] + self.ends(number)
 
     def ends(self, number: int) -> list[str]:
@@ -54,12 +55,12 @@ class Written:
                 event["pid"] == REQUESTS]  # fmt: skip
 
     def total(self, argument: str, *names: str) -> int:
-        """The sum of an argument over the slices of these names."""
+        """Return the sum of an argument over the slices with these names."""
         slices = [event for slices in self.slices.values() for event in slices if event["name"] in names]
         return sum(event["args"].get(argument, 0) for event in slices)
 
     def check(self) -> None:
-        """Slices of a request follow each other, parts of a step lie in it, tokens of steps and requests agree."""
+        """Check that slices of a request do not overlap, phases lie in their step, and tokens add up."""
         for slices in [*self.requests.values(), self.steps]:
             for event, following in itertools.pairwise(slices):
                 assert end(event) <= begin(following), (event, following)
@@ -75,12 +76,12 @@ class Written:
                 assert min(event["args"].values()) >= 0
 
 
-def write(traces: Iterable[StepTrace]) -> Written:
-    """The file of these traces, checked."""
+def write(traces: Iterable[StepTrace]) -> WrittenTrace:
+    """Write a file of these traces, check and return it."""
     file = io.BytesIO()
     with ChromeTrace(file) as chrome:
         for trace in traces:
             chrome.add(trace)
-    written = Written(file.getvalue())
+    written = WrittenTrace(file.getvalue())
     written.check()
     return written

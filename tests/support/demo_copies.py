@@ -1,4 +1,4 @@
-"""Copies of the demo model that pass for another kind of chat model."""
+"""Copies of the demo model that mimic other kinds of chat models."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ THINK, THOUGHT = 1, 2
 """Token ids of `<think>` and `</think>` in `thinking_model`."""
 
 LESS_THAN, BRACKET = 32, 65
-"""Those of `<`, with which a tool call of Hermes begins, and of `]`, which ends the calls of a forced answer."""
+"""Token ids of `<`, which begins a tool call of Hermes, and of `]`, which ends the calls of a forced answer."""
 
 
 def model_with_template(folder: Path, template: str) -> Path:
-    """The demo model with another chat template; `folder` is made."""
+    """Create `folder` with the demo model and another chat template."""
     shutil.copytree(folder_of_demo_model(), folder)
     (folder / "chat_template.jinja").write_text(template)
     return folder
 
 
 def thinking_model(folder: Path, template: str) -> Path:
-    """The same, with `<think>` and `</think>` as special tokens, in the place of two that the template does without."""
+    """Create a model with another template and `<think>` and `</think>` as special tokens, instead of two others."""
     model_with_template(folder, template)
     file = folder / "tokenizer.json"
     text = file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""An engine without a model, played by the test itself: what a client says to it, and what it says to the client."""
+"""A fake engine without a model, whose messages the test receives and sends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ M = TypeVar("M", bound=ClientMessage)
 
 
 def ready(heartbeat: float = 1.0) -> Ready:
-    """What an engine says of itself."""
+    """Return the description of an engine."""
     return Ready(
         protocol_version=PROTOCOL_VERSION,
         model="/nowhere",
@@ -45,7 +45,7 @@ def ready(heartbeat: float = 1.0) -> Ready:
 
 
 class FakeEngine:
-    """A ROUTER in the hands of the test. `deliveries` holds what the attached client has delivered."""
+    """A ROUTER socket controlled by the test; `deliveries` are those of the attached client."""
 
     def __init__(self) -> None:
         self.address = default_address()
@@ -58,11 +58,11 @@ class FakeEngine:
         self._clients: list[CoreClient] = []
 
     def connect(self, **options: Any) -> Future[CoreClient]:
-        """A client that is being constructed; it waits for an answer to its Hello."""
+        """Start to construct a client; it waits for an answer to its Hello."""
         return self._pool.submit(CoreClient, self.address, self.deliveries.put, **options)
 
     def attach(self, heartbeat: float = 1.0) -> CoreClient:
-        """A client that is ready."""
+        """Return a client that is ready."""
         future = self.connect()
         self.receive(Hello)
         self.send(ready(heartbeat))
@@ -70,7 +70,7 @@ class FakeEngine:
         return self._clients[-1]
 
     def receive(self, kind: type[M]) -> M:
-        """The next message of the client; it must be of this kind. Pings are skipped unless asked for."""
+        """Return the next message of the client, which must be of this kind. Pings are skipped unless requested."""
         while True:
             assert self._router.poll(int(TIMEOUT * 1000)), f"no {kind.__name__} has come"
             self._client_id, *frames = self._router.recv_multipart()
@@ -80,15 +80,15 @@ class FakeEngine:
             assert isinstance(message, Ping), f"a {kind.__name__} was expected, and {message} came"
 
     def send(self, message: EngineMessage) -> None:
-        """Say something to the client that spoke last."""
+        """Send a message to the client that sent the last one."""
         self._router.send_multipart([self._client_id, *encode(message)])
 
     def delivered(self) -> Delivery:
-        """The next delivery of the client."""
+        """Return the next delivery of the client."""
         return self.deliveries.get(timeout=TIMEOUT)
 
     def die(self) -> None:
-        """The process is gone: its socket closes without a word."""
+        """Close the socket without a message, as a process that is killed."""
         self._router.close(linger=0)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Fifty JSON schemas of all kinds, whose answers end soon whatever a model writes."""
+"""Fifty JSON schemas of all kinds, whose answers end soon with any model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 MAX_TOKENS = 400
-"""Tokens that are enough for an answer without whitespace."""
+"""Number of tokens that is enough for an answer without white space."""
 
 
 def text(most: int = 6, **more: Any) -> Schema:
@@ -19,13 +19,13 @@ def whole(least: int = 0, most: int = 99) -> Schema:
 
 
 def closed_object(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    """An object with these properties and no others."""
+    """Return an object with these properties and no others."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def closed(**properties: Schema) -> Schema:
-    """The same, by names that are words, all of them required."""
+    """Return an object with exactly these properties, all of them required."""
     return closed_object(properties)
 
 

@@ -1,4 +1,4 @@
-"""The connection to an engine, against an engine that the test plays itself."""
+"""The client of an engine, against a fake engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quire.protocol.messages import (
 )
 
 
-def test_the_client_greets_and_learns_what_the_engine_is() -> None:
+def test_the_client_sends_hello_and_gets_ready() -> None:
     with FakeEngine() as engine:
         future = engine.connect()
         assert engine.receive(Hello).protocol_version == PROTOCOL_VERSION
@@ -43,7 +43,7 @@ def test_the_client_greets_and_learns_what_the_engine_is() -> None:
         engine.receive(Goodbye)
 
 
-def test_outputs_are_delivered_in_order_and_statistics_kept() -> None:
+def test_outputs_are_delivered_in_order_and_statistics_are_kept() -> None:
     with FakeEngine() as engine:
         client = engine.attach()
         sent = [EngineCoreOutputs([EngineCoreOutput("r", [i])], SchedulerStats(step=i)) for i in range(100)]
@@ -53,10 +53,10 @@ def test_outputs_are_delivered_in_order_and_statistics_kept() -> None:
         assert client.last_stats == SchedulerStats(step=99)
 
 
-def test_traces_go_to_who_asked_for_them_until_the_last() -> None:
+def test_traces_go_to_their_subscriber_until_the_last() -> None:
     with FakeEngine() as engine:
         client = engine.attach()
-        engine.send(StepTrace(0.0))  # nobody asked
+        engine.send(StepTrace(0.0))  # no subscription
         engine.send(EngineCoreOutputs([]))
         engine.delivered()
         seen: queue.SimpleQueue[StepTrace] = queue.SimpleQueue()
@@ -71,7 +71,7 @@ def test_traces_go_to_who_asked_for_them_until_the_last() -> None:
         assert seen.empty()
 
 
-def test_who_traces_asks_again_after_the_engine_forgot_the_client() -> None:
+def test_a_trace_is_requested_again_after_the_engine_dropped_the_client() -> None:
     with FakeEngine() as engine:
         client = engine.attach()
         client.start_trace(lambda trace: None)
@@ -106,7 +106,7 @@ def test_more_messages_than_the_socket_holds_all_arrive() -> None:
         assert [engine.receive(Abort).request_ids for _ in range(5000)] == [[str(i)] for i in range(5000)]
 
 
-def test_the_heart_beats_without_being_asked() -> None:
+def test_heartbeats_are_sent_without_calls() -> None:
     with FakeEngine() as engine:
         engine.attach(heartbeat=0.01)
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_utility_call_has_a_result_or_the_error_of_the_engine() -> None:
             bad.result(TIMEOUT)
 
 
-def test_a_wrong_version_is_refused_with_the_words_of_the_engine() -> None:
+def test_a_wrong_version_raises_the_message_of_the_engine() -> None:
     with FakeEngine() as engine:
         future = engine.connect()
         engine.receive(Hello)
@@ -135,7 +135,7 @@ def test_a_wrong_version_is_refused_with_the_words_of_the_engine() -> None:
             future.result(TIMEOUT)
 
 
-def test_nobody_listening_is_told_at_once(tmp_path: Path) -> None:
+def test_a_missing_engine_is_reported_at_once(tmp_path: Path) -> None:
     before = time.monotonic()
     for address in (f"ipc://{tmp_path}/absent.sock", "tcp://127.0.0.1:1"):
         with pytest.raises((EngineConnectionError, AddressError), match=r"nobody listens|tcp"):
@@ -143,7 +143,7 @@ def test_nobody_listening_is_told_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - before < TIMEOUT
 
 
-def test_an_engine_that_does_not_answer_is_given_up() -> None:
+def test_an_engine_that_does_not_answer_is_an_error() -> None:
     with FakeEngine() as engine, pytest.raises(EngineConnectionError, match=r"did not answer within 0\.1 s"):
         engine.connect(timeout=0.1).result(TIMEOUT)
 
@@ -161,7 +161,7 @@ def test_a_silent_engine_is_dead() -> None:
             call.result(TIMEOUT)
 
 
-def test_an_engine_that_dies_is_dead_at_once_after_its_last_words() -> None:
+def test_an_engine_that_dies_is_dead_at_once_after_its_last_messages() -> None:
     with FakeEngine() as engine:
         client = engine.attach(heartbeat=60.0)
         last = EngineCoreOutputs([EngineCoreOutput("r", [1])])
@@ -184,7 +184,7 @@ def test_an_engine_that_says_goodbye_is_dead() -> None:
         assert "it was told to" in str(error)
 
 
-def test_a_client_that_was_forgotten_loses_its_requests_and_greets_again() -> None:
+def test_a_client_that_was_dropped_loses_its_requests_and_sends_hello_again() -> None:
     with FakeEngine() as engine:
         client = engine.attach()
         client.send(Abort(["r"]))
@@ -198,7 +198,7 @@ def test_a_client_that_was_forgotten_loses_its_requests_and_greets_again() -> No
         assert engine.receive(Abort).request_ids == ["s"]
 
 
-def test_a_deliver_that_fails_ends_the_client_instead_of_leaving_it_mute() -> None:
+def test_an_error_in_deliver_ends_the_client() -> None:
     with FakeEngine() as engine:
 
         def deliver(delivery: object) -> None:
@@ -215,7 +215,7 @@ def test_a_deliver_that_fails_ends_the_client_instead_of_leaving_it_mute() -> No
         client.close()
 
 
-def test_closing_twice_is_fine_and_leaves_no_thread_and_no_file_descriptor() -> None:
+def test_closing_is_idempotent_and_leaves_no_thread_or_file_descriptor() -> None:
     with FakeEngine() as engine:
         engine.attach().close()
         engine.receive(Goodbye)

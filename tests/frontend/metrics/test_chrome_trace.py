@@ -20,7 +20,7 @@ def event(kind: EventType, time: float, *, number: int = 1, cached: int = 0) -> 
 def step(
     number: int, begin: float, computed: list[tuple[int, int, int]], *events: RequestEvent, decodes: int = 0
 ) -> StepTrace:
-    """Takes 1 s to schedule, 6 s to execute and 1 s to update; `computed`: request, start and count."""
+    """A step that takes 1 s to schedule, 6 s to execute and 1 s to update; `computed`: request, start and count."""
     tokens = sum(count for _, _, count in computed) - decodes
     stats = SchedulerStats(number, len(computed), 0, tokens, decodes)
     stats.schedule_seconds, stats.execute_seconds, stats.update_seconds = 1.0, 6.0, 1.0
@@ -70,25 +70,25 @@ def test_a_step_and_its_counters() -> None:
     }
 
 
-def test_what_is_open_at_the_end_is_closed() -> None:
+def test_open_slices_are_closed_at_the_end() -> None:
     late = event(EventType.QUEUED, 12, number=2)
     written = write([*LIFE[:2], StepTrace(25.0, events=[late]), step(3, 30, [(1, 9, 1)], decodes=1)])
     assert written.names(1) == ["queued", "prefill", "decode"]
     assert [(each["name"], end(each) / 1e9) for each in written.requests[2]] == [("queued", 38)]
 
 
-def test_a_recording_that_begins_in_the_middle() -> None:
+def test_a_recording_that_starts_in_the_middle() -> None:
     written = write([step(3, 30, [(1, 9, 1)], event(EventType.QUEUED, 2, number=2), decodes=1), *LIFE[3:]])
     assert written.names(1) == ["decode", "preempted", "prefill", "decode", "finished: length"]
     assert begin(written.requests[2][0]) == 2e9
 
 
-def test_who_subscribes_again_is_told_again_who_waits() -> None:
+def test_a_new_subscription_gets_waiting_requests_again() -> None:
     again = StepTrace(8.0, events=[event(EventType.QUEUED, 5)])
     assert write([again, again, *LIFE]).names(1) == write(LIFE).names(1)
 
 
-def test_no_slice_covers_what_was_lost() -> None:
+def test_no_slice_covers_lost_traces() -> None:
     lost = msgspec.structs.replace(LIFE[5], dropped=2)
     written = write([*LIFE[:3], lost])
     assert written.names(1) == ["queued", "prefill", "decode", "decode", "finished: length"]
@@ -97,7 +97,7 @@ def test_no_slice_covers_what_was_lost() -> None:
     assert marks == ["2 traces lost"]
 
 
-def test_times_of_a_host_that_is_up_for_long_do_not_overlap() -> None:
+def test_times_of_a_host_with_a_long_uptime_do_not_overlap() -> None:
     far = 1e7 / 3  # s, some weeks
     fine = 1e-7 / 3
     traces = [

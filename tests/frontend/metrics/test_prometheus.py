@@ -1,4 +1,4 @@
-"""The page of metrics, as Prometheus reads it, after real requests to a real engine."""
+"""The metrics of a server, as Prometheus parses them, after real requests to a real engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from expositions import Exposition, parse_open_metrics
 from memory_pressure import under_pressure
+from parsed_metrics import ParsedMetrics, parse_open_metrics
 
 from quire.frontend import LLM, AsyncLLM, RequestError, RequestTimeoutError, SamplingParams, TokensPrompt
 from quire.frontend.metrics import server
@@ -50,7 +50,7 @@ PER_TOKEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2
 REQUEST = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
 LENGTHS: list[float] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]  # the demo model's context holds 2048
 
-# What dashboards for vLLM read: gauges and counters with their labels besides model_name and engine; histograms.
+# Metrics that vLLM's dashboards read: gauges and counters with their own labels; histograms.
 GAUGES: dict[str, set[str]] = {
     "num_requests_running": set(),
     "num_requests_waiting": set(),
@@ -110,7 +110,7 @@ def greedy(max_tokens: int, **fields: object) -> SamplingParams:
 
 
 def play(llm: LLM, body: Body, **options: str) -> None:
-    """Runs `body` with a frontend of its own."""
+    """Run `body` with a frontend of its own."""
 
     async def main() -> None:
         async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(60):
@@ -123,15 +123,15 @@ def play(llm: LLM, body: Body, **options: str) -> None:
 
 
 async def complete(llm: AsyncLLM, prompt: str | list[int], params: SamplingParams, seconds: float | None = None) -> int:
-    """Runs a request to its end; returns how many tokens it has."""
+    """Run a request to its end; return its number of tokens."""
     outputs = [output async for output in llm.generate(prompt, params, timeout=seconds)]
     return sum(len(completion.token_ids) for completion in outputs[-1].outputs)
 
 
-async def scrape(llm: AsyncLLM, metrics: ServerMetrics) -> Exposition:
+async def scrape(llm: AsyncLLM, metrics: ServerMetrics) -> ParsedMetrics:
     page, content_type = await metrics.render(llm)
     assert content_type.startswith("text/plain; version=0.0.4")
-    return Exposition(page)
+    return ParsedMetrics(page)
 
 
 def test_names_labels_and_buckets_are_those_that_dashboards_read(llm: LLM) -> None:
@@ -157,14 +157,14 @@ def test_names_labels_and_buckets_are_those_that_dashboards_read(llm: LLM) -> No
     play(llm, body, prefix="vllm")
 
 
-def test_open_metrics_says_the_same(llm: LLM) -> None:
+def test_open_metrics_have_the_same_values(llm: LLM) -> None:
     async def body(each: AsyncLLM, metrics: ServerMetrics) -> None:
         await complete(each, "Once", greedy(8))
         text = await scrape(each, metrics)
         accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
         page, content_type = await metrics.render(each, accept)
         assert content_type.startswith("application/openmetrics-text; version=1.0.0")
-        other = Exposition(page, parse_open_metrics)
+        other = ParsedMetrics(page, parse_open_metrics)
         assert other.families.keys() == text.families.keys()
         for name in HISTOGRAMS:
             assert other.counts(f"quire:{name}") == text.counts(f"quire:{name}")
@@ -196,20 +196,20 @@ def test_counts_are_those_of_the_requests(llm: LLM) -> None:
     play(llm, body)
 
 
-def test_a_request_begins_when_it_is_asked_for_not_when_its_prompt_has_become_tokens(llm: LLM) -> None:
+def test_a_request_starts_before_its_prompt_is_tokenized(llm: LLM) -> None:
     async def body(each: AsyncLLM, metrics: ServerMetrics) -> None:
         begun = time.monotonic()
-        asked: list[float] = []
+        tokenized: list[float] = []
         tokenize = each._engine.prompt
 
         def slow(prompt: PromptType, **options: Any) -> Prompt:
-            asked.append(time.monotonic() - begun)
+            tokenized.append(time.monotonic() - begun)
             return tokenize(prompt, **options)
 
         each._engine.prompt = slow  # type: ignore[method-assign]
         stream = each.generate("Once", greedy(2))
         outputs = [output async for output in stream]
-        assert outputs[-1].metrics.arrival_time - begun <= asked[0]
+        assert outputs[-1].metrics.arrival_time - begun <= tokenized[0]
         assert (await scrape(each, metrics))["quire:time_to_first_token_seconds_count"] == 1
 
     play(llm, body)
@@ -236,7 +236,7 @@ def test_embeddings_count_their_prompts(llm: LLM) -> None:
     play(llm, body)
 
 
-def test_how_requests_end(llm: LLM) -> None:
+def test_finish_reasons_are_counted(llm: LLM) -> None:
     async def leave(each: AsyncLLM) -> None:
         stream = each.generate("Once", greedy(1900))
         await anext(stream)
@@ -265,7 +265,7 @@ def test_how_requests_end(llm: LLM) -> None:
     play(llm, body)
 
 
-def test_what_the_engine_says_is_the_same_for_all_its_frontends_and_the_rest_adds_up(llm: LLM) -> None:
+def test_metrics_of_the_engine_are_the_same_for_all_frontends_and_others_add_up(llm: LLM) -> None:
     async def body(each: AsyncLLM, metrics: ServerMetrics) -> None:
         async with AsyncLLM(engine_address=llm.engine_address) as other:
             own = ServerMetrics(model_name="other", max_model_len=other.engine_info.max_model_len)
@@ -299,10 +299,10 @@ def test_what_the_engine_says_is_the_same_for_all_its_frontends_and_the_rest_add
     play(llm, body)
 
 
-def test_refused_and_preempted_requests(engine: EngineFactory, demo_model: Path) -> None:
+def test_rejected_and_preempted_requests(engine: EngineFactory, demo_model: Path) -> None:
     small = engine(demo_model, num_pages=20, max_num_seqs=8, max_waiting_requests=100)
 
-    async def refused(each: AsyncLLM, metrics: ServerMetrics) -> None:
+    async def rejected(each: AsyncLLM, metrics: ServerMetrics) -> None:
         calls = [complete(each, "Once", greedy(30)) for _ in range(256)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         errors = [result for result in results if isinstance(result, RequestError)]
@@ -324,14 +324,14 @@ def test_refused_and_preempted_requests(engine: EngineFactory, demo_model: Path)
         assert page["quire:num_preemptions_total"] == small.stats()["preemptions"] > 0  # of no request that ended here
         assert page["quire:request_num_preemptions_sum"] == 0
 
-    play(small, refused)
+    play(small, rejected)
     counts: list[float] = []
     under_pressure(small, lambda: play(small, preempted))
     assert counts[-1] > 0
     play(small, watched)
 
 
-def test_the_configuration_of_the_cache_stands_in_labels(engine: EngineFactory, demo_model: Path) -> None:
+def test_the_configuration_of_the_cache_is_in_labels(engine: EngineFactory, demo_model: Path) -> None:
     sizes = 6 * 2 * 2 * 64  # layers, keys and values, their heads, values of a head
     for options, labels in (
         (
@@ -351,9 +351,7 @@ def test_the_configuration_of_the_cache_stands_in_labels(engine: EngineFactory, 
         play(engine(demo_model, num_pages=20, **options), body)
 
 
-def test_a_silent_engine_does_not_hold_up_a_scrape_nor_a_dead_one(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_a_silent_nor_a_dead_engine_blocks_a_scrape(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STATS_SECONDS", 0.1)
 
     async def main() -> None:
@@ -365,7 +363,7 @@ def test_a_silent_engine_does_not_hold_up_a_scrape_nor_a_dead_one(
             silent = await scrape(each, metrics)
             assert silent["quire:engine_up"] == 1
             os.kill(each.engine_info.engine_pid, signal.SIGKILL)
-            while each.dead_error is None:  # noqa: ASYNC110 - a client without requests is told of nothing
+            while each.dead_error is None:  # noqa: ASYNC110 - a client without requests gets no notice
                 await asyncio.sleep(0)
             dead = await scrape(each, metrics)
             assert dead["quire:engine_up"] == 0
@@ -376,13 +374,13 @@ def test_a_silent_engine_does_not_hold_up_a_scrape_nor_a_dead_one(
     asyncio.run(main())
 
 
-def test_a_prefix_that_no_metric_can_have_is_refused() -> None:
+def test_an_invalid_prefix_is_rejected() -> None:
     for prefix in ("", "1st", "a:b", "a b", "é"):
         with pytest.raises(ValueError, match="metrics_prefix"):
             ServerMetrics(model_name="demo", max_model_len=10, prefix=prefix)
 
 
-def test_a_method_that_a_client_has_made_up_has_no_series_of_its_own(llm: LLM) -> None:
+def test_an_unknown_method_has_no_series_of_its_own(llm: LLM) -> None:
     async def body(each: AsyncLLM, metrics: ServerMetrics) -> None:
         for method in ("GET", "FOO", "BAR"):
             metrics.http.request("/health", method, 200, 0.002)

@@ -1,9 +1,9 @@
-"""What each histogram of a request holds, with two clocks that have nothing to do with each other."""
+"""The histograms of requests, with two independent clocks."""
 
 from __future__ import annotations
 
 import pytest
-from expositions import Exposition
+from parsed_metrics import ParsedMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 
 from quire.frontend.client.observer import DEFAULT_OPTIONS
@@ -26,8 +26,8 @@ from quire.protocol.messages import (
 ENGINE = 1000.0  # the engine's clock when the frontend's is 0
 
 
-class Frontend:
-    """A table of requests whose engine is played by the test, and who watches it."""
+class MeteredTable:
+    """A request table with its observers, for which the test acts as the engine."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,12 +48,12 @@ class Frontend:
         self.table.update(EngineCoreOutputs(list(outputs), None, ENGINE + now))
 
     @property
-    def exposition(self) -> Exposition:
+    def metrics_now(self) -> ParsedMetrics:
         families = Families("quire", {})
         self.meter.add_to(families)
         registry = CollectorRegistry()
         registry.register(families)
-        return Exposition(generate_latest(registry))
+        return ParsedMetrics(generate_latest(registry))
 
 
 def event(kind: EventType, time: float) -> EngineCoreEvent:
@@ -61,7 +61,7 @@ def event(kind: EventType, time: float) -> EngineCoreEvent:
 
 
 def first(request_id: str, *token_ids: int) -> EngineCoreOutput:
-    """Queued at 0.1, scheduled at 0.3, its first token at 0.8; preempted once; one prompt token was cached."""
+    """First output: queued at 0.1, scheduled at 0.3, first token at 0.8; one preemption, one cached prompt token."""
     events = [
         event(EventType.QUEUED, 0.1),
         event(EventType.SCHEDULED, 0.3),
@@ -77,13 +77,13 @@ def last(request_id: str, time: float, *token_ids: int, reason: FinishReason = F
     return EngineCoreOutput(request_id, list(token_ids), finish_reason=reason, events=end)
 
 
-def test_times_are_those_of_their_clocks() -> None:
-    frontend = Frontend()
+def test_times_are_measured_by_their_clocks() -> None:
+    frontend = MeteredTable()
     frontend.submit(SamplingParams(max_tokens=4))
     frontend.receive(1.0, first("0", 1))
     frontend.receive(1.25, EngineCoreOutput("0", [2, 3]))
     frontend.receive(1.75, last("0", 1.5, 4))
-    metrics = frontend.exposition
+    metrics = frontend.metrics_now
     for name, seconds in {
         "time_to_first_token_seconds": 1.0,
         "inter_token_latency_seconds": 0.25 + 0.5,
@@ -104,14 +104,14 @@ def test_times_are_those_of_their_clocks() -> None:
 
 
 def test_tokens_and_sizes() -> None:
-    frontend = Frontend()
+    frontend = MeteredTable()
     frontend.submit(SamplingParams(max_tokens=None, n=2), num_prompt_tokens=28)
     frontend.receive(1.0, first("0", 1))
     frontend.receive(1.5, EngineCoreOutput("1", [1, 2]))
     frontend.receive(2.0, last("1", 2.0, reason=FinishReason.STOP))
-    assert frontend.exposition["quire:requests_in_flight"] == 1
+    assert frontend.metrics_now["quire:requests_in_flight"] == 1
     frontend.receive(3.0, last("0", 3.0, 5, 6, 7))
-    metrics = frontend.exposition
+    metrics = frontend.metrics_now
     assert metrics["quire:requests_in_flight"] == 0
     assert metrics["quire:prompt_tokens_total"] == metrics["quire:request_prompt_tokens_sum"] == 28
     assert metrics["quire:prompt_tokens_cached_total"] == 1
@@ -136,29 +136,29 @@ def test_tokens_and_sizes() -> None:
         (ErrorKind.INVALID, "invalid"),
     ],
 )
-def test_a_request_that_the_engine_refuses_is_counted_as_that_and_nowhere_else(kind: ErrorKind, reason: str) -> None:
-    frontend = Frontend()
+def test_a_rejected_request_is_counted_as_such_and_nowhere_else(kind: ErrorKind, reason: str) -> None:
+    frontend = MeteredTable()
     frontend.submit(SamplingParams())
     frontend.receive(1.0, EngineCoreOutput("0", finish_reason=FinishReason.ERROR, error="no", error_kind=kind))
-    metrics = frontend.exposition
+    metrics = frontend.metrics_now
     assert metrics.get("quire:admission_rejections_total", reason=reason) == 1
     assert metrics.get("quire:request_success_total", finished_reason="error") == 0
     assert metrics["quire:e2e_request_latency_seconds_count"] == metrics["quire:requests_in_flight"] == 0
 
 
-def test_a_request_that_fails_on_its_way_is_an_error() -> None:
-    frontend = Frontend()
+def test_a_request_that_fails_is_an_error() -> None:
+    frontend = MeteredTable()
     frontend.submit(SamplingParams())
     frontend.receive(1.0, first("0", 1))
     failure = EngineCoreOutput("0", finish_reason=FinishReason.ERROR, error="no", error_kind=ErrorKind.FAILED)
     frontend.receive(2.0, failure)
-    metrics = frontend.exposition
+    metrics = frontend.metrics_now
     assert metrics.get("quire:request_success_total", finished_reason="error") == 1
     assert metrics["quire:e2e_request_latency_seconds_sum"] == 2.0
 
 
-def test_a_request_that_cannot_be_sent_has_never_begun() -> None:
-    frontend = Frontend()
+def test_a_request_that_cannot_be_sent_is_not_counted() -> None:
+    frontend = MeteredTable()
 
     def fail(message: object) -> None:
         raise RuntimeError("the engine is dead")
@@ -166,12 +166,12 @@ def test_a_request_that_cannot_be_sent_has_never_begun() -> None:
     frontend.table._send = fail
     with pytest.raises(RuntimeError, match="dead"):
         frontend.submit(SamplingParams())
-    metrics = frontend.exposition
+    metrics = frontend.metrics_now
     assert metrics["quire:requests_in_flight"] == metrics["quire:e2e_request_latency_seconds_count"] == 0
 
 
 def test_recent_rates_hold_the_last_minute() -> None:
-    frontend = Frontend()
+    frontend = MeteredTable()
     frontend.submit(SamplingParams(max_tokens=1000))
     frontend.receive(1.0, first("0", 1))
     frontend.receive(1.125, EngineCoreOutput("0", [2, 3]))

@@ -1,4 +1,4 @@
-"""A real engine under memory pressure, recorded over its socket: the file agrees with statistics and outputs."""
+"""Recordings of a real engine under memory pressure, which agree with statistics and outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
-from chrome_traces import Written
+from chrome_traces import WrittenTrace
 from memory_pressure import expect_short_answers
 
 from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
@@ -25,7 +25,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 
 @pytest.fixture
 def llm(engine: EngineFactory, demo_model: Path) -> LLM:
-    """Two answers of 200 tokens do not fit, which is more than the engine expects."""
+    """An engine in which two answers of 200 tokens do not fit, which is more than it expects."""
     return engine(demo_model, num_pages=12)
 
 
@@ -54,7 +54,7 @@ def test_a_recording_agrees_with_the_engine(llm: LLM) -> None:
             assert (chrome.num_requests, chrome.num_dropped) == (len(PROMPTS), 0)
 
     uvloop.run(main())
-    written, stats = Written(file.getvalue()), llm.stats()
+    written, stats = WrittenTrace(file.getvalue()), llm.stats()
     written.check()
     assert stats["preemptions"] > 0
     assert len(written.steps) == stats["step"] - before
@@ -69,7 +69,7 @@ def test_a_recording_agrees_with_the_engine(llm: LLM) -> None:
     assert written.total("tokens", "prefill", "decode") == needed - found + stats["wasted_tokens"]
 
 
-def test_a_recording_that_is_cancelled_ends_what_it_began(llm: LLM) -> None:
+def test_a_cancelled_recording_closes_its_slices(llm: LLM) -> None:
     file = io.BytesIO()
 
     async def main() -> None:
@@ -89,12 +89,12 @@ def test_a_recording_that_is_cancelled_ends_what_it_began(llm: LLM) -> None:
                     await recording
 
     uvloop.run(main())
-    written = Written(file.getvalue())
+    written = WrittenTrace(file.getvalue())
     written.check()
     assert written.names(1)[-1] == "finished: abort"
 
 
-def test_what_the_work_raises_is_raised(llm: LLM) -> None:
+def test_an_error_of_the_work_is_raised(llm: LLM) -> None:
     async def work() -> None:
         raise KeyError("lost")
 

@@ -1,4 +1,4 @@
-"""Spans of real requests, in the memory of OpenTelemetry's SDK; and who asks for them."""
+"""Spans of real requests, in the memory of OpenTelemetry's SDK, and the ways to request them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spans_of(llm: LLM, body: Body) -> list[ReadableSpan]:
-    """The spans that end while `body` runs."""
+    """Return the spans that end while `body` runs."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
 
@@ -68,7 +68,7 @@ async def complete(
         pass
 
 
-def test_a_span_says_what_was_asked_and_given_and_how_long_that_took(llm: LLM) -> None:
+def test_a_span_has_parameters_usage_and_latencies(llm: LLM) -> None:
     params = SamplingParams(max_tokens=8, temperature=0.5, top_p=0.9, seed=3, ignore_eos=True)
     trace = TraceContext("chat", HEADERS, "chatcmpl-1")
     span, consumer = spans_of(llm, lambda each: complete(each, params, trace))
@@ -131,7 +131,7 @@ def test_without_a_header_the_consumers_span_is_the_parent(llm: LLM) -> None:
     assert span.parent.span_id == consumer.context.span_id
 
 
-def test_a_header_that_is_none_begins_no_trace_of_its_own(llm: LLM) -> None:
+def test_an_invalid_header_is_ignored(llm: LLM) -> None:
     trace = TraceContext(headers={"traceparent": "nonsense"})
     span, consumer = spans_of(llm, lambda each: complete(each, SamplingParams(max_tokens=2), trace))
     assert span.context is not None
@@ -139,16 +139,16 @@ def test_a_header_that_is_none_begins_no_trace_of_its_own(llm: LLM) -> None:
     assert span.context.trace_id == consumer.context.trace_id
 
 
-def test_requests_that_do_not_reach_their_end(engine: EngineFactory, demo_model: Path) -> None:
+def test_requests_that_fail_or_are_aborted(engine: EngineFactory, demo_model: Path) -> None:
     async def body(each: AsyncLLM) -> None:
         stream = each.generate("Once", SamplingParams(max_tokens=1900, n=2, ignore_eos=True), "left")
         await anext(stream)
         await stream.aclose()
         calls = [complete(each, SamplingParams(max_tokens=50, ignore_eos=True), name=str(index)) for index in range(64)]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        refused.extend(str(index) for index, result in enumerate(results) if isinstance(result, RequestError))
+        rejected.extend(str(index) for index, result in enumerate(results) if isinstance(result, RequestError))
 
-    refused: list[str] = []
+    rejected: list[str] = []
     spans = {
         str(span.attributes["gen_ai.request.id"]): span
         for span in spans_of(engine(demo_model, max_num_seqs=2, max_waiting_requests=2), body)
@@ -159,7 +159,7 @@ def test_requests_that_do_not_reach_their_end(engine: EngineFactory, demo_model:
     assert left["gen_ai.response.finish_reasons"] == ("abort", "abort")
     assert left["gen_ai.request.choice.count"] == 2
     errors = {name: span for name, span in spans.items() if span.status.status_code is StatusCode.ERROR}
-    assert sorted(errors) == sorted(refused) != []
+    assert sorted(errors) == sorted(rejected) != []
     for span in errors.values():
         attributes = span.attributes or {}
         assert attributes["error.type"] == "overloaded"
@@ -167,8 +167,8 @@ def test_requests_that_do_not_reach_their_end(engine: EngineFactory, demo_model:
         assert "gen_ai.latency.time_to_first_token" not in attributes
 
 
-class Collector(HTTPServer):
-    """Takes traces as a collector does, and remembers where they were sent and how large they were."""
+class TraceCollector(HTTPServer):
+    """An OTLP collector that records the path and size of each export."""
 
     def __init__(self) -> None:
         self.received: list[tuple[str, int]] = []
@@ -176,7 +176,7 @@ class Collector(HTTPServer):
 
 
 class CollectorHandler(BaseHTTPRequestHandler):
-    server: Collector
+    server: TraceCollector
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -185,14 +185,14 @@ class CollectorHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class has it so
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.mark.parametrize("from_environment", [False, True])
-def test_spans_are_sent_to_where_the_flag_or_the_environment_says(
+def test_spans_are_sent_to_the_endpoint_of_the_flag_or_the_environment(
     llm: LLM, from_environment: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Collector() as collector:
+    with TraceCollector() as collector:
         thread = threading.Thread(target=collector.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         endpoint = f"http://127.0.0.1:{collector.server_port}"
@@ -217,7 +217,7 @@ def test_spans_are_sent_to_where_the_flag_or_the_environment_says(
     assert size > 0
 
 
-def test_nobody_has_asked_for_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request_spans(None, "demo") is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
@@ -227,7 +227,7 @@ def test_nobody_has_asked_for_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request_spans(None, "demo") is None
 
 
-def test_an_endpoint_or_a_protocol_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_endpoint_or_protocol_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="otlp_traces_endpoint='localhost:4317' is not a URL"):
         request_spans("localhost:4317", "demo")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
@@ -235,7 +235,7 @@ def test_an_endpoint_or_a_protocol_that_cannot_be_used_is_an_error(monkeypatch: 
         request_spans("http://localhost:4317", "demo")
 
 
-def test_opentelemetry_is_not_loaded_unless_asked_for_and_missed_only_then() -> None:
+def test_opentelemetry_is_loaded_only_if_requested() -> None:
     code = """
 import sys
 import quire.frontend.metrics.server, quire.frontend.async_llm, quire.frontend.metrics.otlp as otlp

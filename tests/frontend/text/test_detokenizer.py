@@ -24,7 +24,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 
 
 def stream(detokenizer: IncrementalDetokenizer, ids: Sequence[int]) -> list[str]:
-    """Feed tokens one by one; return what each gave."""
+    """Feed tokens one by one; return the text of each."""
     deltas = []
     for token_id in ids:
         detokenizer.update([token_id])
@@ -50,8 +50,8 @@ def test_deltas_joined_are_the_full_decode(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_the_text_goes_on_from_the_prompt(tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject) -> None:
-    """The output is what the prompt's text lacks of the whole text, wherever a text is cut between characters."""
+def test_the_text_continues_the_prompt(tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject) -> None:
+    """The output is the rest of the whole text after the prompt's, wherever it is cut between characters."""
     tokenizer = tokenizers[kind]
     text = data.draw(st.text(st.sampled_from("ab c.—é日🙂\n"), min_size=1, max_size=20))
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -63,7 +63,7 @@ def test_the_text_goes_on_from_the_prompt(tokenizers: dict[str, Tokenizer], kind
 
 
 @pytest.mark.parametrize("kind", BYTE_KINDS)
-def test_no_half_character_is_ever_shown(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_an_incomplete_character_is_never_shown(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     ids = tokenizers[kind].encode(f"a {ASTRONAUT} b", add_special_tokens=False)
     deltas = stream(IncrementalDetokenizer(tokenizers[kind], []), ids)
     assert len(ids) > len(ASTRONAUT)
@@ -73,7 +73,7 @@ def test_no_half_character_is_ever_shown(tokenizers: dict[str, Tokenizer], kind:
 
 
 @pytest.mark.parametrize("kind", BYTE_KINDS)
-def test_invalid_bytes_are_shown_once_they_are_known_to_be(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_invalid_bytes_are_shown_once_they_are_known_to_be_invalid(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     tokenizer = tokenizers[kind]
     first = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\xe2")
     letter = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"a")
@@ -89,7 +89,7 @@ def test_a_character_that_the_prompt_began_belongs_to_the_output(tokenizers: dic
         assert "".join(stream(IncrementalDetokenizer(tokenizers[kind], ids[:cut]), ids[cut:])) == "𝄞y"
 
 
-def test_the_leading_space_is_stripped_only_where_the_text_begins(tokenizers: dict[str, Tokenizer]) -> None:
+def test_the_leading_space_is_stripped_only_at_the_start_of_the_text(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["sentencepiece"]
     ids = tokenizer.encode("fox", add_special_tokens=False)
     assert "".join(stream(IncrementalDetokenizer(tokenizer, [1]), ids)) == "fox"
@@ -191,9 +191,9 @@ def test_a_stop_token_is_counted_but_has_no_text(tokenizers: dict[str, Tokenizer
 
 
 def test_the_cost_of_a_token_does_not_grow(tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million characters are looked at once each; decoding them over and over would take hours."""
+    """A million characters are read once each; decoding them repeatedly would take hours."""
     tokenizer = tokenizers["byte_level"]
-    monkeypatch.setattr(tokenizer, "decode", None)  # the stream needs no second look at earlier tokens
+    monkeypatch.setattr(tokenizer, "decode", None)  # the stream never decodes earlier tokens again
     ids = tokenizer.encode("Once upon a time ", add_special_tokens=False) * 20_000
     detokenizer = IncrementalDetokenizer(tokenizer, ids, ["never"])
     detokenizer.update(ids)
@@ -201,6 +201,6 @@ def test_the_cost_of_a_token_does_not_grow(tokenizers: dict[str, Tokenizer], mon
     assert detokenizer.text == "Once upon a time " * 20_000
 
 
-def test_an_empty_stop_string_is_refused() -> None:
+def test_an_empty_stop_string_is_rejected() -> None:
     with pytest.raises(ValueError, match="stop string is empty"):
         StopScanner(["a", ""])

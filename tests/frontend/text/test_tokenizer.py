@@ -46,7 +46,7 @@ def test_text_survives_the_round_trip(folders: dict[str, Path], kind: str) -> No
     assert tokenizer.encode_batch([TEXT, "fox"]) == [tokenizer.encode(TEXT), tokenizer.encode("fox")]
 
 
-def test_special_tokens_are_added_or_left_out(byte_level: Tokenizer) -> None:
+def test_special_tokens_are_added_or_omitted(byte_level: Tokenizer) -> None:
     begin = byte_level.bos_token_id
     assert begin == byte_level.token_id("<|begin|>")
     assert byte_level.encode("fox") == [begin, *byte_level.encode("fox", add_special_tokens=False)]
@@ -69,7 +69,7 @@ def test_token_bytes_make_the_text(folders: dict[str, Path], kind: str, data: st
         assert library == text.removeprefix(" ") == tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def test_a_bad_byte_does_not_spoil_its_neighbours(folders: dict[str, Path]) -> None:
+def test_an_invalid_byte_does_not_affect_adjacent_characters(folders: dict[str, Path]) -> None:
     tokenizer = Tokenizer(folders["sentencepiece"])
     ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in b"\xe2\x82\xac\xe2\x82"]
     assert tokenizer.decode([token_id for token_id in ids if token_id is not None]) == "€\ufffd\ufffd"
@@ -103,7 +103,7 @@ def test_eos_ids_are_those_of_the_tokenizer_and_of_the_generation_config(
     assert Tokenizer(bare).eos_token_ids == []
 
 
-def test_a_token_named_special_is_skipped(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_token_configured_as_special_is_skipped(folders: dict[str, Path], tmp_path: Path) -> None:
     """Also when tokenizer.json itself does not mark it as special."""
     state = json.loads((folders["byte_level"] / "tokenizer.json").read_text(encoding="utf-8"))
     for token in state["added_tokens"]:
@@ -116,7 +116,7 @@ def test_a_token_named_special_is_skipped(folders: dict[str, Path], tmp_path: Pa
     assert tokenizer.eos_token_ids == [tokenizer.token_id("<|end|>")]
 
 
-def test_add_bos_token_of_a_llama_tokenizer_outranks_the_file(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_add_bos_token_of_a_llama_tokenizer_overrides_the_file(folders: dict[str, Path], tmp_path: Path) -> None:
     config = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     without = copy(folders["sentencepiece"], tmp_path / "0", tokenizer_config={**config, "add_bos_token": False})
     both = copy(
@@ -145,7 +145,7 @@ def test_a_folder_with_vocab_and_merges_only(folders: dict[str, Path], tmp_path:
     assert tokenizer.eos_token_ids == [reference.token_id("<|end|>")]
 
 
-def test_another_class_with_vocab_and_merges_only_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_another_class_with_vocab_and_merges_only_is_rejected(folders: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     (tmp_path / "merges.txt").write_text("")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
@@ -162,7 +162,7 @@ def test_truncation_and_padding_of_the_file_are_switched_off(folders: dict[str, 
     assert Tokenizer(cut).encode(TEXT) == Tokenizer(folders["byte_level"]).encode(TEXT)
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="nowhere does not exist"):
         Tokenizer(tmp_path / "nowhere")
     (tmp_path / "model.safetensors").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""What an answer must be, within the grammars of thoughts and tool calls."""
+"""Grammars of answers with thoughts, tool calls and constrained content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORM = AnswerFormat("hermes", "qwen3")
 
 
 def allows(lark: str, text: str) -> bool:
-    """Whether `text` is an answer of the grammar, to its end."""
+    """Return True if the grammar accepts `text` as a complete answer."""
     grammar = LLMatcher.grammar_from_lark(lark)
     error, messages = LLMatcher.validate_grammar_with_warnings(grammar, TOKENIZER)
     assert not error, messages
@@ -62,7 +62,7 @@ def test_blanks_in_json_are_where_the_engine_allows_them() -> None:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_schema_is_a_part_of_a_grammar(name: str) -> None:
-    own = {**SCHEMAS[name], "x-guidance": {"lenient": True}}  # no way around it
+    own = {**SCHEMAS[name], "x-guidance": {"lenient": True}}  # enforced
     rule = answer_rule(StructuredOutputs(json=own))
     assert '"lenient": false' in rule
     grammar = LLMatcher.grammar_from_lark(f"start: words\nwords: {rule}\n")
@@ -77,7 +77,7 @@ def constrained(prompt: str, tools: Any = TOOLS, **fields: Any) -> str:
     return structured.grammar
 
 
-def test_words_of_a_kind_or_a_call() -> None:
+def test_constrained_content_or_a_call() -> None:
     lark = constrained(CLOSED, choice=["yes", "no"])
     assert all(allows(lark, text) for text in ("yes", CALL, f"{CALL}\n{CALL}"))
     assert not any(allows(lark, text) for text in ("", "words", f"yes{CALL}", "<tool_call>yes"))
@@ -86,14 +86,14 @@ def test_words_of_a_kind_or_a_call() -> None:
     assert not allows(thinking, "y")
 
 
-def test_a_forced_call_has_no_words() -> None:
+def test_a_forced_call_has_no_content() -> None:
     forced = check_tools([{"type": "function", "function": {"name": "stop"}}], "required")
     lark = constrained(CLOSED, forced, choice=["yes"])
     assert allows(lark, CALL)
     assert not allows(lark, "yes")
 
 
-def test_the_engine_gets_it_as_it_is_where_nothing_stands_before_it() -> None:
+def test_a_constraint_without_thoughts_or_calls_is_sent_unchanged() -> None:
     asked = SamplingParams(structured_outputs=StructuredOutputs(json={"type": "null"}))
     shown_only = check_tools([{"type": "function", "function": {"name": "stop"}}], "none")
     assert FORM.params(asked, CLOSED) == asked
@@ -107,6 +107,6 @@ def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
     assert not form.params(SamplingParams(), OPEN).skip_special_tokens
 
 
-def test_a_grammar_that_is_none() -> None:
+def test_an_invalid_grammar() -> None:
     with pytest.raises(RequestError, match=r"structured_outputs\.grammar can't be used: it is neither Lark nor GBNF"):
         constrained(OPEN, grammar="what is this")

@@ -28,7 +28,7 @@ def assistant(name: str = "hermes", start: AnswerStart = AnswerStart.EITHER, par
     return AssistantParser(TOOL_PARSERS[name](None, numbered_ids()), ReasoningParser(start), parallel)
 
 
-def test_thoughts_words_and_calls() -> None:
+def test_thoughts_content_and_calls() -> None:
     found, events = read(assistant(), [f"<think>\nI look, <tool_call>?\n</think>\n\nI look.\n{CALLS}\n"])
     calls = (ToolCall("call_0", "look", '{"at": "it"}'), ToolCall("call_1", "go", "{}"))
     assert found == AssistantMessage("I look.", "I look, <tool_call>?", calls)
@@ -44,18 +44,20 @@ def test_thoughts_words_and_calls() -> None:
 
 @settings(max_examples=50)
 @given(data=st.data(), text=garbage, name=st.sampled_from(sorted(TOOL_PARSERS)), start=st.sampled_from(AnswerStart))
-def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, text: str, name: str, start: AnswerStart) -> None:
+def test_the_result_does_not_depend_on_the_pieces(
+    data: st.DataObject, text: str, name: str, start: AnswerStart
+) -> None:
     whole, _ = read(assistant(name, start), [text])
     cut, _ = read(assistant(name, start), data.draw(pieces(text)))
     assert cut == whole
 
 
-def test_one_call_when_more_are_not_wanted() -> None:
+def test_one_call_without_parallel_calls() -> None:
     found, _ = read(assistant(parallel=False), [CALLS])
     assert [call.name for call in found.tool_calls] == ["look"]
 
 
-def test_why_an_answer_ended() -> None:
+def test_finish_reasons() -> None:
     caller, talker = assistant(), assistant()
     parse_answer(CALLS, caller)
     parse_answer("Hello", talker)
@@ -65,15 +67,15 @@ def test_why_an_answer_ended() -> None:
     assert talker.finish_reason("stop") == "stop"
 
 
-def test_without_parsers_all_is_content() -> None:
+def test_everything_is_content_without_parsers() -> None:
     text = f"<think>x</think>{CALLS}"
     assert parse_answer(text, AssistantParser()) == AssistantMessage(text)
     assert parse_answer("", AssistantParser()) == AssistantMessage("")
 
 
 @pytest.mark.parametrize("source", [QWEN, QWEN_THINKING])
-def test_a_conversation_goes_on_as_the_model_wrote_it(source: str) -> None:
-    """So the prompt of the next turn start with the last one and its answer, whose pages are still there."""
+def test_the_next_turn_has_the_answer_as_the_model_wrote_it(source: str) -> None:
+    """The prompt of the next turn begins with the last one and its answer, whose pages are cached."""
     template = ChatTemplate(source)
     use = check_tools(TOOLS)
     assert use is not None
@@ -97,7 +99,7 @@ def test_the_format_of_a_model() -> None:
         AnswerFormat.detect(PLAIN, reasoning_parser="x")
 
 
-def test_whether_special_tokens_must_be_seen() -> None:
+def test_special_tokens_are_kept_if_they_are_marks() -> None:
     tags = frozenset({"<tool_call>", "<|python_tag|>"})
     formats = [
         AnswerFormat("hermes", None, tags),
@@ -132,7 +134,7 @@ def test_only_the_tools_of_the_choice_are_bare_calls() -> None:
 
 
 @pytest.mark.parametrize("own", ["hermes", "llama3_json", None])
-def test_a_forced_call_that_is_cut_off_leaves_no_words(own: str | None) -> None:
+def test_a_forced_call_that_is_cut_off_has_no_content(own: str | None) -> None:
     tools = check_tools([{"type": "function", "function": {"name": "f"}}], "required")
     key, before, between = {
         "hermes": ("arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n"),

@@ -26,7 +26,7 @@ def render(source: str, *messages: Any) -> str:
     return ChatTemplate(source, {"bos_token": "<s>"}).render(list(messages))
 
 
-def test_calls_and_their_results_are_written_as_the_model_knows_them() -> None:
+def test_calls_and_results_are_rendered_by_the_template() -> None:
     arguments = '{"city": "Rome", "n": [1, "é"]}'
     assert f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>' in render(
         QWEN, HELLO, calling(call())
@@ -43,7 +43,7 @@ def test_a_call_without_arguments(source: str, given: Any) -> None:
     assert '": {}}' in render(source, HELLO, calling(call(given)))
 
 
-def test_an_answer_can_be_sent_back_as_it_came() -> None:
+def test_an_answer_can_be_sent_back_unchanged() -> None:
     nothing = dict.fromkeys(["refusal", "audio", "name", "function_call", "tool_calls", "reasoning_content"])
     answer: dict[str, Any] = {"role": "assistant", "content": "Hi", "annotations": [], **nothing}
     assert check_messages([HELLO, answer]) == [HELLO, {"role": "assistant", "content": "Hi"}]
@@ -52,13 +52,13 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
     assert check_messages([{**answer, "reasoning_content": "Hm"}])[0]["reasoning_content"] == "Hm"
 
 
-def test_a_refusal_is_what_the_assistant_said() -> None:
+def test_a_refusal_is_content() -> None:
     refused = {"role": "assistant", "content": None, "refusal": "No."}
     parts = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     assert [check_messages([message])[0]["content"] for message in (refused, parts)] == ["No.", "No."]
 
 
-def test_the_developer_is_the_system_of_models_that_know_none() -> None:
+def test_the_developer_becomes_the_system_role_if_the_template_has_no_developer() -> None:
     messages = [{"role": "developer", "content": "Be brief."}, HELLO]
     assert "<|im_start|>system\nBe brief." in render(QWEN, *messages)
     knowing = "{% for m in messages %}{% if m.role == 'developer' %}D:{% endif %}{{ m.role }}{% endfor %}"
@@ -66,7 +66,7 @@ def test_the_developer_is_the_system_of_models_that_know_none() -> None:
     assert messages[0]["role"] == "developer"
 
 
-def test_what_was_given_is_left_as_it_was() -> None:
+def test_the_given_messages_are_not_changed() -> None:
     given = calling(call())
     check_messages([given])
     assert given == calling(call())
@@ -106,24 +106,24 @@ def test_what_was_given_is_left_as_it_was() -> None:
         ({**HELLO, "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal is null"),
     ],
 )
-def test_what_is_wrong_is_told_by_name(message: Any, what: str) -> None:
+def test_errors_name_the_message_and_the_problem(message: Any, what: str) -> None:
     with pytest.raises(ChatTemplateError) as caught:
         check_messages([message])
     assert what in str(caught.value)
 
 
 @pytest.mark.parametrize("source", [QWEN, DEEPSEEK])
-def test_broken_arguments_are_refused_whatever_the_template(source: str) -> None:
+def test_invalid_arguments_are_rejected_with_every_template(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="arguments is not JSON"):
         render(source, HELLO, calling(call('{"a"')))
 
 
-def test_a_template_tells_itself_what_it_refuses() -> None:
+def test_a_template_can_reject_messages() -> None:
     with pytest.raises(ChatTemplateError, match="rejects the messages: only one tool call at once"):
         render(LLAMA, HELLO, calling(call(), call()))
 
 
-def test_an_assistant_that_said_nothing() -> None:
+def test_an_empty_answer() -> None:
     nothing = {"role": "assistant", "content": None}
     for message in (nothing, calling(), {**nothing, "provider_specific_fields": None, "thinking_blocks": None}):
         assert check_messages([message]) == [{"role": "assistant", "content": ""}]
@@ -131,7 +131,7 @@ def test_an_assistant_that_said_nothing() -> None:
         assert check_messages([{**nothing, key: "Hm"}])[0] == {**nothing, "reasoning_content": "Hm", "content": ""}
 
 
-def test_calls_and_results_are_words_where_the_template_knows_no_tools() -> None:
+def test_calls_and_results_are_text_if_the_template_has_no_tools() -> None:
     other = {**RESULT, "tool_call_id": "unknown", "content": "Mild."}
     text = '[{"name": "look", "arguments": {"city": "Rome", "n": [1, "é"]}}]'
     assert render(PLAIN, HELLO, calling(call()), RESULT, other, HELLO) == (

@@ -39,13 +39,13 @@ def squeezed(text: str) -> str:
         (AnswerStart.ANSWER, "\n<think>x</think>", None, "\n<think>x</think>"),
     ],
 )
-def test_thoughts_and_words(start: AnswerStart, text: str, reasoning: str | None, content: str) -> None:
+def test_thoughts_and_content(start: AnswerStart, text: str, reasoning: str | None, content: str) -> None:
     assert message(start, text) == AssistantMessage(content, reasoning)
 
 
 @settings(max_examples=50)
 @given(data=st.data(), text=garbage, start=st.sampled_from(AnswerStart))
-def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, text: str, start: AnswerStart) -> None:
+def test_the_result_does_not_depend_on_the_pieces(data: st.DataObject, text: str, start: AnswerStart) -> None:
     whole, _ = read(AssistantParser(None, ReasoningParser(start)), [text])
     cut, _ = read(AssistantParser(None, ReasoningParser(start)), data.draw(pieces(text)))
     assert cut == whole
@@ -76,11 +76,11 @@ def test_thoughts_stream() -> None:
         ("deepseek_r1", "<Assistant><think>\n\n</think>", AnswerStart.ANSWER),
     ],
 )
-def test_the_prompt_tells_how_an_answer_begins(parser: str, prompt: str, start: AnswerStart) -> None:
+def test_the_prompt_determines_the_start_of_the_answer(parser: str, prompt: str, start: AnswerStart) -> None:
     assert answer_start(parser, prompt) is start
 
 
-def test_the_kind_of_a_model_shows_in_its_template() -> None:
+def test_the_parser_is_detected_from_the_template() -> None:
     sources = [QWEN_THINKING, DEEPSEEK, QWEN, LLAMA, PLAIN, "{{ '<think>' }}{{ x.split('</think>') }}"]
     assert [detect_reasoning(source) for source in sources] == ["qwen3", "deepseek_r1", None, None, None, "think"]
     assert detect_reasoning(PLAIN, ["<think>", "</think>", "<x>"]) == "think"

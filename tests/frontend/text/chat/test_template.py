@@ -58,7 +58,7 @@ def test_a_conversation_becomes_a_prompt() -> None:
     assert render(CHATML, messages, add_generation_prompt=False) == expected
 
 
-def test_what_templates_of_well_known_models_use() -> None:
+def test_features_used_by_well_known_templates() -> None:
     messages = [
         {"role": "system", "content": " Sys "},
         {"role": "user", "content": "cat"},
@@ -113,12 +113,12 @@ def test_text_parts_are_joined() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"content\[0\].text is a int"),
     ],
 )
-def test_malformed_messages_are_refused_by_name(messages: Any, what: str) -> None:
+def test_errors_name_the_malformed_message(messages: Any, what: str) -> None:
     with pytest.raises(ChatTemplateError, match=what):
         render(CHATML, messages)
 
 
-def test_the_reason_of_a_template_is_passed_on() -> None:
+def test_the_error_of_a_template_is_reported() -> None:
     with pytest.raises(ChatTemplateError, match="rejects the messages: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ChatTemplateError, match="rejects the messages: 'nothing' is undefined"):
@@ -134,7 +134,7 @@ def test_the_reason_of_a_template_is_passed_on() -> None:
         ("\n{{ x | nofilter }}", "line 2.*nofilter"),
     ],
 )
-def test_a_broken_template_is_refused_when_it_is_loaded(source: str, what: str) -> None:
+def test_a_broken_template_is_rejected_when_it_is_loaded(source: str, what: str) -> None:
     with pytest.raises(ChatTemplateError, match=what):
         ChatTemplate(source)
 

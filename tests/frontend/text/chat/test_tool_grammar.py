@@ -59,7 +59,7 @@ def grammar(
 
 @functools.cache
 def tokenizer(special: bool = False) -> LLTokenizer:
-    """Tokens of single bytes, or of a tokenizer that has the tags as special tokens."""
+    """Return a tokenizer of single bytes, or one that also has the tags as special tokens."""
     if not special:
         return LLTokenizer("byte")
     backend = byte_level()
@@ -75,7 +75,7 @@ def matcher(lark: str, special: bool = False) -> LLMatcher:
 
 
 def allows(lark: str, text: str, special: bool = False) -> bool:
-    """Whether `text` is an answer of the grammar, to its end."""
+    """Return True if the grammar accepts `text` as a complete answer."""
     driven = matcher(lark, special)
     tokens = tokenizer(special).tokenize_str(text, parse_special=True)
     return driven.try_consume_tokens(tokens) == len(tokens) and driven.is_accepting()
@@ -90,7 +90,7 @@ def written(name: str, *calls: tuple[str, str]) -> str:
 
 
 def sampled(driven: LLMatcher, source: random.Random, limit: int = 2000) -> str:
-    """What a model that knows nothing writes under the grammar, byte by byte."""
+    """Return a random text of the grammar, sampled byte by byte."""
     tokens = list[int]()
     while not driven.is_stopped() and len(tokens) < limit:
         mask = driven.compute_logit_bias()
@@ -124,21 +124,21 @@ def test_a_named_function_is_called_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_one_call_when_more_are_not_wanted(name: str) -> None:
+def test_one_call_without_parallel_calls(name: str) -> None:
     lark = grammar(name, parallel_tool_calls=False)
     assert allows(lark, written(name, STOP))
     assert not allows(lark, written(name, ROME, STOP))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_arguments_are_closed_to_what_the_schema_does_not_name(name: str) -> None:
+def test_arguments_have_no_properties_that_the_schema_does_not_name(name: str) -> None:
     lark = grammar(name)
     assert not allows(lark, written(name, ("look_up", '{"n": 1, "x": 2}')))
     assert not allows(lark, written(name, ("stop", '{"x": 2}')))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_model_that_knows_nothing_makes_calls(name: str) -> None:
+def test_a_random_model_makes_calls(name: str) -> None:
     source = random.Random(name)
     use = check_tools(tools(), "required", parallel_tool_calls=False)
     for _ in range(3):
@@ -179,7 +179,7 @@ def test_an_answer_of_another_grammar_may_think_first(special: bool) -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_strict_tools_under_auto_leave_words_free(special: bool) -> None:
+def test_strict_tools_under_auto_leave_content_free(special: bool) -> None:
     lark = grammar("hermes", "auto", strict=True, special=special)
     calls = written("hermes", ROME, STOP)
     assert all(allows(lark, text, special) for text in ("", "words <tool_", '{"name"', calls, f"words\n{calls}"))
@@ -188,7 +188,7 @@ def test_strict_tools_under_auto_leave_words_free(special: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3_json", "json_call"])
-def test_strict_tools_under_auto_where_no_mark_tells_calls(name: str) -> None:
+def test_strict_tools_under_auto_without_a_mark(name: str) -> None:
     lark = grammar(name, "auto", strict=True)
     assert all(allows(lark, text) for text in ("", "words {", "\nwords", written(name, ROME)))
     assert not allows(lark, written(name, ("look", '{"city": "Bonn"}')))
@@ -201,7 +201,7 @@ def with_parameter(schema: Any, strict: bool = False) -> ToolUse:
     return use
 
 
-def test_a_keyword_that_no_grammar_can_express() -> None:
+def test_an_unsupported_keyword() -> None:
     lenient, strict = with_parameter({"not": {}}), with_parameter({"not": {}}, strict=True)
     assert allows(AnswerFormat().grammar("", lenient) or "", '[{"name": "f", "arguments": {"a": 1}}]')
     assert rejected_schema(lenient) is None
@@ -215,7 +215,7 @@ def test_a_keyword_that_no_grammar_can_express() -> None:
     )
 
 
-def test_a_schema_that_is_none() -> None:
+def test_an_invalid_schema() -> None:
     use = with_parameter({"type": "strin"})
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(AnswerFormat().grammar("", use) or ""))
     assert "parameters cannot be enforced: Invalid type: strin; change the schema" in str(rejected_schema(use))
@@ -231,12 +231,12 @@ def test_a_schema_that_is_none() -> None:
         ({"const": 'é"\\\n🙂'}, '"é\\"\\\\\\n🙂"', '"é"'),
     ],
 )
-def test_what_schemas_say(schema: Any, right: str, wrong: str) -> None:
+def test_schemas_are_enforced(schema: Any, right: str, wrong: str) -> None:
     lark = AnswerFormat().grammar("", with_parameter(schema)) or ""
     assert allows(lark, f'[{{"name": "f", "arguments": {{"a": {right}}}}}]')
     assert not allows(lark, f'[{{"name": "f", "arguments": {{"a": {wrong}}}}}]')
 
 
-def test_strict_changes_nothing_for_an_answer_of_words() -> None:
+def test_strict_does_not_affect_an_answer_without_calls() -> None:
     use = check_tools(tools(strict=True), "auto")
     assert parse_answer("words", AnswerFormat("hermes").parser("", use)) == AssistantMessage("words")

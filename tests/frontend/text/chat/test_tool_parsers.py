@@ -29,7 +29,7 @@ def message(name: str, text: str, names: set[str] | None = None) -> AssistantMes
 
 
 def written(name: str, objects: list[str], gap: str) -> str:
-    """The answer of a model that makes these calls."""
+    """Return the answer of a model that makes these calls."""
     if name == "hermes":
         return gap.join(f"<tool_call>{gap}{call}{gap}</tool_call>" for call in objects) + gap
     if name == "llama3_json":
@@ -40,9 +40,7 @@ def written(name: str, objects: list[str], gap: str) -> str:
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=50)
 @given(data=st.data(), made=st.lists(calls, min_size=1, max_size=3), gap=st.sampled_from(["", " ", "\n", " \n  "]))
-def test_calls_come_back_as_they_were_written(
-    name: str, data: st.DataObject, made: list[tuple[str, dict[str, Any]]], gap: str
-) -> None:
+def test_calls_are_parsed(name: str, data: st.DataObject, made: list[tuple[str, dict[str, Any]]], gap: str) -> None:
     texts = [data.draw(json_texts(arguments)) for _, arguments in made]
     key = "parameters" if name == "llama3_json" else "arguments"
     members = [
@@ -59,7 +57,7 @@ def test_calls_come_back_as_they_were_written(
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=50)
 @given(data=st.data(), text=garbage)
-def test_how_a_text_is_cut_changes_nothing(name: str, data: st.DataObject, text: str) -> None:
+def test_the_result_does_not_depend_on_the_pieces(name: str, data: st.DataObject, text: str) -> None:
     whole, _ = read(parser(name), [text])
     cut, _ = read(parser(name), data.draw(pieces(text)))
     assert cut == whole
@@ -71,7 +69,7 @@ def test_how_a_text_is_cut_changes_nothing(name: str, data: st.DataObject, text:
 
 @settings(max_examples=50)
 @given(before=words, after=words, call=calls)
-def test_words_around_marked_calls_are_content(before: str, after: str, call: tuple[str, dict[str, Any]]) -> None:
+def test_text_around_marked_calls_is_content(before: str, after: str, call: tuple[str, dict[str, Any]]) -> None:
     made = json.dumps({"name": call[0], "arguments": call[1]})
     found = message("hermes", f"{before}\n<tool_call>\n{made}\n</tool_call>\n\n{after}")
     assert found.content == f"{before}\n\n{after}"
@@ -89,7 +87,7 @@ def test_arguments_stream_while_they_are_written() -> None:
     assert reader.finish() == []
 
 
-def test_words_stream_while_no_call_is_near() -> None:
+def test_text_streams_while_no_call_can_begin() -> None:
     reader = TOOL_PARSERS["hermes"]()
     assert reader.feed("Hello ") == [ContentDelta("Hello")]
     assert reader.feed("there") == [ContentDelta(" there")]
@@ -142,7 +140,7 @@ def test_unusual_arguments(name: str, written_as: str, arguments: str) -> None:
         "words",
     ],
 )
-def test_what_is_no_call_is_content(name: str, call: str) -> None:
+def test_text_that_is_not_a_call_is_content(name: str, call: str) -> None:
     text = written(name, [call], " ")
     assert message(name, text) == AssistantMessage(text)
 
@@ -185,7 +183,7 @@ def test_calls_that_break_off(name: str, text: str, content: str | None, argumen
     assert (found.content, [call.arguments for call in found.tool_calls]) == (content, arguments)
 
 
-def test_ids_are_like_openais() -> None:
+def test_ids_have_the_form_of_openais() -> None:
     found, _ = read(AssistantParser(TOOL_PARSERS["hermes"]()), ['<tool_call>{"name": "f"}</tool_call>' * 2])
     first, second = (call.id for call in found.tool_calls)
     assert first != second
@@ -194,6 +192,6 @@ def test_ids_are_like_openais() -> None:
     assert first[5:].isalnum()
 
 
-def test_the_format_shows_in_the_template() -> None:
+def test_the_format_is_detected_from_the_template() -> None:
     sources = [QWEN, QWEN_THINKING, LLAMA, DEEPSEEK, PLAIN]
     assert [detect_parser(source) for source in sources] == ["hermes", "hermes", "llama3_json", None, None]

@@ -27,7 +27,7 @@ def use(*given: Any, **options: Any) -> ToolUse:
     return checked
 
 
-def test_tools_are_read() -> None:
+def test_tools_are_parsed() -> None:
     given = [function(description="Finds.", parameters=SCHEMA, strict=True), function("g", parameters={}, strict=None)]
     checked = use(given)
     assert checked == ToolUse((Tool("f", "Finds.", SCHEMA, True), Tool("g")), ToolChoice("auto"), True)
@@ -54,7 +54,7 @@ def test_choices(choice: Any, expected: str, names: list[str], forced: bool, par
     assert len(checked.for_template()) == 2
 
 
-def test_what_says_nothing_is_passed_over() -> None:
+def test_null_fields_are_ignored() -> None:
     given = {
         **function(parameters={"properties": {}}, examples=None),
         "cache_control": {"type": "ephemeral"},
@@ -122,7 +122,7 @@ def test_no_tools(tools: Any) -> None:
         ([function()], allowed("auto", "g"), "tool_choice.allowed_tools.tools[0].function.name", "is 'g', which"),
     ],
 )
-def test_what_is_wrong_is_told_by_name(tools: Any, choice: Any, param: str, problem: str) -> None:
+def test_errors_name_the_field_and_the_problem(tools: Any, choice: Any, param: str, problem: str) -> None:
     with pytest.raises(ToolError) as caught:
         check_tools(tools, choice)
     assert caught.value.param == param
@@ -138,7 +138,7 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
-def test_a_schema_is_not_endlessly_deep() -> None:
+def test_the_depth_of_a_schema_is_limited() -> None:
     assert use([function(parameters=nested(63))]).tools
     for levels in (65, 1501):
         with pytest.raises(ToolError, match=r"parameters is nested more than 64 levels deep; use \$defs"):
