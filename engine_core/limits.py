@@ -11,13 +11,13 @@ class EngineLimits(EngineShape, frozen=True, gc=False):
     @property
     def tile(self) -> int:
         """Tokens of a tile of attention: chunks that end with one waste nothing, and smaller ones don't pay."""
-        return min(self.page_size, 32)
+        return min(self.block_size, 32)
 
     @property
     def pool_tokens(self) -> int:
         """Positions that all KV pages together hold."""
-        return self.num_pages * self.page_size
+        return self.num_pages * self.block_size
 
     def pages_for(self, num_tokens: int) -> int:
         """KV pages that hold `num_tokens` positions."""
-        return -(-num_tokens // self.page_size)
+        return -(-num_tokens // self.block_size)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, cast
+from typing import Any, Literal, Self, cast
 
 import msgspec
 
@@ -23,7 +23,7 @@ from quire.frontend.client.request import Service
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import Mailbox, Streams
 from quire.frontend.embedding import PoolingParams
-from quire.frontend.engine_args import EngineArgs, EngineOptions
+from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.sampling import SamplingParams, ranks
@@ -49,7 +49,8 @@ class AsyncLLM(AnswerReader):
     Construction waits until the engine is ready.
     """
 
-    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+    @takes_engine_args(EngineArgs)
+    def __init__(self, model: str | None = None, **options: Any) -> None:
         self._mailbox = Mailbox()
         self._engine = Engine(EngineArgs.from_options(model, options), self._mailbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)

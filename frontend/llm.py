@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Self, TypeVar, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import Engine
@@ -17,7 +17,7 @@ from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.request import Request, Service
 from quire.frontend.client.request_table import OpenRequest, RequestTable
 from quire.frontend.embedding import EmbeddingRequest, PoolingParams
-from quire.frontend.engine_args import EngineArgs, EngineOptions
+from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.progress import progress_bar
@@ -42,7 +42,8 @@ class LLM(AnswerReader):
     Raises `TypeError` or `ValueError` for arguments, `EngineStartError` or `EngineConnectionError` for the engine.
     """
 
-    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+    @takes_engine_args(EngineArgs)
+    def __init__(self, model: str | None = None, **options: Any) -> None:
         self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._engine = Engine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)

@@ -8,13 +8,15 @@ seconds of the engine's monotonic clock. Token ids are ints in `[0, vocab_size)`
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal
+import functools
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
+from quire.protocol.options import F32_MAX, MAX_INT64, Option, Range, ranges_of
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class FinishReason(enum.IntEnum):
@@ -74,38 +76,85 @@ class StructuredOutputs(msgspec.Struct, array_like=True, gc=False, forbid_unknow
         return [*given, "json_object"] if self.json_object else given
 
 
+MAX_COMPLETIONS = 1024
+MAX_LOGPROBS = 20
+MAX_SEED = MAX_INT64  # 63 bits, so that they fit any signed 64-bit reader
+LOGIT_BIAS = Range(-100.0, 100.0)
+PRIORITY = Range(-1_000_000, 1_000_000)
+MAX_SALT = 1024
+"""Characters of a `cache_salt`."""
+
+_PENALTY = Range(-2.0, 2.0)
+_COMPLETIONS = Range(1, MAX_COMPLETIONS)
+_LOGPROBS = Range(0, MAX_LOGPROBS)
+_sampling = functools.partial(Option, "Sampling")
+
+
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """How tokens of a request are drawn, and when it ends. Field names and meanings are vLLM's.
+    """How tokens of a request are sampled, and when it ends. Field names and meanings are vLLM's.
 
     `stop`, `bad_words`, `detokenize`, `skip_special_tokens`, `spaces_between_special_tokens`,
-    `include_stop_str_in_output`, `n` and `best_of` concern text, or several requests, and are carried out by the
-    frontend; the engine reads the rest, and refuses `stop`, `bad_words`, `best_of` and an `n` above 1.
+    `include_stop_str_in_output`, `n` and `best_of` concern text or several requests and are carried out by the
+    frontend. The engine reads the rest, and rejects `stop`, `bad_words`, `best_of` and an `n` above 1.
 
-    `best_of`: so many completions are made, of which the `n` with the highest log probability per token are returned.
-    `beam_width`: 0, or that of a beam search, which gives the `n` best sequences at its end; `length_penalty` and
-    `early_stopping` belong to it and mean what they do in `transformers`.
-    `structured_outputs`: what the text must be. A grammar decides before everything else: what it demands is drawn even
-    where `bad_words`, `allowed_token_ids` or `min_tokens` ban it. An eos token, or one of `stop_token_ids`, may be
-    drawn where the text may end. When it can only end, the answer does, whatever `ignore_eos` and `min_tokens` say.
+    `length_penalty` and `early_stopping` belong to a beam search and mean what they do in `transformers`.
+    `structured_outputs`: constraint on the text. A grammar comes before everything else: the tokens that it forces are
+    appended even where `bad_words`, `allowed_token_ids` or `min_tokens` ban them. An eos token, or one of
+    `stop_token_ids`, may be sampled where the text may end. Where it can only end, the answer ends, whatever
+    `ignore_eos` and `min_tokens` say.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    n: Annotated[int, _sampling("Completions of a prompt.", "N", range=_COMPLETIONS)] = 1
+    presence_penalty: Annotated[
+        float, _sampling("Subtracted once from the logit of each token in the answer.", "X", range=_PENALTY)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, _sampling("Subtracted from the logit of a token for each time it occurred.", "X", range=_PENALTY)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        _sampling(
+            "Above 1: tokens of the prompt and the answer become less likely.",
+            "X",
+            range=Range(0.0, F32_MAX, closed=False),
+        ),
+    ] = 1.0
+    temperature: Annotated[
+        float, _sampling("0: always the likeliest token; higher: more varied.", "X", range=Range(0.0, F32_MAX))
+    ] = 1.0
+    top_p: Annotated[
+        float,
+        _sampling(
+            "Sample among the likeliest tokens with this total probability; 1: all.",
+            "P",
+            range=Range(0.0, 1.0, closed=False),
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int, _sampling("Sample among this many of the likeliest tokens; 0 or -1: all.", "N", range=Range(-1, MAX_INT64))
+    ] = 0
+    min_p: Annotated[
+        float,
+        _sampling("Sample among tokens of at least P times the likeliest's probability.", "P", range=Range(0.0, 1.0)),
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        _sampling("The same seed gives the same answer.", "N", range=Range(0, MAX_SEED), default_help="a fresh one"),
+    ] = None
+    stop: Annotated[list[str] | None, _sampling("End the answer before this text.", "TEXT")] = None
+    stop_token_ids: Annotated[list[int] | None, _sampling("End the answer with any of these tokens.", "ID")] = None
+    bad_words: Annotated[list[str] | None, _sampling("Texts that are never generated.", "TEXT")] = None
+    ignore_eos: Annotated[bool, _sampling("Go on after the model's end token.")] = False
+    max_tokens: Annotated[
+        int | None, _sampling("Tokens of the answer; None: up to the context length.", "N", range=Range(1, MAX_INT64))
+    ] = 16
+    min_tokens: Annotated[
+        int, _sampling("Tokens before which the answer cannot end.", "N", range=Range(0, MAX_INT64))
+    ] = 0
+    logprobs: Annotated[
+        int | None, _sampling("Log probabilities of this many tokens at each position.", "N", range=_LOGPROBS)
+    ] = None
+    prompt_logprobs: Annotated[int | None, _sampling("The same for the prompt's tokens.", "N", range=_LOGPROBS)] = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words_token_ids: list[list[int]] | None = None
@@ -113,11 +162,33 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    best_of: int | None = None
-    beam_width: int = 0
-    length_penalty: float = 1.0
+    best_of: Annotated[
+        int | None,
+        _sampling(
+            "Completions to make; the n with the highest log probability per token are returned.",
+            "N",
+            range=_COMPLETIONS,
+            default_help="n",
+        ),
+    ] = None
+    beam_width: Annotated[
+        int,
+        _sampling(
+            "Width of a beam search, which returns its n best sequences; 0: none.",
+            "N",
+            range=Range(0, MAX_COMPLETIONS),
+        ),
+    ] = 0
+    length_penalty: Annotated[
+        float,
+        _sampling("Power of its length that a beam's log probability is divided by.", "X", range=Range(-10.0, 10.0)),
+    ] = 1.0
     early_stopping: bool | Literal["never"] = False
     structured_outputs: StructuredOutputs | None = None
+
+
+SAMPLING_RANGES = ranges_of(SamplingParams)
+"""Ranges of the numbers among sampling parameters."""
 
 
 class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -392,7 +463,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     max_model_len: int
     vocab_size: int
     num_pages: int
-    page_size: int
+    block_size: int
     max_num_seqs: int
     engine_pid: int
     heartbeat_seconds: float

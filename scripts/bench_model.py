@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--gen", type=int, default=64, help="tokens that each sequence of a decode generates (default 64)")
     add("--reps", type=int, default=5, help="repetitions, each a turn of every engine (default 5)")
     add("--quantization", default="none", metavar="NAMES", help="of Quire, several with commas: none,int8")
-    add("--kv-dtype", default="auto", metavar="NAMES", help="of Quire's KV pages, several with commas: auto,int8")
+    add("--kv-cache-dtype", default="auto", metavar="NAMES", help="of Quire's KV pages, several with commas: auto,int8")
     add(
         "--async", dest="streaming", action="store_true", help="stream: AsyncLLM of Quire and vLLM; times at the caller"
     )

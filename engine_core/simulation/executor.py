@@ -43,9 +43,9 @@ class _Sequences(Sequences):
     """Tells how long a sequence is, and is to be, without a copy of its tokens."""
 
     def __init__(self, limits: EngineLimits) -> None:
-        super().__init__(limits.num_pages, limits.page_size, limits.vocab_size)
+        super().__init__(limits.num_pages, limits.block_size, limits.vocab_size)
         self.answers: dict[int, _Answer] = {}  # by slot
-        self.page_size = limits.page_size
+        self.page_size = limits.block_size
         self._num_opened = 0
 
     def open(self, token_ids: Sequence[int], num_prompt_tokens: int, *, min_tokens: int = 0, **sampling: Any) -> int:

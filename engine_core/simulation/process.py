@@ -81,7 +81,7 @@ def _read_setup(stream: BinaryIO) -> SimulationSetup:
         raise ProtocolError("there is no setup; send one before the requests")
     setup = msgspec.msgpack.decode(frame, type=SimulationSetup)
     _check_name("router", setup.router, ROUTERS)
-    _check_name("scheduling policy", setup.engine.policy, POLICIES)
+    _check_name("scheduling policy", setup.engine.scheduling_policy, POLICIES)
     for name, number in (
         ("num_engines", setup.num_engines),
         ("sample_seconds", setup.sample_seconds),

@@ -25,4 +25,4 @@ def keys(
     from quire.protocol.keys import generate_keys
 
     generate_keys(folder)
-    write(f"keys written; use them with: quire engine --address tcp://0.0.0.0:5555 --curve-keys {folder}\n")
+    write(f"keys written; use them with: quire engine --engine-address tcp://0.0.0.0:5555 --curve-keys {folder}\n")

@@ -33,7 +33,7 @@ def replay(
 ) -> None:
     """Send the requests of a trace to an engine or a server, and report what they felt.
 
-    To an engine of its own, to a running one with --address, or to any OpenAI-compatible server with --base-url.
+    To an engine of its own, to a running one with --engine-address, or to any OpenAI-compatible server with --base-url.
     Answers are exactly as long as in the trace. The report tells how late requests were sent, and is marked as not
     valid when that was too late. Ctrl-C, or the end of the target, ends the run with what has been measured so far.
     """

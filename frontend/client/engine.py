@@ -100,7 +100,7 @@ class Engine:
         `arrival_time`: when its user asked for it, `time.monotonic()`; now if None.
         """
         ready = self.client.ready
-        check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+        check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         try:
             seed = self._seeds.next() if params.seed is None else params.seed
             each = engine_params(params, seed, self.tokenizer)
@@ -123,7 +123,7 @@ class Engine:
     ) -> EmbeddingRequest:
         """An embedding that is ready to be submitted; else as `request`."""
         ready = self.client.ready
-        check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+        check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
         return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, service=service)
 

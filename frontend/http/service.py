@@ -171,6 +171,6 @@ class Service:
 
 def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:
     """What clients may call a model: the names given, or its folder's name, and the folder itself."""
-    if args.served_model_names:
-        return list(args.served_model_names)
+    if args.served_model_name:
+        return list(args.served_model_name)
     return ["quire-demo" if model == demo_model else Path(model).name, model]

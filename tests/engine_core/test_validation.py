@@ -14,7 +14,7 @@ from quire.engine_core.validation import RequestError, check_request
 from quire.protocol.messages import EngineCoreRequest, SamplingParams, StructuredOutputs
 
 LIMITS = EngineLimits(
-    vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, page_size=32, num_pages=500
+    vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, block_size=32, num_pages=500
 )
 
 
@@ -80,7 +80,7 @@ def test_a_prompt_as_long_as_the_context(max_tokens: int | None) -> None:
 
 
 def test_a_prompt_larger_than_the_kv_pool() -> None:
-    small = EngineLimits(1000, 4096, 8, 64, page_size=32, num_pages=3)
+    small = EngineLimits(1000, 4096, 8, 64, block_size=32, num_pages=3)
     assert refusal([1] * 95, small) is None
     assert "the engine's 3 KV pages hold 96 tokens; shorten it to 95" in (refusal([1] * 96, small) or "")
 

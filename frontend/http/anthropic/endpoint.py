@@ -24,8 +24,7 @@ from quire.frontend.http.transport.ids import new_id
 from quire.frontend.http.transport.json_response import json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.http.wording import worded
-from quire.frontend.sampling import RANGES, check_range
-from quire.protocol.messages import SamplingParams
+from quire.protocol.messages import SAMPLING_RANGES, SamplingParams
 
 
 class Messages:
@@ -84,8 +83,8 @@ class Messages:
             "top_k": body.top_k,
         }
         known = {name: value for name, value in given.items() if value is not None}
-        check_range(
-            "max_tokens", body.max_tokens, *RANGES["max_tokens"]
+        SAMPLING_RANGES["max_tokens"].check(
+            "max_tokens", body.max_tokens
         )  # the context may cut it, which hides the rest
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
 

@@ -135,7 +135,7 @@ def test_messages_have_the_keys_that_are_taken(told: Any) -> None:
 def test_it_tells_where_the_server_is_and_what_it_asks_for(server: Server, told: Any) -> None:
     assert told["servers"] == [{"url": "/"}]
     assert told["security"] == []
-    _, guarded = made(server, ServerArgs(root_path="/quire", api_keys=(KEY,)))
+    _, guarded = made(server, ServerArgs(root_path="/quire", api_key=(KEY,)))
     assert guarded["servers"] == [{"url": "/quire"}]
     assert guarded["security"] == [{"bearer": []}, {"apiKey": []}, {"basic": []}]
     assert all(guarded["paths"][path]["get"]["security"] == [] for path in OPEN_PATHS)

@@ -253,7 +253,7 @@ def test_a_server_that_asks_for_a_key_gets_one(open_page: Callable[..., Page]) -
 
 def test_a_browser_that_has_the_key_needs_no_more(browser: Browser, server: Server) -> None:
     """It sends what it was asked for with the page; and a server that ends does not wait for those who look."""
-    with Server.start("--address", server.engine_address, "--api-key", "secret") as guarded:
+    with Server.start("--engine-address", server.engine_address, "--api-key", "secret") as guarded:
         context = browser.new_context(http_credentials={"username": "any", "password": "secret"})
         page = context.new_page()
         page.goto(f"{guarded.url}/")

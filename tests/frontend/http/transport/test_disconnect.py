@@ -27,7 +27,7 @@ NUM_CONNECTIONS, AT_ONCE = 1000, 200
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """The demo model, a few requests at once, whose prompts fill a step; events are made large by its name."""
-    limits = ["--max-num-seqs", "8", "--long-prefill-threshold", "2048", "--send-timeout", "1"]
+    limits = ["--max-num-seqs", "8", "--long-prefill-token-threshold", "2048", "--send-timeout", "1"]
     with Server.start(*limits, "--served-model-name", "m" * 4000) as server:
         yield server
 

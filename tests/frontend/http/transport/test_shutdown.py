@@ -59,7 +59,7 @@ def test_sigterm_lets_streams_end_and_takes_no_more() -> None:
 
 
 def test_what_the_drain_does_not_wait_for_is_told_so() -> None:
-    with Server.start("--drain-seconds", "0.2") as server:
+    with Server.start("--shutdown-timeout", "0.2") as server:
         pid = engine_pid(server)
         many = {"n": 16, "max_tokens": 2000}
         stream = streaming(server, **many)
