@@ -19,7 +19,6 @@ from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.errors import ProtocolError
-from quire.protocol.pipe import read_frame, write_frame
 from quire.protocol.simulation import (
     SimulatedRequest,
     SimulatedResult,
@@ -27,6 +26,8 @@ from quire.protocol.simulation import (
     SimulationOutput,
     SimulationSample,
     SimulationSetup,
+    read_frame,
+    write_frame,
 )
 
 _MOST_RESULTS = 256  # that are written together

@@ -168,7 +168,7 @@ class RecordFlags:
 def changed(flags: Any) -> dict[str, Any]:
     """Return the flags of a group that were given, or differ from their defaults."""
     if isinstance(flags, Flags):
-        return flags.given
+        return dict(flags.given)
     values = dataclasses.asdict(flags)
     return {each.name: values[each.name] for each in dataclasses.fields(flags) if values[each.name] != each.default}
 

@@ -156,8 +156,11 @@ def test_a_signal_ends_a_sweep_and_keeps_what_there_is(
     [
         (("latency", "--output", "no-such-folder/latency.json"), "--output"),
         (("throughput", "--trace", "no-such-file.csv"), "no-such-file.csv"),
-        (("throughput", "--clip"), "--clip is of a trace"),
-        (("throughput", "--trace", "no-such-file.csv", "--input-len", "8"), "--input-len is of made-up requests"),
+        (("throughput", "--clip"), "--clip belongs to a trace"),
+        (
+            ("throughput", "--trace", "no-such-file.csv", "--input-len", "8"),
+            "--input-len belongs to synthetic requests",
+        ),
         (("serve", "--request-rate", "0"), "rate=0.0 is out of range"),
         (("serve", "--request-rate", "-1"), "rate=-1.0 is out of range"),
         (("serve", "--request-rate", "1", "--burstiness", "0"), "burstiness=0.0 is out of range"),
