@@ -42,7 +42,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineProcessOpti
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     words = option.description.replace("%", "%%")
-    if option.types[0] is bool:
+    if option.type is bool:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, help=words)
     else:
         group.add_argument(

@@ -38,8 +38,7 @@ _client = functools.partial(Option, "A running engine")
 _chat = functools.partial(Option, "Chat")
 
 Model = Annotated[
-    str,
-    _model("Checkpoint: config.json, *.safetensors, tokenizer.json.", "FOLDER", default_help="the demo model"),
+    str, _model("Checkpoint: config.json, *.safetensors, tokenizer.json.", "FOLDER", unset="the demo model")
 ]
 ShutdownTimeout = Annotated[
     float,
@@ -67,30 +66,23 @@ class EngineOptions:
             "compressed-tensors confirm that a checkpoint is such a one.",
             "MODE",
             choices=QUANTIZATIONS,
-            default_help="as in the checkpoint",
+            unset="as in the checkpoint",
         ),
     ] = None
     max_model_len: Annotated[
         int | None,
-        _model("Context length: tokens of a prompt and its answer.", "TOKENS", range=COUNT, default_help="the model's"),
+        _model("Context length: tokens of a prompt and its answer.", "TOKENS", range=COUNT, unset="the model's"),
     ] = None
     threads: Annotated[
         int | None,
-        _model(
-            "Threads that compute.",
-            "N",
-            range=Range(1, 1024),
-            default_help="QUIRE_THREADS, or one for every usable core",
-        ),
+        _model("Threads that compute.", "N", range=Range(1, 1024), unset="QUIRE_THREADS, or one for every usable core"),
     ] = None
     pin_threads: Annotated[bool, _model("Bind each thread to a CPU of its own.")] = False
     cache_dir: Annotated[
-        str | None,
-        _model("Keep compiled kernels there.", "FOLDER", default_help="quire in the user's cache folder"),
+        str | None, _model("Keep compiled kernels there.", "FOLDER", unset="quire in the user's cache folder")
     ] = None
     weight_cache: Annotated[
-        str | None,
-        _model("Keep packed weights there: later starts map them, and engines share them.", "FOLDER"),
+        str | None, _model("Keep packed weights there: later starts map them, and engines share them.", "FOLDER")
     ] = None
     kv_cache_dtype: Annotated[
         str, _kv("Dtype of the KV cache; auto: the model's.", "TYPE", choices=KV_CACHE_DTYPES)
@@ -98,11 +90,10 @@ class EngineOptions:
     block_size: Annotated[int, _kv("Tokens of a KV page.", "TOKENS", choices=BLOCK_SIZES)] = 32
     kv_cache_memory_bytes: Annotated[
         int | str | None,
-        _kv("Memory for KV pages, as 4GiB or 512MiB.", "SIZE", default_help="up to 4GiB or half of the free memory"),
+        _kv("Memory for KV pages, as 4GiB or 512MiB.", "SIZE", unset="up to 4GiB or half of the free memory"),
     ] = None
     num_pages: Annotated[
-        int | None,
-        _kv("KV pages, in place of kv_cache_memory_bytes.", "N", range=COUNT, default_help="as the memory allows"),
+        int | None, _kv("KV pages, in place of kv_cache_memory_bytes.", "N", range=COUNT, unset="as the memory allows")
     ] = None
     enable_prefix_caching: Annotated[bool, _kv("Keep KV pages for requests that begin with the same tokens.")] = True
     max_num_seqs: Annotated[int, _scheduling("Sequences that run at once.", "N", range=Range(1, 1 << 16))] = 256
@@ -138,7 +129,7 @@ class EngineOptions:
         _grammars(
             "Prepare the tokenizer for grammars at the start. Otherwise the first request with structured_outputs "
             "pauses all others meanwhile, a second with a large vocabulary.",
-            default_help="yes for the HTTP server, else no",
+            unset="yes for the HTTP server, else no",
         ),
     ] = False
 
@@ -169,13 +160,10 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
 
     engine_address: Annotated[
         str | None,
-        _socket(
-            "Listen at ipc://PATH or tcp://HOST:PORT.", "ADDRESS", default_help="a socket in a fresh private folder"
-        ),
+        _socket("Listen at ipc://PATH or tcp://HOST:PORT.", "ADDRESS", unset="a socket in a fresh private folder"),
     ] = None
     seed: Annotated[
-        int,
-        _process("Seed of the seeds that requests without one are given.", "N", range=Range(0, MAX_INT64)),
+        int, _process("Seed of the seeds that requests without one are given.", "N", range=Range(0, MAX_INT64))
     ] = 0
     shutdown_timeout: ShutdownTimeout = 30.0
     heartbeat_seconds: Annotated[float, _process("Seconds between heartbeats.", "S", range=SECONDS)] = 1.0
@@ -186,7 +174,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
             "End when this process is gone; 0: the one that started the engine.",
             "PID",
             range=Range(0, MAX_INT32),
-            default_help="no process",
+            unset="no process",
         ),
     ] = None
 
@@ -201,14 +189,14 @@ class ClientOptions(SocketOptions):
             "Attach to the engine at ipc://PATH or tcp://HOST:PORT instead of starting one. Options of the model and "
             "the scheduler were set when that engine was started, and are refused.",
             "ADDRESS",
-            default_help="start an engine",
+            unset="start an engine",
         ),
     ] = None
     start_timeout: Annotated[
         float,
         _client("Seconds after which an engine that is not ready or does not answer is given up.", "S", range=SECONDS),
     ] = 600.0
-    tokenizer: Annotated[str | None, _client("Folder of the tokenizer.", "FOLDER", default_help="the model's")] = None
+    tokenizer: Annotated[str | None, _client("Folder of the tokenizer.", "FOLDER", unset="the model's")] = None
     skip_tokenizer_init: Annotated[bool, _client("Use no tokenizer: prompts and answers are token ids.")] = False
     seed: Annotated[
         int | None,
@@ -216,7 +204,7 @@ class ClientOptions(SocketOptions):
             "Seed of the seeds that requests without one are given.",
             "N",
             range=Range(0, MAX_INT64),
-            default_help="a fresh one",
+            unset="a fresh one",
         ),
     ] = None
     tool_call_parser: Annotated[
@@ -225,7 +213,7 @@ class ClientOptions(SocketOptions):
             "How the model writes tool calls.",
             "NAME",
             choices=("none", "hermes", "llama3_json", "json_call"),
-            default_help="as its chat template shows",
+            unset="as its chat template shows",
         ),
     ] = None
     reasoning_parser: Annotated[
@@ -234,6 +222,6 @@ class ClientOptions(SocketOptions):
             "How the model writes its thoughts.",
             "NAME",
             choices=("none", "think", "qwen3", "deepseek_r1"),
-            default_help="as its chat template shows",
+            unset="as its chat template shows",
         ),
     ] = None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.options import F32_MAX, MAX_INT64, Option, Range, ranges_of
+from quire.protocol.options import F32_MAX, MAX_INT64, Option, Range, options_of
 
 PROTOCOL_VERSION = 4
 
@@ -138,7 +138,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     ] = 0.0
     seed: Annotated[
         int | None,
-        _sampling("The same seed gives the same answer.", "N", range=Range(0, MAX_SEED), default_help="a fresh one"),
+        _sampling("The same seed gives the same answer.", "N", range=Range(0, MAX_SEED), unset="a fresh one"),
     ] = None
     stop: Annotated[list[str] | None, _sampling("End the answer before this text.", "TEXT")] = None
     stop_token_ids: Annotated[list[int] | None, _sampling("End the answer with any of these tokens.", "ID")] = None
@@ -167,15 +167,13 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
             "Completions to make; the n with the highest log probability per token are returned.",
             "N",
             range=_COMPLETIONS,
-            default_help="n",
+            unset="n",
         ),
     ] = None
     beam_width: Annotated[
         int,
         _sampling(
-            "Width of a beam search, which returns its n best sequences; 0: none.",
-            "N",
-            range=Range(0, MAX_COMPLETIONS),
+            "Width of a beam search, which returns its n best sequences; 0: none.", "N", range=Range(0, MAX_COMPLETIONS)
         ),
     ] = 0
     length_penalty: Annotated[
@@ -186,7 +184,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     structured_outputs: StructuredOutputs | None = None
 
 
-SAMPLING_RANGES = ranges_of(SamplingParams)
+SAMPLING_RANGES = {name: row.range for name, row in options_of(SamplingParams).items() if row.range is not None}
 """Ranges of the numbers among sampling parameters."""
 
 

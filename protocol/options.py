@@ -63,7 +63,7 @@ def _digits(number: float) -> str:
 class Option:
     """One row of a table. `options_of` fills in what the annotated field says: `name`, `types`, `default` and the rest.
 
-    `default_help` describes a default that is no value, as "the model's"; `choices` are all values that are allowed.
+    `unset` describes a default that is not a value, such as "the model's"; `choices` are all values that are allowed.
     """
 
     section: str
@@ -71,18 +71,19 @@ class Option:
     metavar: str | None = None
     range: Range | None = None
     choices: tuple[object, ...] = ()
-    default_help: str | None = None
+    unset: str | None = None
 
     name: str = ""
-    types: tuple[Any, ...] = (str,)  # of a value, or of an entry of a list
+    type: Any = str  # of a value, or of an entry of a list
+    is_size: bool = False  # a number of bytes, or a text such as "4GiB"
     is_list: bool = False
-    optional: bool = False  # None is a value of its own
+    is_optional: bool = False  # None is a value of its own
     default: Any = None
 
     @property
     def flag(self) -> str:
         """Name of the option on a command line."""
-        return f"--{self.name.replace('_', '-')}"
+        return flag_of(self.name)
 
     @property
     def is_required(self) -> bool:
@@ -90,15 +91,10 @@ class Option:
         return self.default is inspect.Parameter.empty
 
     @property
-    def is_size(self) -> bool:
-        """True if the value is a number of bytes, or a text such as "4GiB"."""
-        return self.types == (int, str)
-
-    @property
     def default_text(self) -> str:
         """The default, in words."""
-        if self.default_help is not None:
-            return self.default_help
+        if self.unset is not None:
+            return self.unset
         if isinstance(self.default, bool):
             return "yes" if self.default else "no"
         if self.default in (None, (), ""):
@@ -119,7 +115,7 @@ class Option:
             return f"one of {', '.join(map(str, self.choices))}"
         if self.is_size:
             return "a number of bytes above 0, or text such as '4GiB' or '512MiB'"
-        number = {bool: "True or False", int: "a whole number", float: "a number"}.get(self.types[0])
+        number = {bool: "True or False", int: "a whole number", float: "a number"}.get(self.type)
         if number is None:
             return _TEXTS.get(self.metavar or "", "a text that is not empty")
         return f"{number} {self.range}" if self.range is not None else number
@@ -127,7 +123,7 @@ class Option:
     def check(self, value: object) -> None:
         """Raise `ValueError` that names the option, what was given and what is allowed."""
         if value is None:
-            allows = self.optional
+            allows = self.is_optional
         elif self.is_list:
             allows = isinstance(value, list | tuple) and all(map(self._allows, value))
         else:
@@ -140,7 +136,7 @@ class Option:
         """Return the value that the text of a flag stands for. Raises `ValueError` as `check` does."""
         value: Any = text
         with contextlib.suppress(ValueError):  # the text itself is not allowed
-            value = parse_size(text) if self.is_size else self.types[0](text)
+            value = parse_size(text) if self.is_size else self.type(text)
         self.check(value)
         return value
 
@@ -148,19 +144,21 @@ class Option:
         if self.choices:
             return any(type(value) is type(choice) and value == choice for choice in self.choices)
         if self.is_size:
-            return type(value) in (int, str) and _is_size(str(value))
-        if self.types[0] is bool:
+            with contextlib.suppress(ValueError):
+                return type(value) in (int, str) and parse_size(str(value)) > 0
+            return False
+        if self.type is bool:
             return type(value) is bool
-        if self.types[0] is str:
+        if self.type is str:
             return isinstance(value, str | PathLike) and (self.default in ("", ()) or bool(str(value)))
-        kinds = (int, float) if self.types[0] is float else (int,)
+        kinds = (int, float) if self.type is float else (int,)
         return type(value) in kinds and (self.range is None or self.range.holds(value))  # type: ignore[arg-type]
 
 
 def options_of(table: type[Any]) -> Mapping[str, Option]:
     """Return the rows of a table by name."""
-    hashable: Any = table  # which type checkers do not believe
-    return _rows(hashable)
+    key: Any = table  # mypy takes no class of dataclasses for hashable
+    return _rows(key)
 
 
 @functools.cache
@@ -182,20 +180,12 @@ def _filled(option: Option, name: str, hint: Any, default: Any) -> Option:
     return replace(
         option,
         name=name,
-        types=(get_args(types[0])[0],) if is_list else types,
+        type=get_args(types[0])[0] if is_list else types[0],
+        is_size=types == (int, str),
         is_list=is_list,
-        optional=NoneType in members,
+        is_optional=NoneType in members,
         default=default,
     )
-
-
-def ranges_of(table: type[Any]) -> dict[str, Range]:
-    """Return the ranges of the numbers in a table by name."""
-    return {
-        name: option.range
-        for name, option in options_of(table).items()
-        if option.range is not None and option.types[0] in (int, float)
-    }
 
 
 def check_options(values: object) -> None:
@@ -232,13 +222,6 @@ def parse_size(text: str) -> int:
     if not 0 < size <= MAX_INT64:
         raise ValueError(f"{text!r} is out of range; write it as 4GiB, 512MiB or a number of bytes")
     return int(size)
-
-
-def _is_size(text: str) -> bool:
-    try:
-        return parse_size(text) > 0
-    except ValueError:
-        return False
 
 
 def reference(tables: Iterable[type[Any]]) -> str:

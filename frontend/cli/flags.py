@@ -78,15 +78,15 @@ class Flags:
 
 
 def _flag_type(row: Option) -> Any:
-    kind: Any = str if row.is_size else row.types[0]
+    kind: Any = str if row.is_size else row.type
     return list[kind] if row.is_list else kind
 
 
 def _typer_option(row: Option) -> Any:
     """Typer checks types and lower bounds, the tables the rest."""
     low = row.range.low if row.range is not None and row.range.closed else None
-    more: dict[str, Any] = {"min": low} if low is not None and row.types[0] in (int, float) else {}
-    flag = f"{row.flag}/--no-{row.flag[2:]}" if row.types[0] is bool else row.flag
+    more: dict[str, Any] = {"min": low} if low is not None and row.type in (int, float) else {}
+    flag = f"{row.flag}/--no-{row.flag[2:]}" if row.type is bool else row.flag
     text = row.description + " May be given several times." * row.is_list
     return typer.Option(flag, help=text, show_default=False, metavar=row.metavar, rich_help_panel=row.section, **more)
 
@@ -138,8 +138,8 @@ def _sampling_rows() -> dict[str, Option]:
     rows = options_of(SamplingParams)
     names = ("presence_penalty", "frequency_penalty", "stop", "seed", "ignore_eos")
     return {
-        "max_tokens": replace(rows["max_tokens"], default_help="until the answer ends, or the context is full"),
-        **{name: replace(rows[name], default_help=_MODELS.format(rows[name].default)) for name in GENERATION_DEFAULTS},
+        "max_tokens": replace(rows["max_tokens"], unset="until the answer ends, or the context is full"),
+        **{name: replace(rows[name], unset=_MODELS.format(rows[name].default)) for name in GENERATION_DEFAULTS},
         **{name: rows[name] for name in names},
     }
 

@@ -25,8 +25,7 @@ class ServerArgs:
         "127.0.0.1"
     )
     port: Annotated[
-        int,
-        _http("Port; 0 takes a free one.", "N", range=Range(0, 65535), default_help="8000, or the next free one"),
+        int, _http("Port; 0 takes a free one.", "N", range=Range(0, 65535), unset="8000, or the next free one")
     ] = 8000
     uds: Annotated[str | None, _http("Path of a UNIX socket, instead of host and port.", "PATH")] = None
     api_key: Annotated[
@@ -36,7 +35,7 @@ class ServerArgs:
     api_key_file: Annotated[tuple[str, ...], _http("File of such keys, one a line.", "FILE")] = ()
     served_model_name: Annotated[
         tuple[str, ...],
-        _http("Name of the model for clients; answers have the first.", "NAME", default_help="its folder's name"),
+        _http("Name of the model for clients; answers have the first.", "NAME", unset="its folder's name"),
     ] = ()
     root_path: Annotated[str, _http("Path where a proxy shows the server, such as /quire.", "PATH")] = ""
     allowed_origins: Annotated[
@@ -50,8 +49,7 @@ class ServerArgs:
         str, _http("Prefix of the names at /metrics; vllm fits dashboards made for vLLM.", "WORD")
     ] = "quire"
     otlp_traces_endpoint: Annotated[
-        str | None,
-        _http("Send an OpenTelemetry span for each request there.", "URL", default_help="OTEL_EXPORTER_OTLP_*"),
+        str | None, _http("Send an OpenTelemetry span for each request there.", "URL", unset="OTEL_EXPORTER_OTLP_*")
     ] = None
     ssl_certfile: Annotated[str | None, _http("TLS: certificate chain, PEM.", "FILE")] = None
     ssl_keyfile: Annotated[str | None, _http("TLS: private key, PEM.", "FILE")] = None
@@ -72,7 +70,7 @@ class ServerArgs:
             "Seconds after which a request ends; the header X-Request-Timeout sets less.",
             "S",
             range=SECONDS,
-            default_help="no limit",
+            unset="no limit",
         ),
     ] = None
     shutdown_timeout: ShutdownTimeout = 30.0

@@ -49,13 +49,13 @@ def other(option: Option) -> Any:
         return OTHERS[option.name]
     if option.choices:
         return next(choice for choice in option.choices if choice != option.default)
-    if option.types[0] is bool:
+    if option.type is bool:
         return not option.default
-    if option.types[0] is str:
+    if option.type is str:
         return "x"
     assert option.range is not None
     low = option.range.low + (not option.range.closed)
-    return option.types[0](low if low != option.default else low + 1)
+    return option.type(low if low != option.default else low + 1)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -64,8 +64,8 @@ def test_every_row_is_whole(table: type) -> None:
         assert option.name == name
         assert option.help.endswith(".")
         assert option.section
-        assert option.metavar or option.types[0] is bool, name
-        assert option.types[0] in (bool, int, float, str), name
+        assert option.metavar or option.type is bool, name
+        assert option.type in (bool, int, float, str), name
         if option.default not in (inspect.Parameter.empty, None, ()):
             option.check(option.default)
 
@@ -85,9 +85,9 @@ def test_an_option_of_one_name_means_one_thing() -> None:
     """Of the same name in two tables are: the engine's listening address and a client's, and three seeds."""
     for name in options_of(EngineArgs).keys() & options_of(EngineProcessOptions).keys() - {"engine_address", "seed"}:
         ours, theirs = options_of(EngineArgs)[name], options_of(EngineProcessOptions)[name]
-        assert (ours.help, ours.types, ours.range, ours.choices) == (
+        assert (ours.help, ours.type, ours.range, ours.choices) == (
             theirs.help,
-            theirs.types,
+            theirs.type,
             theirs.range,
             theirs.choices,
         )
@@ -173,9 +173,7 @@ def test_bodies_have_the_ranges_of_sampling() -> None:
 @given(name=st.sampled_from(sorted(SAMPLING_RANGES)), value=st.floats() | st.integers(-(2**63), 2**63 - 1))
 def test_frontend_and_engine_reject_the_same_numbers(name: str, value: float) -> None:
     """The engine rejects whatever the frontend does, and more where it has limits of its own."""
-    given_value: Any = (
-        int(value) if options_of(SamplingParams)[name].types[0] is int and math.isfinite(value) else value
-    )
+    given_value: Any = int(value) if options_of(SamplingParams)[name].type is int and math.isfinite(value) else value
     params = SamplingParams(**{name: given_value})
     if SAMPLING_RANGES[name].holds(given_value):
         return
@@ -200,7 +198,7 @@ def test_the_printed_reference_is_up_to_date() -> None:
 class Sample:
     count: Annotated[int, Option("S", "Count.", "N", range=Range(1, 8))] = 2
     share: Annotated[float, Option("S", "Share.", "X", range=Range(0.0, 1.0, closed=False))] = 0.5
-    name: Annotated[str | None, Option("S", "Name.", "NAME", choices=("a", "b"), default_help="any")] = None
+    name: Annotated[str | None, Option("S", "Name.", "NAME", choices=("a", "b"), unset="any")] = None
     tags: Annotated[tuple[str, ...], Option("T", "Tag.", "TEXT")] = ()
     size: Annotated[int | str | None, Option("T", "Size.", "SIZE")] = None
     is_on: Annotated[bool, Option("T", "On.")] = False
@@ -251,7 +249,7 @@ def test_a_row_describes_itself() -> None:
     assert rows["count"].description == "Count. Default: 2."
     assert rows["name"].description == "Name. One of a, b. Default: any."
     assert rows["is_on"].description == "On. Default: no."
-    assert (rows["tags"].is_list, rows["size"].is_size, rows["name"].optional) == (True, True, True)
+    assert (rows["tags"].is_list, rows["size"].is_size, rows["name"].is_optional) == (True, True, True)
 
 
 def test_command_lines_leave_out_what_was_not_given() -> None:
