@@ -20,7 +20,7 @@ P = ParamSpec("P")
 class EngineArgs(ClientOptions, EngineOptions):
     """Arguments with which an engine is started, or reached if it is running at `engine_address`.
 
-    Raises `ValueError` for the first argument that is not allowed.
+    `quire info --options` lists them. Raises `ValueError` for the first argument that is not allowed.
     """
 
     model: Model = field(default=DEMO_MODEL, kw_only=False)

@@ -65,6 +65,11 @@ class Flags:
         """Return the same flags with further ones given."""
         return type(self)(**{**self.given, **values})
 
+    def check(self) -> None:
+        """Raise `ValueError` for the first value that is not allowed."""
+        for name, value in self.given.items():
+            self.rows[name].check(value)
+
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
         """Return the flags as Typer reads them off a signature; the default is None, which means "not given"."""
@@ -88,14 +93,14 @@ def _typer_option(row: Option) -> Any:
     more: dict[str, Any] = {"min": low} if low is not None and row.type in (int, float) else {}
     flag = f"{row.flag}/--no-{row.flag[2:]}" if row.type is bool else row.flag
     text = row.description + " May be given several times." * row.is_list
-    return typer.Option(flag, help=text, show_default=False, metavar=row.metavar, rich_help_panel=row.section, **more)
+    metavar = row.metavar or ""
+    return typer.Option(flag, help=text, show_default=False, metavar=metavar, rich_help_panel=row.section, **more)
 
 
-def rows_of(table: type[Any], names: Iterable[str] | None = None, *, panel: str | None = None) -> dict[str, Option]:
-    """Return the rows of a table, or those of some names, on a panel of help other than their section."""
+def rows_of(table: type[Any], names: Iterable[str] | None = None, **changes: Any) -> dict[str, Option]:
+    """Return the rows of a table, or those of some names, with some fields changed: `section` is the panel of help."""
     rows = options_of(table)
-    chosen = {name: rows[name] for name in names or rows}
-    return chosen if panel is None else {name: replace(row, section=panel) for name, row in chosen.items()}
+    return {name: replace(rows[name], **changes) for name in names or rows}
 
 
 class EngineFlags(Flags):
@@ -108,7 +113,7 @@ class AttachFlags(Flags):
     """Options for reaching a running engine, and the tokenizer to use with it."""
 
     rows = rows_of(
-        ClientOptions, ("engine_address", "curve_keys", "insecure_tcp", "tokenizer"), panel="A running engine"
+        ClientOptions, ("engine_address", "curve_keys", "insecure_tcp", "tokenizer"), section="A running engine"
     )
 
 
@@ -118,14 +123,14 @@ class EngineProcessFlags(Flags):
     rows = rows_of(
         EngineProcessOptions,
         ("engine_address", "curve_keys", "insecure_tcp", "seed", "shutdown_timeout", "heartbeat_seconds", "log_level"),
-        panel="Engine process and socket",
+        section="Engine process and socket",
     )
 
 
 class HttpFlags(Flags):
     """Options of the HTTP server and of the chats that it serves."""
 
-    rows = rows_of(ServerArgs, panel="HTTP server") | rows_of(ClientOptions, ("tool_call_parser", "reasoning_parser"))
+    rows = rows_of(ServerArgs, section="HTTP server") | rows_of(ClientOptions, ("tool_call_parser", "reasoning_parser"))
 
 
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -91,10 +91,11 @@ class ShapeFlags(Flags):
     rows = rows_of(
         EngineOptions,
         (
-            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_pages", "scheduling_policy",
+            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_pages", "scheduling_policy",
             "enable_prefix_caching", "long_prefill_token_threshold", "max_waiting_requests", "max_waiting_tokens",
         ),
-        panel="Engines (default: as they were calibrated)",
+        section="Engines",
+        unset="as calibrated",
     )  # fmt: skip
 
 
@@ -126,6 +127,7 @@ def simulate(
 
     report.check()
     fleet.check(report)
+    shape.check()
     if trace.vocab_size is not None:
         raise typer.BadParameter("--vocab-size is of prompts that are sent, and a simulation sends none; leave it out")
     if fleet.concurrency is not None:

@@ -135,7 +135,7 @@ def test_lists_are_those_of_their_owners() -> None:
 def test_the_wire_has_the_same_names() -> None:
     shape = {*EngineShape.__struct_fields__} - {"vocab_size", "hidden_size", "attention_context"}
     assert shape <= ENGINE.keys()
-    assert {*ShapeFlags.rows} == shape
+    assert {*ShapeFlags.rows} == shape - {"block_size"}
 
 
 def test_no_option_of_ours_is_refused_as_one_of_vllm() -> None:
