@@ -13,7 +13,7 @@ from quire.protocol.options import Option, options_of
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports an error in one line that begins as all errors of an engine do, which its owner looks for."""
+    """Parser whose errors are one line that starts like all errors of an engine, which its owner looks for."""
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, cast
 
-from quire.frontend.vllm_args import refuse
+from quire.frontend.vllm_args import reject
 from quire.protocol.engine_options import ClientOptions, EngineOptions, Model
 from quire.protocol.options import command_line, options_of
 
@@ -42,7 +42,7 @@ class EngineArgs(ClientOptions, EngineOptions):
         rows = options_of(cls)
         for name, value in options.items():
             if name not in rows:
-                refuse(name, value, set(rows))
+                reject(name, value, set(rows))
         given = {name: value for name, value in options.items() if name in rows and value is not None}
         if model is not None:
             given["model"] = str(model)

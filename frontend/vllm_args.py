@@ -82,7 +82,7 @@ _VLLM: dict[str, tuple[tuple[object, ...], Kind]] = {
 }
 
 
-def refuse(name: str, value: object, known: set[str]) -> None:
+def reject(name: str, value: object, known: set[str]) -> None:
     """Raise for an argument that Quire does not have, unless it is one of vLLM's with a value that asks for nothing."""
     if name not in _VLLM:
         close = difflib.get_close_matches(name, known)

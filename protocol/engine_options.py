@@ -42,7 +42,7 @@ Model = Annotated[
 ]
 ShutdownTimeout = Annotated[
     float,
-    _process("Seconds that SIGTERM gives open requests to end; new ones are refused.", "S", range=SECONDS_OR_ZERO),
+    _process("Seconds that SIGTERM gives open requests to end; new ones are rejected.", "S", range=SECONDS_OR_ZERO),
 ]
 
 
@@ -117,9 +117,11 @@ class EngineOptions:
             range=Range(0, STEP_TOKENS),
         ),
     ] = 0
-    max_waiting_requests: Annotated[int, _scheduling("Waiting requests; more are refused.", "N", range=COUNT)] = 4096
+    max_waiting_requests: Annotated[int, _scheduling("Most waiting requests; more are rejected.", "N", range=COUNT)] = (
+        4096
+    )
     max_waiting_tokens: Annotated[
-        int, _scheduling("Prompt tokens of waiting requests; more are refused.", "TOKENS", range=COUNT)
+        int, _scheduling("Most prompt tokens of waiting requests; more are rejected.", "TOKENS", range=COUNT)
     ] = 1 << 24
     grammar_timeout: Annotated[
         float, _grammars("Seconds that compiling the grammar of a request may take.", "S", range=SECONDS)
@@ -144,11 +146,11 @@ class SocketOptions:
     """Options of a socket, an engine's or a client's."""
 
     curve_keys: Annotated[str | None, _socket("CURVE keys for tcp://, as `quire keys` makes them.", "FOLDER")] = None
-    insecure_tcp: Annotated[bool, _socket("Allow tcp:// without keys, to whoever reaches the port.")] = False
+    insecure_tcp: Annotated[bool, _socket("Allow tcp:// without keys, for anyone who reaches the port.")] = False
 
     @property
     def security(self) -> Security:
-        """The same as sockets take it. Raises KeyFileError if both are given."""
+        """Security of a socket. Raises KeyFileError if both options are given."""
         from quire.protocol.keys import Security
 
         return Security(None if self.curve_keys is None else Path(self.curve_keys), self.insecure_tcp)
@@ -187,7 +189,7 @@ class ClientOptions(SocketOptions):
         str | None,
         _client(
             "Attach to the engine at ipc://PATH or tcp://HOST:PORT instead of starting one. Options of the model and "
-            "the scheduler were set when that engine was started, and are refused.",
+            "the scheduler were set when that engine was started, and are rejected.",
             "ADDRESS",
             unset="start an engine",
         ),

@@ -27,7 +27,7 @@ _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 class Security:
     """Protection of `tcp://`. `ipc://` is protected by the permissions of its file, and by keys as well if given.
 
-    `keys`: folder made by `generate_keys`. `insecure_tcp`: allow tcp without keys, to whoever reaches the port.
+    `keys`: folder made by `generate_keys`. `insecure_tcp`: allow tcp without keys, for anyone who reaches the port.
     """
 
     keys: Path | None = None
@@ -129,16 +129,16 @@ class Gate:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ZAP_ENDPOINT)
-        self.refused = 0
+        self.num_rejected = 0
 
     def answer(self) -> None:
         """Answer the next question; call it when `socket` is readable."""
         version, request_id, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
         welcome = mechanism == b"CURVE" and credentials[0] in self._allowed
-        self.refused += not welcome
+        self.num_rejected += not welcome
         status, text = (b"200", b"OK") if welcome else (b"400", b"this key is not in authorized_clients")
         self.socket.send_multipart([version, request_id, status, text, b"", b""])
 
     def close(self) -> None:
-        """Close the socket; from now on all clients are refused."""
+        """Close the socket; from now on no client is let in."""
         self.socket.close()

@@ -21,7 +21,7 @@ _CHOICES = {"endpoint_type": ("completions", "chat"), "prompt_as": ("tokens", "t
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """How to talk to an OpenAI-compatible server; None means not given."""
+    """Flags of an OpenAI-compatible server; None means not given."""
 
     base_url: Annotated[
         str | None,

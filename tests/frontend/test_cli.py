@@ -420,7 +420,7 @@ def test_trace_records_prompts(place: Workplace) -> None:
 @needs_kernels
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 1)])
 def test_trace_of_a_running_engine_keeps_what_there_is(place: Workplace, number: int, status: int) -> None:
-    """Whether a signal ends the recording, or the engine is killed."""
+    """The same if a signal ends the recording, and if the engine is killed."""
     out = place.folder / "t.json"
     with place.start("engine", "--max-num-seqs", "4", "--engine-address", f"ipc://{place.folder}/e.sock") as engine:
         address = line_of(engine).split()[1]

@@ -67,12 +67,12 @@ def test_none_stands_for_the_default() -> None:
         ({"kv_cache_memory_bytes": 1.5}, ValueError, r"kv_cache_memory_bytes=1\.5"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_a_bad_argument_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(**options)
 
 
-def test_a_model_that_is_no_folder_is_refused() -> None:
+def test_a_model_that_is_not_a_folder_is_rejected() -> None:
     with pytest.raises(ValueError, match="meta-llama/Llama"):
         LLM("meta-llama/Llama-3.2-1B")
 

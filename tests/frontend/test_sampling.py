@@ -1,4 +1,4 @@
-"""Sampling parameters: what is refused, and what the engine gets to see."""
+"""Sampling parameters: validation, and the parameters that the engine sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses, socket files and keys: what may be bound, what is refused and how the refusal reads."""
+"""Addresses, socket files and keys: what can be bound, and the errors for what cannot."""
 
 from __future__ import annotations
 
