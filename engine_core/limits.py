@@ -1,4 +1,4 @@
-"""The sizes that an engine was started with."""
+"""Limits of a running engine."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from quire.protocol.engine_shape import EngineShape
 
 
 class EngineLimits(EngineShape, frozen=True, gc=False):
-    """What the model, the KV pool and the arguments allow; fixed for the engine's life."""
+    """Limits by the model, the KV pool and the options; fixed for the engine's life."""
 
     @property
     def tile(self) -> int:
-        """Tokens of a tile of attention: chunks that end with one waste nothing, and smaller ones don't pay."""
-        return min(self.page_size, 32)
+        """Tokens of an attention tile: chunks that end with a tile waste nothing, and smaller ones do not pay."""
+        return min(self.block_size, 32)
 
     @property
     def pool_tokens(self) -> int:
-        """Positions that all KV pages together hold."""
-        return self.num_pages * self.page_size
+        """Tokens that all KV pages together hold."""
+        return self.num_pages * self.block_size
 
     def pages_for(self, num_tokens: int) -> int:
-        """KV pages that hold `num_tokens` positions."""
-        return -(-num_tokens // self.page_size)
+        """Return how many KV pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
 import logging
@@ -24,8 +23,8 @@ from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.address import default_address
+from quire.protocol.engine_options import EngineProcessOptions
 from quire.protocol.errors import AddressError, KeyFileError
-from quire.protocol.keys import Security
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _run(parsed: argparse.Namespace, parent: int | None) -> int:
+def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     tokenizer = GrammarTokenizer(parsed.model)
     if parsed.preload_grammars:
         tokenizer.preload()
@@ -58,10 +57,10 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
     inbox: Inbox = queue.SimpleQueue()
     limits = _make_limits(parsed, runner)
     server = EngineServer(
-        parsed.address or default_address(),
+        parsed.engine_address or default_address(),
         _make_ready(parsed, runner, limits),
         inbox,
-        Security(keys=parsed.curve_keys, insecure_tcp=parsed.insecure_tcp),
+        parsed.security,
     )
     grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=lambda: inbox.put((b"", Ping())))
     core = EngineCore(
@@ -72,7 +71,7 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
         server_stats=lambda: msgspec.structs.asdict(server.counters),
         grammars=grammars,
     )
-    loop = EngineLoop(core, server, inbox, drain_seconds=parsed.drain_seconds, parent=parent)
+    loop = EngineLoop(core, server, inbox, drain_seconds=parsed.shutdown_timeout, parent=parent)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
     status = 1
@@ -98,7 +97,7 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-def _load(parsed: argparse.Namespace) -> ModelRunner:
+def _load(parsed: EngineProcessOptions) -> ModelRunner:
     """The model. Raises ModelError, whatever the reason for which it cannot be had."""
     try:
         return load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
@@ -109,25 +108,25 @@ def _load(parsed: argparse.Namespace) -> ModelRunner:
         raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
 
 
-def _make_limits(parsed: argparse.Namespace, runner: ModelRunner) -> EngineLimits:
+def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineLimits:
     return EngineLimits(
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         max_num_seqs=runner.max_num_seqs,
         max_num_batched_tokens=parsed.max_num_batched_tokens,
-        page_size=runner.page_size,
+        block_size=runner.page_size,
         num_pages=runner.num_pages,
         attention_context=runner.attention_context,
-        enable_prefix_caching=parsed.prefix_caching,
-        policy=parsed.scheduling_policy,
-        long_prefill_threshold=parsed.long_prefill_threshold,
+        enable_prefix_caching=parsed.enable_prefix_caching,
+        scheduling_policy=parsed.scheduling_policy,
+        long_prefill_token_threshold=parsed.long_prefill_token_threshold,
         max_waiting_requests=parsed.max_waiting_requests,
         max_waiting_tokens=parsed.max_waiting_tokens,
         hidden_size=runner.hidden_size,
     )
 
 
-def _make_ready(parsed: argparse.Namespace, runner: ModelRunner, limits: EngineLimits) -> Ready:
+def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: EngineLimits) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
         model=os.path.abspath(parsed.model),  # noqa: PTH100 - clients may stand in another folder; links stay
@@ -135,7 +134,7 @@ def _make_ready(parsed: argparse.Namespace, runner: ModelRunner, limits: EngineL
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
         num_pages=runner.num_pages,
-        page_size=runner.page_size,
+        block_size=runner.page_size,
         max_num_seqs=runner.max_num_seqs,
         engine_pid=os.getpid(),
         heartbeat_seconds=parsed.heartbeat_seconds,

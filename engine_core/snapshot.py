@@ -64,7 +64,7 @@ def _waiting_entry(request: Request, now: float) -> WaitingEntry:
 
 
 def _page_map(sequences: Sequences, scheduler: Scheduler) -> PageMap:
-    return PageMap(scheduler.limits.page_size, *sequences.page_map(scheduler.pins.slots, MAX_CELLS))
+    return PageMap(scheduler.limits.block_size, *sequences.page_map(scheduler.pins.slots, MAX_CELLS))
 
 
 def _prefixes(sequences: Sequences) -> list[HotPrefix]:

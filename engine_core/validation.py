@@ -1,6 +1,6 @@
-"""What a request may ask for. Every refusal says what was given, what is allowed, and what to do.
+"""Validation of requests. Every error says what was given, what is allowed, and what to do.
 
-Each check yields nothing or raises RequestError; a request that passes all of them can be served.
+Each check returns nothing or raises RequestError; a request that passes all of them can be served.
 """
 
 from __future__ import annotations
@@ -13,29 +13,18 @@ from quire.engine_core.grammar.text import grammar_text
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.admission import beam_pages
-from quire.protocol.messages import EngineCoreRequest, ErrorKind, SamplingParams
+from quire.protocol.messages import (
+    LOGIT_BIAS,
+    MAX_SALT,
+    PRIORITY,
+    SAMPLING_RANGES,
+    EngineCoreRequest,
+    ErrorKind,
+    SamplingParams,
+)
 
-MAX_LOGPROBS = 20
-MAX_SEED = 2**63 - 1
-MAX_PRIORITY = 1_000_000
-MAX_SALT = 1024  # characters
-MAX_GRAMMAR = 1 << 20  # characters, of JSON where it is JSON
-_F32_MAX = 3.4e38  # the sampler computes in f32
-
-# What each number may be, as a test that NaN fails, and in words.
-_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda x: 0 <= x <= _F32_MAX, "at least 0 and finite (0 always takes the likeliest token)"),
-    "top_k": (lambda x: x >= -1, "a number of tokens, or 0 or -1 to turn it off"),
-    "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1 (1 turns it off)"),
-    "min_p": (lambda x: 0 <= x <= 1, "from 0 to 1 (0 turns it off)"),
-    "repetition_penalty": (lambda x: 0 < x <= _F32_MAX, "above 0 and finite (1 turns it off)"),
-    "presence_penalty": (lambda x: -2 <= x <= 2, "from -2 to 2 (0 turns it off)"),
-    "frequency_penalty": (lambda x: -2 <= x <= 2, "from -2 to 2 (0 turns it off)"),
-    "seed": (lambda x: 0 <= x <= MAX_SEED, f"from 0 to {MAX_SEED}, or None"),
-    "logprobs": (lambda x: 0 <= x <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or None for none"),
-    "length_penalty": (lambda x: -10 <= x <= 10, "from -10 to 10"),
-    "prompt_logprobs": (lambda x: 0 <= x <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or None for none"),
-}
+MAX_GRAMMAR = 1 << 20
+"""Characters of a grammar, of JSON where it is JSON. The frontend allows fewer, of what it makes grammars from."""
 
 
 class RequestError(ValueError):
@@ -45,19 +34,19 @@ class RequestError(ValueError):
 
 
 class OverloadedError(RequestError):
-    """As many wait as may wait."""
+    """A request too many for the waiting queue."""
 
     kind = ErrorKind.OVERLOADED
 
 
 class ShuttingDownError(RequestError):
-    """The engine takes no more requests."""
+    """A request to an engine that takes no more of them."""
 
     kind = ErrorKind.SHUTTING_DOWN
 
 
 def check_request(request: EngineCoreRequest, limits: EngineLimits) -> None:
-    """Raises RequestError for the first thing that is wrong with `request`."""
+    """Raise RequestError for the first thing that is wrong with `request`."""
     for check in _CHECKS if request.pooling is None else _POOLING_CHECKS:
         check(request, limits)
 
@@ -114,10 +103,11 @@ def _check_length(request: EngineCoreRequest, limits: EngineLimits) -> None:
 
 
 def _check_numbers(request: EngineCoreRequest, _limits: EngineLimits) -> None:
-    for name, (allows, words) in _NUMBERS.items():
-        value = getattr(request.sampling_params, name)
-        if value is not None and not allows(value):
-            raise RequestError(f"{name}={value!r} is out of range; it must be {words}")
+    try:
+        for name, allowed in SAMPLING_RANGES.items():
+            allowed.check(name, getattr(request.sampling_params, name))
+    except ValueError as error:
+        raise RequestError(str(error)) from None
 
 
 def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
@@ -143,7 +133,7 @@ def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
         )
 
 
-# What a beam search has no use for: names, with the values that change nothing.
+# Parameters that a beam search does not read, with the values that change nothing.
 _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
     "temperature": (0.0, 1.0),
     "top_k": (0, -1),
@@ -182,7 +172,7 @@ def _check_beams(request: EngineCoreRequest, limits: EngineLimits) -> None:
     stop = set(sampling.stop_token_ids or ()).union(() if sampling.ignore_eos else request.eos_token_ids)
     if (needed := num_candidates(width, len(stop))) > limits.vocab_size:
         raise RequestError(
-            f"beam_width={width} with {len(stop)} tokens that stop needs {needed} continuations a step, and the "
+            f"beam_width={width} with {len(stop)} stop tokens needs {needed} continuations a step, and the "
             f"vocabulary has {limits.vocab_size} tokens; lower beam_width, or give fewer stop_token_ids"
         )
     num_prompt = len(request.prompt_token_ids)
@@ -214,13 +204,13 @@ def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineLimits)
 
 
 def _check_service(request: EngineCoreRequest, limits: EngineLimits) -> None:
-    if request.priority != 0 and limits.policy != "priority":
+    if request.priority != 0 and limits.scheduling_policy != "priority":
         raise RequestError(
-            f"priority={request.priority} has no effect under the scheduling policy {limits.policy}; leave it at 0, or "
-            "start the engine with --scheduling-policy priority"
+            f"priority={request.priority} has no effect under the scheduling policy {limits.scheduling_policy}; leave "
+            "it at 0, or start the engine with --scheduling-policy priority"
         )
-    if abs(request.priority) > MAX_PRIORITY:
-        raise RequestError(f"priority={request.priority} must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    if not PRIORITY.holds(request.priority):
+        raise RequestError(f"priority={request.priority} is out of range; it must be {PRIORITY}")
     if request.timeout is not None and not 0 < request.timeout < math.inf:
         raise RequestError(f"timeout={request.timeout!r} must be a number of seconds above 0, or None")
     _check_salt(request.cache_salt)
@@ -232,7 +222,7 @@ def _check_salt(cache_salt: str) -> None:
 
 
 def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineLimits) -> None:
-    """Raises OverloadedError when those that wait already are as many as may wait."""
+    """Raise OverloadedError if the waiting queue has no room for the request."""
     tokens = waiting_tokens + len(request.prompt_token_ids)
     if num_waiting >= limits.max_waiting_requests or tokens > limits.max_waiting_tokens:
         raise OverloadedError(
@@ -242,19 +232,21 @@ def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: in
 
 
 def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) -> None:
-    """Raises RequestError unless the tokens may be the beginning of a prompt."""
+    """Raise RequestError unless the tokens may be the beginning of a prompt."""
     if not limits.enable_prefix_caching:
-        raise RequestError("nothing can be pinned: this engine keeps no prefixes; start it without --no-prefix-caching")
+        raise RequestError(
+            "nothing can be pinned: this engine keeps no prefixes; start it without --no-enable-prefix-caching"
+        )
     if not 0 < len(token_ids) <= limits.max_model_len:
         raise RequestError(
-            f"a prefix of {len(token_ids)} tokens can't be pinned; it may have 1 to {limits.max_model_len}"
+            f"a prefix of {len(token_ids)} tokens cannot be pinned; it may have 1 to {limits.max_model_len}"
         )
     _check_salt(cache_salt)
     _check_token_ids("token_ids", token_ids, limits)
 
 
 def check_sibling(request: EngineCoreRequest, sibling: Request) -> None:
-    """Raises RequestError unless the two have one prompt and one salt."""
+    """Raise RequestError unless both requests have the same prompt and salt."""
     same_salt = sibling.cache_salt in (None, request.cache_salt)  # None: the engine has no prefix cache
     if sibling.prompt_token_ids != request.prompt_token_ids or not same_salt:
         raise RequestError(
@@ -275,30 +267,35 @@ def _check_tokens(request: EngineCoreRequest, limits: EngineLimits) -> None:
     bias = sampling.logit_bias or {}
     _check_token_ids("logit_bias", bias, limits)
     for token_id, value in bias.items():
-        if not -100.0 <= value <= 100.0:
-            raise RequestError(f"logit_bias of token {token_id} is {value!r}; it must be from -100 to 100")
+        if not LOGIT_BIAS.holds(value):
+            raise RequestError(f"logit_bias of token {token_id} is {value!r}; it must be {LOGIT_BIAS}")
 
 
 def _check_allowed(request: EngineCoreRequest, sampling: SamplingParams, limits: EngineLimits) -> None:
-    """Some token must be left to draw."""
+    """Raise RequestError if there is no token that could be sampled."""
     allowed = sampling.allowed_token_ids
     if allowed is None:
         return
     if not allowed:
-        raise RequestError("allowed_token_ids is empty, so no token could be drawn; give at least one, or None for all")
+        raise RequestError(
+            "allowed_token_ids is empty, so no token could be sampled; give at least one, or None for all"
+        )
     _check_token_ids("allowed_token_ids", allowed, limits)
     left = set(allowed).difference(word[0] for word in sampling.bad_words_token_ids or () if len(word) == 1)
     if sampling.min_tokens > 0:
         left.difference_update(sampling.stop_token_ids or (), () if sampling.ignore_eos else request.eos_token_ids)
     if not left:
         raise RequestError(
-            "every one of allowed_token_ids is banned, by bad words or, until min_tokens is reached, as a token that "
-            "stops; allow at least one token that is not"
+            "every one of allowed_token_ids is banned, by bad words or, until min_tokens is reached, as a stop "
+            "token; allow at least one token that is not"
         )
 
 
 def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineLimits) -> None:
-    """`min` and `max` run in C: a prompt of 100,000 tokens is checked in about a millisecond."""
+    """Raise RequestError for a token that is not in the vocabulary.
+
+    `min` and `max` run in C: a prompt of 100,000 tokens is checked in about a millisecond.
+    """
     smallest, largest = min(token_ids, default=0), max(token_ids, default=0)
     if smallest < 0 or largest >= limits.vocab_size:
         wrong = smallest if smallest < 0 else largest

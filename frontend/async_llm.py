@@ -12,7 +12,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, cast
+from typing import Any, Literal, Self, cast
 
 import msgspec
 
@@ -22,7 +22,7 @@ from quire.frontend.client.engine import AnswerParsing, ConnectedEngine
 from quire.frontend.client.observer import Observer, RequestOptions, TraceContext
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryQueue, RequestStreams
-from quire.frontend.engine_args import EngineArgs, EngineOptions
+from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.sampling import SamplingParams, ranks
@@ -47,7 +47,8 @@ class AsyncLLM(AnswerParsing):
     The constructor waits until the engine is ready.
     """
 
-    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+    @takes_engine_args(EngineArgs)
+    def __init__(self, model: str | None = None, **options: Any) -> None:
         self._deliveries = DeliveryQueue()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._deliveries.put)
         self._finalizer = weakref.finalize(self, self._engine.close)

@@ -1,4 +1,4 @@
-"""Beam search as users ask for it and get it; names are vLLM's, meanings those of `transformers`."""
+"""Parameters and results of a beam search; names are vLLM's, meanings those of `transformers`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from quire.protocol.messages import FinishReason, SamplingParams
 class BeamSearchParams(msgspec.Struct, kw_only=True):
     """Parameters of a beam search, which returns its `beam_width` best sequences.
 
-    `length_penalty` is the power of a sequence's length that divides its log probability. `early_stopping`: True ends
-    when `beam_width` sequences are finished, False when none that goes on is likely to become better, "never" when none
-    can. `temperature` can only be 0. `include_stop_str_in_output`: whether an end-of-sequence token stays in `tokens`.
+    `length_penalty`: power of a sequence's length that its log probability is divided by. `early_stopping`: True ends
+    the search when `beam_width` sequences are finished, False when no other is likely to become better, "never" when
+    none can. `temperature` can only be 0. `include_stop_str_in_output`: keep an end-of-sequence token in `tokens`.
     """
 
     beam_width: int
@@ -27,9 +27,9 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool = False
 
     def sampling_params(self) -> SamplingParams:
-        """The same as an engine request reads it. Raises `ValueError` for a temperature, or a width below 1."""
+        """Return the parameters of the engine request. Raises `ValueError` for a temperature, or a width below 1."""
         if self.temperature != 0:
-            raise ValueError(f"temperature={self.temperature}: a beam search draws nothing; it can only be 0")
+            raise ValueError(f"temperature={self.temperature}: a beam search does not sample; it can only be 0")
         if self.beam_width < 1:
             raise ValueError(f"beam_width={self.beam_width}; it must be at least 1")
         return SamplingParams(
@@ -45,7 +45,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
 
 
 class BeamSearchSequence(msgspec.Struct, gc=False):
-    """One sequence: `tokens` of the prompt and those found, `logprobs` and `text` of the latter alone."""
+    """One sequence: `tokens` of the prompt and of the continuation; `logprobs` and `text` of the continuation alone."""
 
     tokens: list[int]
     logprobs: list[PositionLogprobs]
@@ -56,13 +56,13 @@ class BeamSearchSequence(msgspec.Struct, gc=False):
 
 
 class BeamSearchOutput(msgspec.Struct, gc=False):
-    """The sequences of one prompt, the best first."""
+    """Sequences of one prompt, the best first."""
 
     sequences: list[BeamSearchSequence]
 
 
 def beam_search_output(output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
-    """What the engine found, in vLLM's form."""
+    """Return the engine's result in vLLM's form."""
     return BeamSearchOutput([_sequence(output.prompt_token_ids, each, params) for each in output.outputs])
 
 

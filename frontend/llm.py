@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Self, TypeVar, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.embedding import EmbeddingRequest, PoolingParams
@@ -18,7 +18,7 @@ from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
-from quire.frontend.engine_args import EngineArgs, EngineOptions
+from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.progress import progress_bar
@@ -43,7 +43,8 @@ class LLM(AnswerParsing):
     no engine.
     """
 
-    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+    @takes_engine_args(EngineArgs)
+    def __init__(self, model: str | None = None, **options: Any) -> None:
         self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)

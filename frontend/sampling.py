@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import secrets
 from typing import Any
@@ -12,62 +11,24 @@ import msgspec
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import SamplingParams
+from quire.protocol.messages import LOGIT_BIAS, MAX_SEED, SAMPLING_RANGES, SamplingParams
 
-__all__ = [
-    "MAX_BIAS",
-    "MAX_COMPLETIONS",
-    "MAX_LOGPROBS",
-    "RANGES",
-    "SamplingParams",
-    "SeedSource",
-    "check_length",
-    "check_range",
-    "engine_params",
-    "ranks",
-    "validate",
-]
-
-MAX_COMPLETIONS = 1024
-MAX_LOGPROBS = 20
-MAX_BIAS = 100.0  # of a logit, and the negative of it
-SEED_LIMIT = 1 << 63  # seeds are 63-bit on the wire, so that they fit any signed 64-bit reader
-MAX_WHOLE = (1 << 63) - 1  # of numbers that have no limit of their own, for the same reason
+__all__ = ["SamplingParams", "SeedSource", "check_length", "engine_params", "ranks", "validate"]
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
-
-# name -> (lowest, highest, whether the lowest is allowed itself)
-RANGES: dict[str, tuple[float, float, bool]] = {
-    "n": (1, MAX_COMPLETIONS, True),
-    "presence_penalty": (-2.0, 2.0, True),
-    "frequency_penalty": (-2.0, 2.0, True),
-    "repetition_penalty": (0.0, math.inf, False),
-    "temperature": (0.0, math.inf, True),
-    "top_p": (0.0, 1.0, False),
-    "top_k": (-1, MAX_WHOLE, True),  # -1 is read as 0: off
-    "min_p": (0.0, 1.0, True),
-    "seed": (0, SEED_LIMIT - 1, True),
-    "max_tokens": (1, MAX_WHOLE, True),
-    "min_tokens": (0, MAX_WHOLE, True),
-    "best_of": (1, MAX_COMPLETIONS, True),
-    "beam_width": (0, MAX_COMPLETIONS, True),
-    "length_penalty": (-10.0, 10.0, True),
-    "logprobs": (0, MAX_LOGPROBS, True),
-    "prompt_logprobs": (0, MAX_LOGPROBS, True),
-}
 
 
 def validate(params: SamplingParams, *, vocab_size: int | None = None) -> SamplingParams:
     """Check `params` and return a copy in the plain form: `stop` a list of strings, `top_k` 0 when off.
 
     Token ids are checked when `vocab_size` is given. Raises `ValueError` that names the field, what was given and
-    what is allowed. What depends on the prompt is checked by `check_length`.
+    what is allowed. `check_length` checks what depends on the prompt.
     """
     if not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params is a {type(params).__name__}; give a SamplingParams")
     params = _plain(params)
-    for name, (low, high, closed) in RANGES.items():
-        check_range(name, getattr(params, name), low, high, closed)
+    for name, allowed in SAMPLING_RANGES.items():
+        allowed.check(name, getattr(params, name))
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ValueError(
             f"min_tokens={params.min_tokens} is more than max_tokens={params.max_tokens}; lower it, or raise max_tokens"
@@ -85,8 +46,8 @@ def check_length(
 ) -> None:
     """Raise `RequestError` when the prompt and `max_tokens` do not fit the context, or the prompt not the KV memory.
 
-    `pool_tokens` is how many tokens the KV pages of the whole engine hold. "This model's maximum context length is" are
-    OpenAI's words, by which clients know that they have to send less.
+    `pool_tokens`: tokens that the KV pages of the whole engine hold. "This model's maximum context length is" are
+    OpenAI's words, by which clients recognize the error.
     """
     context = f"this model's maximum context length is {max_model_len} tokens"
     room = max_model_len - num_prompt_tokens
@@ -112,7 +73,7 @@ def check_length(
 
 
 class SeedSource:
-    """Gives a seed to each request that has none, so that a resubmission can draw the same numbers.
+    """Source of seeds for requests that have none, so that a resubmission samples the same tokens.
 
     With the same `seed` the n-th such request always gets the same one.
     """
@@ -121,17 +82,17 @@ class SeedSource:
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
 
     def next(self) -> int:
-        """The next seed, in `[0, 2**62)`."""
+        """Return the next seed, in `[0, 2**62)`."""
         return self._random.getrandbits(62)
 
 
 def engine_params(params: SamplingParams, seed: int, tokenizer: Tokenizer | None) -> list[SamplingParams]:
-    """The parameters of the engine requests that carry out `params`: completion `i` draws from `seed + i`.
+    """Return the parameters of the engine requests that carry out `params`: completion `i` has the seed `seed + i`.
 
-    There are `best_of` of them, which all report log probabilities, or else `n`; a beam search is a single one. So
-    completion `i` of a request with seed `s` has the tokens of a request of its own with seed `s + i`. What concerns
-    text stays behind; `bad_words` become token ids; only completion 0 asks for `prompt_logprobs`. Raises `ValueError`
-    for `stop` or `bad_words` without a tokenizer, and a bad word that has no tokens.
+    There are `best_of` requests, which all report log probabilities, or else `n`; a beam search is a single one. So
+    completion `i` of a request with seed `s` has the tokens of a request of its own with seed `s + i`. Parameters of
+    text are left out; `bad_words` become token ids; only completion 0 asks for `prompt_logprobs`. Raises `ValueError`
+    for `stop` or `bad_words` without a tokenizer, and for a bad word that has no tokens.
     """
     if params.stop and tokenizer is None:
         raise ValueError(f"stop={params.stop!r} needs a tokenizer; use stop_token_ids")
@@ -151,18 +112,18 @@ def engine_params(params: SamplingParams, seed: int, tokenizer: Tokenizer | None
     )
     count = 1 if params.beam_width else params.best_of or params.n
     others = (
-        msgspec.structs.replace(first, seed=(seed + i) % SEED_LIMIT, prompt_logprobs=None) for i in range(1, count)
+        msgspec.structs.replace(first, seed=(seed + i) % (MAX_SEED + 1), prompt_logprobs=None) for i in range(1, count)
     )
     return [first, *others]
 
 
 def ranks(params: SamplingParams) -> bool:
-    """Whether the completions to return are known only when all have ended."""
+    """Return True if the completions to return are known only when all have ended."""
     return params.best_of is not None or params.beam_width > 0
 
 
 def _plain(params: SamplingParams) -> SamplingParams:
-    """A copy with every field of its declared type; a field of another type is a `ValueError`."""
+    """Return a copy with every field of its declared type. Raises `ValueError` for a field of another type."""
     values: dict[str, Any] = {name: getattr(params, name) for name in _TYPES}
     if isinstance(values["stop"], str):
         values["stop"] = [values["stop"]]
@@ -175,15 +136,6 @@ def _plain(params: SamplingParams) -> SamplingParams:
         except msgspec.ValidationError as error:
             raise ValueError(f"{name}={values[name]!r} is of the wrong type: {error}") from None
     return SamplingParams(**values)
-
-
-def check_range(name: str, value: float | None, low: float, high: float, closed: bool) -> None:
-    """Raise `ValueError` for a number outside of its range, which is one of `RANGES`; None is in any."""
-    if value is None or ((low <= value if closed else low < value) and value <= high and value != math.inf):
-        return  # math.isfinite would fail with a whole number that no float can hold; NaN is in no range
-    least = f"at least {low}" if closed else f"more than {low}"
-    most = "finite" if math.isinf(high) else f"at most {high}"
-    raise ValueError(f"{name}={value} is out of range; it must be {least} and {most}")
 
 
 def _check_several(params: SamplingParams) -> None:
@@ -219,11 +171,11 @@ def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
                 last = "vocab_size - 1" if vocab_size is None else str(vocab_size - 1)
                 raise ValueError(f"{name} names token id {token}; ids go from 0 to {last}")
     for token, bias in (params.logit_bias or {}).items():
-        check_range(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS, True)
+        LOGIT_BIAS.check(f"logit_bias[{token}]", bias)
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]] | None:
-    """`bad_words_token_ids` and the tokens of each of `bad_words`, at the start of a text and after a space.
+    """Return `bad_words_token_ids` and the tokens of each of `bad_words`, at the start of a text and after a space.
 
     As in vLLM the form after a space counts only when it has as many tokens and another first one.
     """

@@ -1,4 +1,4 @@
-"""What the text of an answer must be, as users say it: checked, and in the form that the engine reads."""
+"""Structured outputs as users give them: checking, and the form that the engine reads."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import msgspec
 
 from quire.protocol.messages import StructuredOutputs
 
-__all__ = ["MOST_CHARACTERS", "StructuredOutputsParams", "check_structured_outputs", "plain_structured_outputs"]
+__all__ = ["MAX_CHARACTERS", "StructuredOutputsParams", "check_structured_outputs", "plain_structured_outputs"]
 
 StructuredOutputsParams = StructuredOutputs  # vLLM's name
 
-MOST_CHARACTERS = 1 << 18  # of a schema, a regular expression, all choices or a grammar
+MAX_CHARACTERS = 1 << 18
+"""Characters of a schema, a regular expression, all choices together or a grammar."""
 
 _KINDS = "json, regex, choice, grammar or json_object=True"
 
 
 def plain_structured_outputs(value: Any) -> Any:
-    """`value` with a JSON schema as text. A mapping of field names, as JSON has it, becomes a `StructuredOutputs`.
+    """Return `value` with a JSON schema as text. A mapping of field names becomes a `StructuredOutputs`.
 
-    Raises `ValueError` for a name that is no field, a field of another type, and a schema that is no JSON. What is
-    neither is left as it is.
+    Any other value is returned as it is. Raises `ValueError` for an unknown field, a field of another type, and a
+    schema that is not JSON.
     """
     if isinstance(value, Mapping):
         value = _from_mapping(value)
@@ -45,8 +46,10 @@ def _from_mapping(given: Mapping[str, Any]) -> StructuredOutputs:
 
 
 def check_structured_outputs(value: StructuredOutputs) -> None:
-    """Raise `ValueError` unless it asks for exactly one thing, and that is not empty. What else there is to say, the
-    engine says when it compiles the grammar."""
+    """Raise `ValueError` unless exactly one constraint is given and is not empty.
+
+    The engine checks the rest when it compiles the grammar.
+    """
     kinds = value.kinds
     if len(kinds) != 1:
         given = " and ".join(kinds) or "nothing"
@@ -55,9 +58,9 @@ def check_structured_outputs(value: StructuredOutputs) -> None:
     if text in ("", []) or (kinds[0] == "choice" and "" in text):
         raise ValueError(f"structured_outputs.{kinds[0]}={text!r} allows no text; give some, or leave it out")
     length = sum(map(len, text)) if isinstance(text, list) else len(text) if isinstance(text, str) else 0
-    if length > MOST_CHARACTERS:
+    if length > MAX_CHARACTERS:
         raise ValueError(
-            f"structured_outputs.{kinds[0]} has {length} characters; it may have {MOST_CHARACTERS}, make it shorter"
+            f"structured_outputs.{kinds[0]} has {length} characters; it may have {MAX_CHARACTERS}, make it shorter"
         )
     if value.whitespace_pattern is not None and value.disable_any_whitespace:
         raise ValueError(
@@ -73,7 +76,7 @@ def _check_json_options(value: StructuredOutputs, kind: str) -> None:
 
 
 def _schema_text(schema: Any) -> str:
-    """Properties keep their order, which is that of the answer."""
+    """Return a JSON schema as text. Properties keep their order, which is that of the answer."""
     wrong = "structured_outputs.json is not a JSON schema:"
     try:
         value = msgspec.json.decode(schema) if isinstance(schema, str) else schema

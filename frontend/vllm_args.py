@@ -1,4 +1,4 @@
-"""The engine arguments of vLLM that Quire does not have, so that each is refused by name and none is ignored."""
+"""The engine arguments of vLLM that Quire does not have: each is rejected with an error that names it, none ignored."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal
 Kind = Literal["device", "parallel", "kv", "lora", "hub", "multimodal", "always", "logs", "other"]
 
 _WHY: dict[Kind, str] = {
-    "device": "the engine runs on CPUs; KV memory is set by kv_cache_memory_bytes",
+    "device": "the engine runs on CPUs; kv_cache_memory_bytes sizes the KV cache",
     "parallel": "an engine is one process; use threads=",
-    "kv": "KV memory is set by kv_cache_memory_bytes or num_pages, its page by block_size",
+    "kv": "kv_cache_memory_bytes or num_pages size the KV cache, block_size its pages",
     "lora": "adapters are not supported",
     "hub": "models are folders on this machine, and none of their code is run",
     "multimodal": "only text is supported",
-    "always": "that cannot be switched",
+    "always": "it cannot be changed",
     "logs": "statistics are read with stats()",
     "other": "it is not supported",
 }
 
-# What vLLM accepts and Quire has not: name -> the values that ask for nothing, which pass, and why others are refused.
+# Arguments of vLLM that Quire does not have: the values that ask for nothing, which pass, and why others are rejected.
 _VLLM: dict[str, tuple[tuple[object, ...], Kind]] = {
     "tokenizer_mode": (("auto",), "other"),
     "trust_remote_code": ((False,), "hub"),
@@ -82,11 +82,11 @@ _VLLM: dict[str, tuple[tuple[object, ...], Kind]] = {
 }
 
 
-def refuse(name: str, value: object, known: set[str]) -> None:
-    """Raise for an argument that is not ours, unless it is one of vLLM's and asks for nothing we lack."""
+def reject(name: str, value: object, known: set[str]) -> None:
+    """Raise for an argument that Quire does not have, unless it is one of vLLM's with a value that asks for nothing."""
     if name not in _VLLM:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+        close = difflib.get_close_matches(name, known)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(sorted(known))}"
         raise TypeError(f"{name} is not an argument; {hint}")
     passing, kind = _VLLM[name]
     if not any(value is allowed or value == allowed for allowed in passing):

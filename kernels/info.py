@@ -78,14 +78,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.info", description=__doc__)
     parser.add_argument("--model", help="checkpoint folder whose plan is shown")
     parser.add_argument("--quantization", help=f"one of {', '.join(MODES)}")
-    parser.add_argument("--kv-dtype", default="auto", help="auto or int8")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto or int8")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
     arguments = parser.parse_args()
     try:
         info = host_info()
         if arguments.model:
             options = LoadOptions(
-                arguments.model, dtype=arguments.dtype, quantization=arguments.quantization, kv_dtype=arguments.kv_dtype
+                arguments.model,
+                dtype=arguments.dtype,
+                quantization=arguments.quantization,
+                kv_cache_dtype=arguments.kv_cache_dtype,
             )
             plan, checkpoint = describe(options)
             info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture)

@@ -1,4 +1,4 @@
-"""How a model is loaded: what the caller chose, checked against the model and the host."""
+"""The options that a model is loaded with, checked against the model and the host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from quire.kernels.operands import Limits
 from quire.kernels.rope import MAX_POSITIONS
 from quire.kernels.weights.checkpoint import Checkpoint
 
-PAGE_SIZES = (32, 64, 128)
 DTYPES = ("auto", "bfloat16", "float32")
-KV_DTYPES = ("auto", "int8")
+KV_CACHE_DTYPES = ("auto", "int8")
+BLOCK_SIZES = (32, 64, 128)
 DEFAULT_KV_BYTES = 4 << 30
 
-_MOST = {
+# Largest values of the options that count something, at least 1 of each.
+MOST = {
     "max_model_len": MAX_POSITIONS,
     "max_num_seqs": 65536,
     "max_num_batched_tokens": 1 << 20,
@@ -31,13 +32,14 @@ _MOST = {
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded. `None` means: by the model or by the host.
+    """Options of a model, named as those of the engine. `None` means: by the model or by the host.
 
     `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
-    `max_model_len`: tokens of a sequence. `kv_bytes` or `num_pages`: the KV memory. `pin_threads`: bind every
-    thread to a CPU of its own. `cache_dir`: compiled kernels. `isa`: one of host.INSTRUCTION_SETS. `quantization`: one
-    of quantization.MODES for a float checkpoint, or the checkpoint's own method. `kv_dtype`: of KV pages, `auto` or
-    `int8`. `weight_cache`: folder where packed weights are kept for the next start.
+    `max_model_len`: tokens of a sequence. `block_size`: tokens of a KV page. `kv_cache_memory_bytes` or `num_pages`:
+    size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `cache_dir`: compiled kernels. `isa`:
+    one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the checkpoint's
+    own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
+    start.
     """
 
     model: str
@@ -45,21 +47,21 @@ class LoadOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    page_size: int = 32
-    kv_bytes: int | None = None
+    block_size: int = 32
+    kv_cache_memory_bytes: int | None = None
     num_pages: int | None = None
     threads: int | None = None
     pin_threads: bool = False
     cache_dir: str | None = None
     isa: str | None = None
     quantization: str | None = None
-    kv_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     weight_cache: str | None = None
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Numbers:
-    """The number formats of the model's kernels. A `quantized` checkpoint may have f32 scales and is 16-bit still."""
-    integer_kv = options.kv_dtype == "int8"
+    """Return the dtypes of the model's kernels. A `quantized` checkpoint counts as 16-bit, even with f32 scales."""
+    integer_kv = options.kv_cache_dtype == "int8"
     dtype = options.dtype
     if dtype == "auto":
         dtype = "float32" if "f32" in checkpoint.formats and not quantized else "bfloat16"
@@ -69,78 +71,79 @@ def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool
 
 
 def check_options(options: LoadOptions) -> None:
-    """Raises ModelError for a value that no model and no host allows."""
-    if options.dtype not in DTYPES:
-        raise ModelError(f"dtype is {options.dtype!r}; it must be one of {', '.join(DTYPES)}")
-    if options.kv_dtype not in KV_DTYPES:
-        raise ModelError(f"kv_dtype is {options.kv_dtype!r}; it must be one of {', '.join(KV_DTYPES)}")
-    if options.page_size not in PAGE_SIZES:
-        raise ModelError(f"page_size is {options.page_size}; it must be one of {PAGE_SIZES} tokens")
-    for name, most in _MOST.items():
+    """Raise ModelError for a value that no model and no host allows."""
+    choices = {"dtype": DTYPES, "kv_cache_dtype": KV_CACHE_DTYPES, "block_size": BLOCK_SIZES}
+    for name, allowed in choices.items():
+        if (value := getattr(options, name)) not in allowed:
+            raise ModelError(f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}")
+    for name, most in MOST.items():
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
             raise ModelError(f"{name} is {value}; it must be from 1 to {most}")
-    if options.num_pages is not None and options.kv_bytes is not None:
-        raise ModelError("num_pages and the KV memory are both given; give one of them")
+    if options.num_pages is not None and options.kv_cache_memory_bytes is not None:
+        raise ModelError("num_pages and kv_cache_memory_bytes both size the KV cache; give one of them")
 
 
 def choose_limits(options: LoadOptions, config: ModelConfig) -> Limits:
-    """The sizes that the plan is made for."""
+    """Return the sizes that the plan is made for."""
     longest = max_positions(config)
     length = options.max_model_len or longest
     if length > longest:
         raise ModelError(f"max_model_len={length} exceeds the {longest} positions of the model; lower it")
     if length > MAX_POSITIONS:
         raise ModelError(f"the model has {length} positions; choose a max_model_len of at most {MAX_POSITIONS}")
-    return Limits(options.max_num_batched_tokens, length, options.page_size)
+    return Limits(options.max_num_batched_tokens, length, options.block_size)
 
 
 def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, other_bytes: int, *, parts: int) -> int:
-    """Pages of the pool, beside weights and buffers of `other_bytes`; a page's bytes lie in `parts` places.
+    """Return the pages of a pool next to weights and buffers of `other_bytes`; a page's bytes lie in `parts` places.
 
-    By default what all sequences together could fill, up to 4 GiB or half of what memory is left.
+    By default as many as all sequences together could fill, up to 4 GiB or half of the memory that is left.
     """
     left = host.available_memory() - other_bytes
     if left < 0:
         raise ModelError(
             f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free; "
-            "free some, or choose a smaller model or --max-num-batched-tokens"
+            "free some, or choose a smaller model or lower max_num_batched_tokens"
         )
     if options.num_pages is not None:
         pages = options.num_pages
     else:
         longest = -(-limits.max_model_len // limits.page_size)
-        most = min(DEFAULT_KV_BYTES, left // 2) if options.kv_bytes is None else options.kv_bytes
+        most = (
+            min(DEFAULT_KV_BYTES, left // 2) if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
+        )
         pages = most // page_bytes
-        if options.kv_bytes is None:
+        if options.kv_cache_memory_bytes is None:
             pages = min(pages, longest * options.max_num_seqs)
         pages = _whole_stripes(pages, longest, page_bytes // parts)
     if pages < 1:
-        given = left if options.kv_bytes is None else options.kv_bytes
+        given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
         raise ModelError(
             f"KV memory of {given} bytes holds no page: a page of {limits.page_size} tokens takes {page_bytes} bytes; "
-            "give more (--kv-memory)"
+            "raise kv_cache_memory_bytes"
         )
     if pages * page_bytes > left:
         raise ModelError(
-            f"{pages} KV pages take {pages * page_bytes} bytes, but beside the weights {left} are free; "
-            "give less (--kv-memory)"
+            f"{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the weights; "
+            "lower kv_cache_memory_bytes or num_pages"
         )
     return pages
 
 
 def _whole_stripes(pages: int, least: int, part_bytes: int) -> int:
-    """So many pages that each head of a layer ends where a huge page does, where that loses at most a sixteenth.
+    """Return a number of pages with which each head of a layer ends where a huge page does, if that loses at most 1/16.
 
-    Else what is touched of every head at once lies on two huge pages each, and both become resident. `least` are kept.
+    Otherwise the memory that a step touches of every head lies on two huge pages each, and both become resident. At
+    least `least` pages are kept.
     """
     lost = pages % (HUGE_PAGE // math.gcd(HUGE_PAGE, part_bytes))
     return pages - lost if lost * 16 <= pages and pages - lost >= least else pages
 
 
 def choose_threads(options: LoadOptions) -> int:
-    """Threads that compute: as chosen, or by QUIRE_THREADS, or the cores that this process may use."""
+    """Return how many threads compute: as chosen, or by QUIRE_THREADS, or the cores that this process may use."""
     try:
         return options.threads or default_threads()
-    except ValueError as error:  # what QUIRE_THREADS says
+    except ValueError as error:  # from QUIRE_THREADS
         raise ModelError(str(error)) from None

@@ -1,7 +1,7 @@
-"""Addresses: where an engine listens. `ipc:///path/of/socket`, or `tcp://host:port`.
+"""Addresses of engines: `ipc:///path/of/socket` or `tcp://host:port`.
 
-A socket file that outlived its engine is replaced, one with a live engine behind it never is: libzmq would unlink it
-unseen and leave that engine without an entrance.
+A socket file whose engine is gone is replaced. One with a live engine behind it never is: libzmq would silently unlink
+it, and no client could reach that engine any more.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from quire.protocol.errors import AddressError
 
 MAX_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
-"""Bytes of a UNIX socket's path, by `sun_path` less its closing zero."""
+"""Length of a UNIX socket's path in bytes: `sun_path` without its closing zero."""
 
 _FOLDER_PREFIX = "quire-"
 _LOCK_SECONDS = 5.0
 
 
 def default_address() -> str:
-    """`ipc://` path of a socket in a fresh private (0700) folder; `remove_address` removes both."""
+    """Return the `ipc://` path of a socket in a fresh private (0700) folder; `remove_address` removes both."""
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) + 40 > MAX_SOCKET_PATH:
         base = "/tmp"  # noqa: S108 - mkdtemp makes the folder private
@@ -35,27 +35,27 @@ def default_address() -> str:
 
 
 def remove_address(address: str) -> None:
-    """Removes the socket file of an `ipc://` address, and its folder if `default_address` made it.
+    """Remove the socket file of an `ipc://` address, and its folder if `default_address` made it.
 
-    For an engine that stops, and for a launcher whose engine was killed; what is already gone is no error.
+    For an engine that stops, and for a launcher whose engine was killed. Files that are already gone are no error.
     """
     path = ipc_path(address)
     if path is None:
         return
     path.unlink(missing_ok=True)
     if path.parent.name.startswith(_FOLDER_PREFIX):
-        with contextlib.suppress(OSError):  # not empty, or gone: not ours to remove
+        with contextlib.suppress(OSError):  # not empty, or already gone
             path.parent.rmdir()
 
 
 def ipc_path(address: str) -> Path | None:
-    """The absolute socket path of an `ipc://` address, None for `tcp://`. Raises AddressError for anything else."""
+    """Return the absolute socket path of an `ipc://` address, None for `tcp://`. Raises AddressError otherwise."""
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("ipc", "tcp"):
         raise AddressError(f"address {address!r}: must start with ipc:// or tcp://, as in ipc:///run/quire/engine.sock")
     if scheme == "tcp":
         host, _, port = rest.rpartition(":")
-        if not host or not (port == "*" or (port.isdecimal() and int(port) < 65536)):  # libzmq would take 65537 for 1
+        if not host or not (port == "*" or (port.isdecimal() and int(port) < 65536)):  # libzmq would read 65537 as 1
             raise AddressError(
                 f"address {address!r}: a tcp address has a host and a port of 0 to 65535, as in tcp://127.0.0.1:5555"
             )
@@ -75,7 +75,7 @@ def ipc_path(address: str) -> Path | None:
 
 
 def in_use(address: str) -> AddressError:
-    """The error for an address that another process listens on."""
+    """Return the error for an address that another process listens on."""
     return AddressError(
         f"address {address!r} is in use by another process; stop that engine, attach to it as a client, "
         "or choose another address"
@@ -84,9 +84,10 @@ def in_use(address: str) -> AddressError:
 
 @contextlib.contextmanager
 def claim_path(address: str, path: Path) -> Iterator[None]:
-    """Makes `path` free to bind, for the body of the `with`; removes a stale socket file. Raises AddressError.
+    """Make `path` free to bind in the body of the `with`, and remove a stale socket file. Raises AddressError.
 
-    The folder is locked meanwhile, lest two engines that start at once each take the other's fresh socket for stale.
+    The folder is locked meanwhile, so that of two engines that start at once neither takes the other's fresh socket for
+    a stale one.
     """
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -109,7 +110,7 @@ def _lock(folder: int, address: str) -> None:
             if time.monotonic() > deadline:
                 raise AddressError(
                     f"address {address!r}: another process has held the lock of its folder for {_LOCK_SECONDS:g} s; "
-                    "choose a folder of its own"
+                    "choose another folder"
                 ) from None
             time.sleep(0.02)
 
@@ -130,6 +131,6 @@ def _remove_stale(address: str, path: Path) -> None:
             return
         except FileNotFoundError:
             return
-        except OSError as error:  # full backlog, no permission: somebody's, and not known to be dead
+        except OSError as error:  # full backlog or no permission: its owner may be alive
             raise in_use(address) from error
     raise in_use(address)

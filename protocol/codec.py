@@ -1,7 +1,7 @@
-"""Messages to frames and back. Every frame decodes into a declared type or raises ProtocolError naming the field.
+"""Encoding of messages as frames. Every frame decodes into a declared type or raises ProtocolError naming the field.
 
-A message is one msgpack frame. Large arrays will travel as further frames once a message carries any; until then a
-message of several frames is malformed.
+A message is one msgpack frame. Large arrays will travel as further frames once a message has any; until then a message
+of several frames is malformed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from quire.protocol.fields import explain
 from quire.protocol.messages import ClientMessage, EngineMessage
 
 MAX_FRAME_BYTES = 8 << 20
-"""What an engine accepts from a client: room for a prompt of 1.6 million tokens."""
+"""Largest frame that an engine accepts from a client: room for a prompt of 1.6 million tokens."""
 
 MAX_REPLY_BYTES = 256 << 20
-"""What a client accepts from its engine."""
+"""Largest frame that a client accepts from its engine."""
 
 _CLIENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(ClientMessage)
 _ENGINE_TYPES: tuple[type[msgspec.Struct], ...] = get_args(EngineMessage)
@@ -29,10 +29,10 @@ M = TypeVar("M")
 
 
 def encode(message: ClientMessage | EngineMessage) -> list[bytes]:
-    """The frames of a message, for `send_multipart`.
+    """Return the frames of a message, for `send_multipart`.
 
-    Raises FrameTooLargeError for a message that its receiver would refuse for its size, ProtocolError for a value that
-    has no place in a frame, as a numpy integer among token ids.
+    Raises FrameTooLargeError for a message that is too large for its receiver, and ProtocolError for a value that
+    cannot be encoded, such as a numpy integer among token ids.
     """
     name = type(message).__name__
     try:
@@ -46,7 +46,7 @@ def encode(message: ClientMessage | EngineMessage) -> list[bytes]:
 
 
 def check_size(frame: bytes, limit: int, name: str = "the frame") -> None:
-    """Raises FrameTooLargeError if `frame` is beyond `limit` bytes."""
+    """Raise FrameTooLargeError if `frame` has more than `limit` bytes."""
     if len(frame) > limit:
         raise FrameTooLargeError(
             f"{name} has {len(frame)} bytes, at most {limit} are accepted; send a shorter prompt or shorter token lists"
@@ -54,7 +54,7 @@ def check_size(frame: bytes, limit: int, name: str = "the frame") -> None:
 
 
 class _Decoder(Generic[M]):
-    """Decodes frames into the messages `types`, at most `limit` bytes each."""
+    """Decoder of frames of at most `limit` bytes into the messages `types`."""
 
     def __init__(self, types: tuple[type[msgspec.Struct], ...], union: object, limit: int) -> None:
         self._types = types
@@ -62,7 +62,7 @@ class _Decoder(Generic[M]):
         self._limit = limit
 
     def decode(self, frames: Sequence[bytes]) -> M:
-        """The message in `frames`. Raises ProtocolError naming the field, FrameTooLargeError."""
+        """Return the message in `frames`. Raises FrameTooLargeError, and ProtocolError naming the field."""
         if len(frames) != 1:
             raise ProtocolError(f"a message is one frame, this one has {len(frames)}; send it without an envelope")
         frame = frames[0]
@@ -76,14 +76,14 @@ class _Decoder(Generic[M]):
 
 
 class ClientDecoder(_Decoder[EngineMessage]):
-    """Decodes what a client receives."""
+    """Decoder of the messages that a client receives."""
 
     def __init__(self) -> None:
         super().__init__(_ENGINE_TYPES, EngineMessage, MAX_REPLY_BYTES)
 
 
 class EngineDecoder(_Decoder[ClientMessage]):
-    """Decodes what an engine receives."""
+    """Decoder of the messages that an engine receives."""
 
     def __init__(self) -> None:
         super().__init__(_CLIENT_TYPES, ClientMessage, MAX_FRAME_BYTES)

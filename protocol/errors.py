@@ -1,10 +1,10 @@
-"""What the protocol refuses. Every message says what was given, what is allowed, and what to do."""
+"""Errors of the protocol. Every message says what was given, what is allowed, and what to do."""
 
 from __future__ import annotations
 
 
 class ProtocolError(ValueError):
-    """A frame that is no message: malformed, oversized, or with a field that does not fit its declared type."""
+    """A frame that is not a message: malformed, oversized, or with a field that does not fit its declared type."""
 
 
 class FrameTooLargeError(ProtocolError):

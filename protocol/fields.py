@@ -1,4 +1,4 @@
-"""Names the field that a frame got wrong: msgspec counts positions (`$[2][1]`), people know names."""
+"""Names of the fields in decoding errors: msgspec counts positions (`$[2][1]`), people know names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXCESS = re.compile(r"Expected `array` of at most length (\d+), got (\d+)")
 
 
 def explain(error: Exception, frame: bytes, types: Sequence[type[msgspec.Struct]]) -> str:
-    """What is wrong with `frame`, whose decoding as one of `types` raised `error`; as `Hello.client_name: ...`."""
+    """Explain the `error` raised by decoding `frame` as one of `types`, such as `Hello.client_name: ...`."""
     if not isinstance(error, msgspec.ValidationError):
         return f"the frame is not msgpack: {error}"
     match = _ERROR.fullmatch(str(error))
@@ -22,7 +22,7 @@ def explain(error: Exception, frame: bytes, types: Sequence[type[msgspec.Struct]
     message = next((t for t in types if t.__struct_config__.tag == _tag(frame)), None)
     if match is None or message is None or path == ["0"]:
         known = ", ".join(f"{t.__struct_config__.tag} {t.__name__}" for t in types)
-        return f"the frame is no message ({error}); a message is an array that starts with one of the types {known}"
+        return f"the frame is not a message ({error}); a message is an array that starts with one of the types {known}"
     place, node = _walk(type_info(message), message.__name__, path)
     if (length := _LENGTH.fullmatch(match["what"])) and isinstance(node, StructType):
         return f"{place}.{_missing(node, int(length[2]))}: the field is missing"
@@ -33,7 +33,7 @@ def explain(error: Exception, frame: bytes, types: Sequence[type[msgspec.Struct]
 
 
 def _tag(frame: bytes) -> int | None:
-    """The type number of a frame, if it starts as a message does."""
+    """Return the type number of a frame, if it starts as a message does."""
     if not frame or not (0x90 <= frame[0] <= 0x9F or frame[0] in (0xDC, 0xDD)):
         return None
     at = {0xDC: 3, 0xDD: 5}.get(frame[0], 1)
@@ -41,7 +41,7 @@ def _tag(frame: bytes) -> int | None:
 
 
 def _walk(node: Type, place: str, path: list[str]) -> tuple[str, Type]:
-    """Follows msgspec's path of positions; returns it in names, and the type at its end."""
+    """Follow msgspec's path of positions; return it in names, and the type at its end."""
     for step in path:
         node = _container(node)
         if isinstance(node, StructType) and step.isdigit():
@@ -54,24 +54,24 @@ def _walk(node: Type, place: str, path: list[str]) -> tuple[str, Type]:
 
 
 def _entry(node: Type) -> Type:
-    """The type of the entries of a list, or of the values of a dict."""
+    """Return the type of the entries of a list, or of the values of a dict."""
     if isinstance(node, ListType):
         return node.item_type
     return node.value_type if isinstance(node, DictType) else node
 
 
 def _container(node: Type) -> Type:
-    """The type among the alternatives of `node` that has parts."""
+    """Return the alternative of `node` that is a container."""
     alternatives = node.types if isinstance(node, UnionType) else (node,)
     return next((t for t in alternatives if isinstance(t, StructType | ListType | DictType)), node)
 
 
 def _missing(node: StructType, given: int) -> str:
-    """The first field that an array of `given` entries leaves out."""
+    """Return the first field that an array of `given` entries leaves out."""
     return node.fields[max(0, given - (node.tag is not None))].name
 
 
 def _unknown(node: StructType, count: int) -> str:
-    """That an array has `count` entries more than there are fields."""
+    """Return an error for an array with `count` entries more than there are fields."""
     entries, verb = ("1 unknown field", "follows") if count == 1 else (f"{count} unknown fields", "follow")
     return f"{entries} {verb} {node.fields[-1].name}, the last" if node.fields else f"{entries}, where there are none"

@@ -1,4 +1,4 @@
-"""Who may speak over tcp: CURVE keys (curve25519) in files, as ssh has them.
+"""Access over tcp: CURVE keys (curve25519) in files, as ssh has them, and the gate that lets clients in.
 
 A keys folder holds `engine.secret` and `engine.public`, `client.secret`, and `authorized_clients`: the public keys that
 the engine lets in, one a line; what follows a key, and a line that starts with `#`, is a comment. A client on
@@ -12,6 +12,7 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -19,13 +20,14 @@ from zmq.utils import z85
 from quire.protocol.errors import KeyFileError
 
 _KEY_CHARACTERS = 40  # 32 bytes in Z85
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 @dataclass(frozen=True)
 class Security:
-    """How `tcp://` is protected. `ipc://` is protected by the permissions of its file, and by keys as well if given.
+    """Protection of `tcp://`. `ipc://` is protected by the permissions of its file, and by keys as well if given.
 
-    `keys`: folder made by `generate_keys`. `insecure_tcp`: allow tcp without keys, to whoever reaches the port.
+    `keys`: folder made by `generate_keys`. `insecure_tcp`: allow tcp without keys, for anyone who reaches the port.
     """
 
     keys: Path | None = None
@@ -37,13 +39,13 @@ class Security:
 
 
 NO_KEYS = Security()
-"""The default: ipc only."""
+"""The default: only `ipc://`."""
 
 
 def generate_keys(folder: Path) -> None:
-    """Writes key pairs for an engine and its clients into `folder` (made 0700 if absent, files 0600).
+    """Write key pairs for an engine and its clients into `folder` (made 0700 if absent, files 0600).
 
-    Raises KeyFileError if keys are there already: they may be in use.
+    Raises KeyFileError if there are keys already: they may be in use.
     """
     engine_public, engine_secret = zmq.curve_keypair()
     client_public, client_secret = zmq.curve_keypair()
@@ -63,15 +65,15 @@ def generate_keys(folder: Path) -> None:
 
 
 def secure_engine(socket: zmq.Socket[bytes], folder: Path) -> None:
-    """Makes `socket` the CURVE server of `folder`; every client is put before the gate. Raises KeyFileError."""
+    """Make `socket` the CURVE server of `folder`; the gate checks every client. Raises KeyFileError."""
     socket.curve_secretkey = _read_secret(folder / "engine.secret")
     socket.curve_server = True
     socket.zap_domain = b"quire"
-    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no gate, no entry: libzmq would let every key in
+    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gate libzmq would let every key in
 
 
 def secure_client(socket: zmq.Socket[bytes], folder: Path) -> None:
-    """Makes `socket` a CURVE client with the keys of `folder`. Raises KeyFileError."""
+    """Make `socket` a CURVE client with the keys of `folder`. Raises KeyFileError."""
     secret = _read_secret(folder / "client.secret")
     socket.curve_serverkey = _read_key(folder / "engine.public")
     socket.curve_secretkey = secret
@@ -79,7 +81,7 @@ def secure_client(socket: zmq.Socket[bytes], folder: Path) -> None:
 
 
 def authorized_clients(folder: Path) -> frozenset[bytes]:
-    """The public keys that an engine with the keys of `folder` lets in. Raises KeyFileError."""
+    """Return the public keys that an engine with the keys of `folder` lets in. Raises KeyFileError."""
     path = folder / "authorized_clients"
     lines = (line.split() for line in _read(path).splitlines())
     return frozenset(_check_key(path, words[0]) for words in lines if words and not words[0].startswith(b"#"))
@@ -88,7 +90,7 @@ def authorized_clients(folder: Path) -> frozenset[bytes]:
 def _read_secret(path: Path) -> bytes:
     key = _read_key(path)
     if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
-        raise KeyFileError(f"key file {path} has mode {mode:04o}: others may read it; run: chmod 600 {path}")
+        raise KeyFileError(f"key file {path} has mode {mode:04o}: others can read it; run: chmod 600 {path}")
     return key
 
 
@@ -111,4 +113,32 @@ def _check_key(path: Path, key: bytes) -> bytes:
             return key
     except (KeyError, ValueError, struct.error):
         pass
-    raise KeyFileError(f"key file {path}: no key; a key is {_KEY_CHARACTERS} characters of Z85, this has {len(key)}")
+    raise KeyFileError(f"key file {path}: not a key; a key is {_KEY_CHARACTERS} characters of Z85, this has {len(key)}")
+
+
+class Gate:
+    """Answers to libzmq which CURVE keys it may let into a context (ZAP, rfc.zeromq.org/spec/27), on the IO thread.
+
+    Make it before the socket that it guards is bound. pyzmq's authenticators do the same on a thread or an event loop
+    of their own; here one more socket in the poller is enough.
+    """
+
+    def __init__(self, context: zmq.Context[Any], allowed: frozenset[bytes]) -> None:
+        """Bind the gate's socket; `allowed`: public keys in Z85."""
+        self._allowed = frozenset(z85.decode(key) for key in allowed)
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ZAP_ENDPOINT)
+        self.num_rejected = 0
+
+    def answer(self) -> None:
+        """Answer the next question; call it when `socket` is readable."""
+        version, request_id, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
+        welcome = mechanism == b"CURVE" and credentials[0] in self._allowed
+        self.num_rejected += not welcome
+        status, text = (b"200", b"OK") if welcome else (b"400", b"this key is not in authorized_clients")
+        self.socket.send_multipart([version, request_id, status, text, b"", b""])
+
+    def close(self) -> None:
+        """Close the socket; from now on no client is let in."""
+        self.socket.close()

@@ -1,24 +1,26 @@
 """Every message that crosses a process boundary, as msgspec Structs.
 
-All messages are msgpack arrays (`array_like`), and each direction is one tagged
-union (`ClientMessage`, `EngineMessage`), so a frame decodes into a declared type or not at all. Times are
-seconds of the engine's monotonic clock. Token ids are ints in `[0, vocab_size)`.
+All messages are msgpack arrays (`array_like`), and each direction is one tagged union (`ClientMessage`,
+`EngineMessage`), so a frame decodes into a declared type or not at all. Times are seconds of the engine's monotonic
+clock. Token ids are ints in `[0, vocab_size)`.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal
+import functools
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
+from quire.protocol.options import F32_MAX, MAX_INT64, Option, Range, options_of
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended; `str(reason)` is the word that users see."""
+    """Reason for which a request ended; `str(reason)` is the word that users see."""
 
     STOP = 0
     LENGTH = 1
@@ -31,16 +33,16 @@ class FinishReason(enum.IntEnum):
 
 
 class ErrorKind(enum.IntEnum):
-    """Whose fault it is that a request ended with ERROR, and so what its client may do."""
+    """Cause of an ERROR, and so what a client may do about it."""
 
-    INVALID = 1  # the request's: it can't be served as it is
-    OVERLOADED = 2  # too many wait: send it again later
-    SHUTTING_DOWN = 3  # send it to another engine
-    FAILED = 4  # the engine's
+    INVALID = 1  # the request cannot be served as it is
+    OVERLOADED = 2  # too many requests are waiting: send it again later
+    SHUTTING_DOWN = 3  # the engine ends: send the request to another one
+    FAILED = 4  # the engine failed
 
 
 class EventType(enum.IntEnum):
-    """What happened to a request inside the engine."""
+    """Kind of an event of a request inside the engine."""
 
     QUEUED = 1
     SCHEDULED = 2
@@ -50,13 +52,12 @@ class EventType(enum.IntEnum):
 
 
 class StructuredOutputs(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
-    """What the text of an answer must be. One of the first five is given; names and meanings are vLLM's.
+    """Constraint on the text of an answer. One of the first five is given; names and meanings are vLLM's.
 
     `json`: a JSON schema, as text or as an object; `regex`: one that the whole text matches, in the syntax of Rust's
     `regex`; `choice`: one of these texts; `grammar`: Lark, or GBNF as llama.cpp has it; `json_object`: any JSON object.
-    Where JSON may have whitespace there is none, a space or two, or a line break with some indentation, so that no
-    model writes blanks for ever; or what the regular expression `whitespace_pattern` allows; or none at all with
-    `disable_any_whitespace`.
+    Whitespace in JSON is limited to a space or two, or a line break with some indentation, so that no model writes
+    blanks for ever; or to the regular expression `whitespace_pattern`; or to none with `disable_any_whitespace`.
     """
 
     json: str | dict[str, Any] | None = None
@@ -69,43 +70,90 @@ class StructuredOutputs(msgspec.Struct, array_like=True, gc=False, forbid_unknow
 
     @property
     def kinds(self) -> list[str]:
-        """The names of those of the first five that are given."""
+        """Names of the constraints that are given."""
         given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
         return [*given, "json_object"] if self.json_object else given
 
 
+MAX_COMPLETIONS = 1024
+MAX_LOGPROBS = 20
+MAX_SEED = MAX_INT64  # 63 bits, so that they fit any signed 64-bit reader
+LOGIT_BIAS = Range(-100.0, 100.0)
+PRIORITY = Range(-1_000_000, 1_000_000)
+MAX_SALT = 1024
+"""Characters of a `cache_salt`."""
+
+_PENALTY = Range(-2.0, 2.0)
+_COMPLETIONS = Range(1, MAX_COMPLETIONS)
+_LOGPROBS = Range(0, MAX_LOGPROBS)
+_sampling = functools.partial(Option, "Sampling")
+
+
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """How tokens of a request are drawn, and when it ends. Field names and meanings are vLLM's.
+    """Sampling parameters of a request, and when it ends. Field names and meanings are vLLM's.
 
     `stop`, `bad_words`, `detokenize`, `skip_special_tokens`, `spaces_between_special_tokens`,
-    `include_stop_str_in_output`, `n` and `best_of` concern text, or several requests, and are carried out by the
-    frontend; the engine reads the rest, and refuses `stop`, `bad_words`, `best_of` and an `n` above 1.
+    `include_stop_str_in_output`, `n` and `best_of` concern text or several requests and are carried out by the
+    frontend. The engine reads the rest, and rejects `stop`, `bad_words`, `best_of` and an `n` above 1.
 
-    `best_of`: so many completions are made, of which the `n` with the highest log probability per token are returned.
-    `beam_width`: 0, or that of a beam search, which gives the `n` best sequences at its end; `length_penalty` and
-    `early_stopping` belong to it and mean what they do in `transformers`.
-    `structured_outputs`: what the text must be. A grammar decides before everything else: what it demands is drawn even
-    where `bad_words`, `allowed_token_ids` or `min_tokens` ban it. An eos token, or one of `stop_token_ids`, may be
-    drawn where the text may end. When it can only end, the answer does, whatever `ignore_eos` and `min_tokens` say.
+    `length_penalty` and `early_stopping` belong to a beam search and mean what they do in `transformers`.
+    `structured_outputs`: constraint on the text. A grammar comes before everything else: the tokens that it forces are
+    appended even where `bad_words`, `allowed_token_ids` or `min_tokens` ban them. An eos token, or one of
+    `stop_token_ids`, may be sampled where the text may end. Where it can only end, the answer ends, whatever
+    `ignore_eos` and `min_tokens` say.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    n: Annotated[int, _sampling("Completions of a prompt.", "N", range=_COMPLETIONS)] = 1
+    presence_penalty: Annotated[
+        float, _sampling("Subtracted once from the logit of each token in the answer.", "X", range=_PENALTY)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, _sampling("Subtracted from the logit of a token for each time it occurred.", "X", range=_PENALTY)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        _sampling(
+            "Above 1: tokens of the prompt and the answer become less likely.",
+            "X",
+            range=Range(0.0, F32_MAX, closed=False),
+        ),
+    ] = 1.0
+    temperature: Annotated[
+        float, _sampling("0: always the likeliest token; higher: more varied.", "X", range=Range(0.0, F32_MAX))
+    ] = 1.0
+    top_p: Annotated[
+        float,
+        _sampling(
+            "Sample among the likeliest tokens with this total probability; 1: all.",
+            "P",
+            range=Range(0.0, 1.0, closed=False),
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int, _sampling("Sample among this many of the likeliest tokens; 0 or -1: all.", "N", range=Range(-1, MAX_INT64))
+    ] = 0
+    min_p: Annotated[
+        float,
+        _sampling("Sample among tokens of at least P times the likeliest's probability.", "P", range=Range(0.0, 1.0)),
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        _sampling("The same seed gives the same answer.", "N", range=Range(0, MAX_SEED), unset="a fresh one"),
+    ] = None
+    stop: Annotated[list[str] | None, _sampling("End the answer before this text.", "TEXT")] = None
+    stop_token_ids: Annotated[list[int] | None, _sampling("End the answer with any of these tokens.", "ID")] = None
+    bad_words: Annotated[list[str] | None, _sampling("Texts that are never generated.", "TEXT")] = None
+    ignore_eos: Annotated[bool, _sampling("Go on after the model's end token.")] = False
+    max_tokens: Annotated[
+        int | None, _sampling("Tokens of the answer; None: up to the context length.", "N", range=Range(1, MAX_INT64))
+    ] = 16
+    min_tokens: Annotated[
+        int, _sampling("Tokens before which the answer cannot end.", "N", range=Range(0, MAX_INT64))
+    ] = 0
+    logprobs: Annotated[
+        int | None, _sampling("Log probabilities of this many tokens at each position.", "N", range=_LOGPROBS)
+    ] = None
+    prompt_logprobs: Annotated[int | None, _sampling("The same for the prompt's tokens.", "N", range=_LOGPROBS)] = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words_token_ids: list[list[int]] | None = None
@@ -113,20 +161,40 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    best_of: int | None = None
-    beam_width: int = 0
-    length_penalty: float = 1.0
+    best_of: Annotated[
+        int | None,
+        _sampling(
+            "Completions to make; the n with the highest log probability per token are returned.",
+            "N",
+            range=_COMPLETIONS,
+            unset="n",
+        ),
+    ] = None
+    beam_width: Annotated[
+        int,
+        _sampling(
+            "Width of a beam search, which returns its n best sequences; 0: none.", "N", range=Range(0, MAX_COMPLETIONS)
+        ),
+    ] = 0
+    length_penalty: Annotated[
+        float,
+        _sampling("Power of its length that a beam's log probability is divided by.", "X", range=Range(-10.0, 10.0)),
+    ] = 1.0
     early_stopping: bool | Literal["never"] = False
     structured_outputs: StructuredOutputs | None = None
 
 
-class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """How the hidden states of a prompt become its embedding. Names and defaults are vLLM's.
+SAMPLING_RANGES = {name: row.range for name, row in options_of(SamplingParams).items() if row.range is not None}
+"""Ranges of the numbers among sampling parameters."""
 
-    `pooling_type`: the state of the last token, or the mean of all tokens' states, each after the model's final norm.
-    A mean computes every token, whatever the prefix cache holds; what it computes is kept there for others.
-    `dimensions`: how many of the values to keep, the first of them, which makes sense for models that were trained for
-    it (Matryoshka embeddings); None for all. `normalize`: what is kept is then scaled to length 1.
+
+class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """Pooling of the hidden states of a prompt into its embedding. Names and defaults are vLLM's.
+
+    `pooling_type`: the hidden state of the last token, or the mean over all tokens, after the model's final norm. A
+    mean computes every token, whatever the prefix cache holds, and fills the cache for others. `dimensions`: keep the
+    first values, this many, for models that were trained for it (Matryoshka embeddings); None keeps all. `normalize`:
+    scale the kept values to length 1.
     """
 
     pooling_type: Literal["last", "mean"] = "last"
@@ -165,11 +233,11 @@ class BeamSequence(msgspec.Struct, array_like=True, gc=False):
 class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid_unknown_fields=True):
     """Client to engine: generate. `request_id` is unique per client; `eos_token_ids` end it unless `ignore_eos`.
 
-    Requests with a lower `priority` come first where the engine's policy looks at it. KV pages are shared only among
-    requests of the same `cache_salt`. `timeout`: seconds after its arrival at the engine at which the request ends.
+    Requests with a lower `priority` come first under the scheduling policy "priority". Requests share KV pages only if
+    they have the same `cache_salt`. `timeout`: seconds after its arrival at the engine at which the request ends.
     `sibling` is the id of an earlier request of this client with the same prompt and salt: the prompt is computed once
-    for both. One that has ended already means nothing. With `pooling` nothing is generated: the request ends with its
-    embedding when the prompt is computed, and reads nothing of `sampling_params`, which are the defaults.
+    for both. It is ignored if that request has ended already. With `pooling` nothing is generated: the request ends
+    with its embedding when the prompt is computed; `sampling_params` must be the defaults.
     """
 
     request_id: str
@@ -185,7 +253,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
-    """Client to engine: end these requests. Each that is still running gets its terminal output (ABORT)."""
+    """Client to engine: end these requests. Each that has not ended yet gets its terminal output (ABORT)."""
 
     request_ids: list[str]
 
@@ -193,7 +261,7 @@ class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fie
 class Hello(msgspec.Struct, array_like=True, gc=False, tag=3):
     """Client to engine, first message of a connection.
 
-    The one message that may have fields of a later version, so that what is refused is the version.
+    The only message that may have unknown fields: of a later version, so that the error names the version.
     """
 
     protocol_version: int
@@ -201,14 +269,14 @@ class Hello(msgspec.Struct, array_like=True, gc=False, tag=3):
 
 
 class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fields=True):
-    """Client to engine: I am alive; answered with Pong."""
+    """Client to engine: heartbeat, answered with Pong."""
 
 
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
-    """Client to engine: one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `trace_start`, `trace_stop`,
+    """Client to engine: call one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `trace_start`, `trace_stop`,
     `snapshot`, `shutdown`.
 
-    `token_ids` and `cache_salt` say which prefix.
+    `token_ids` and `cache_salt` name the prefix to pin or unpin.
     """
 
     call_id: int
@@ -224,14 +292,14 @@ class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6, forbid_unknown_f
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
-    """What one or more steps added to one request. The output with a `finish_reason` is the request's last.
+    """Increment of a request by one or more steps. The output with a `finish_reason` is the request's last.
 
-    `stop_reason` is the token id of `stop_token_ids` that stopped it, None for an eos token; `error` says what was
-    wrong when `finish_reason` is ERROR, and `error_kind` whose fault it is. `prompt_logprobs` come once, with the first
-    output after the prompt was computed (entry 0 is None). `events` keep their times however many outputs are merged
-    into one. A beam search tells nothing but its `beams`, the best first, with its end; a request with `pooling`
-    nothing but its `pooled` vector, as little-endian f32, with STOP. `is_whole`: it stopped as its grammar allows
-    nothing more, so that its last token belongs to the text.
+    `stop_reason`: the token id of `stop_token_ids` that stopped it, None for an eos token. `error` and `error_kind`
+    explain the `finish_reason` ERROR. `new_prompt_logprobs` come once, with the first output after the prompt was
+    computed (entry 0 is None). `events` keep their times however many outputs are merged into one. A beam search has
+    one output, its last, with its `beams`, the best first; a request with `pooling` one with its `pooled` vector as
+    little-endian f32, and STOP. `is_whole`: the request stopped because its grammar allows nothing more, so that its
+    last token belongs to the text.
     """
 
     request_id: str
@@ -250,12 +318,11 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
-    """The engine after one step. Pages are KV pages: `free + cached + held == total` always.
+    """State of the engine after one step. Pages are KV pages: `free + cached + held == total` always.
 
-    Tokens and seconds are those of the step: of prompts (and what is computed again after a preemption, and what a
-    grammar has forced), of decodes, and the prompt tokens of requests that it started which were found in the cache.
-    `preemptions`, `evictions` (pages) and `wasted_tokens` (computed again after a preemption) are counted from the
-    engine's start.
+    Tokens and seconds are those of the step. `prefill_tokens`: of prompts, recomputation after a preemption, and forced
+    tokens; `cached_tokens`: prompt tokens of admitted requests that were found in the prefix cache. `preemptions`,
+    `evictions` (pages) and `wasted_tokens` (computed again after a preemption) count from the engine's start.
     """
 
     step: int = 0
@@ -277,7 +344,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class SequenceTrace(msgspec.Struct, array_like=True, gc=False):
-    """What one step computed of one request: tokens `[start, start + count)`. Its beams count as one.
+    """Part of a step that belongs to one request: tokens `[start, start + count)`. Its beams count as one.
 
     `number` is the request's in order of arrival, of all clients together; `request_id` is unique per client only.
     """
@@ -289,7 +356,7 @@ class SequenceTrace(msgspec.Struct, array_like=True, gc=False):
 
 
 class RequestEvent(msgspec.Struct, array_like=True, gc=False):
-    """One event of any client's request. `num_cached_tokens` is for SCHEDULED: what need not be computed (again)."""
+    """One event of any client's request. `num_cached_tokens`: for SCHEDULED, tokens found in the prefix cache."""
 
     number: int
     request_id: str
@@ -301,9 +368,9 @@ class RequestEvent(msgspec.Struct, array_like=True, gc=False):
 
 
 class BatchEntry(msgspec.Struct, array_like=True, gc=False):
-    """What a step computed of one request, and how far that request is now. Beams count as one, but for `count`.
+    """A request in the batch of a step, and its progress. Beams count as one, except in `count`.
 
-    `number` is the request's in order of arrival; `count`: tokens that the step computed of it.
+    `number`: the request's, in order of arrival; `count`: tokens that the step computed of it.
     """
 
     number: int
@@ -315,7 +382,7 @@ class BatchEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class WaitingEntry(msgspec.Struct, array_like=True, gc=False):
-    """A request that waits, since `seconds` ago it arrived; `status` is that of the engine, in lower case."""
+    """A waiting request, which arrived `seconds` ago; `status` is the engine's, in lower case."""
 
     number: int
     num_prompt_tokens: int
@@ -324,11 +391,11 @@ class WaitingEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class HotPrefix(msgspec.Struct, array_like=True, gc=False):
-    """A beginning that many requests have found in the prefix cache.
+    """A prefix that many requests have found in the prefix cache.
 
-    `hits`: how many have; `pages`: how long it is; `users`: how many hold it now, pins included. The tokens are those
-    of its first page and, if that is another one, of its last; none are told of a prefix under a `cache_salt`, which
-    is there to keep it from others.
+    `hits`: requests that found it; `pages`: its length; `users`: those that hold it now, pins included. The tokens are
+    those of its first page and, if that is another one, of its last; a prefix with a `cache_salt` has none here, since
+    the salt keeps it from others.
     """
 
     hits: int
@@ -340,11 +407,11 @@ class HotPrefix(msgspec.Struct, array_like=True, gc=False):
 
 
 class PageMap(msgspec.Struct, array_like=True, gc=False):
-    """The KV pool as a picture, its pages of `page_size` tokens in order.
+    """Picture of the KV pool, its pages of `page_size` tokens in order.
 
-    `num_pages`: how many are free, held by one request, shared by several, cached (only the prefix cache has them) and
-    pinned. With one page a cell, `cells` has the state of each page as a byte: its place in that order. With more,
-    it is [cells][5]: the part of each state in the cell's pages, of 255.
+    `num_pages`: numbers of free pages, of pages held by one request, shared by several, cached (held by the prefix
+    cache alone), and pinned. With one page a cell, `cells` has a byte for each page: the index of its state in that
+    order. With more, it is [cells][5]: the share of each state in the cell's pages, out of 255.
     """
 
     page_size: int
@@ -356,10 +423,10 @@ class PageMap(msgspec.Struct, array_like=True, gc=False):
 class EngineSnapshot(msgspec.Struct, array_like=True, gc=False):
     """The engine at one moment, the result of `snapshot`. `timestamp`: seconds of the engine's monotonic clock.
 
-    `batch`: the requests of the last step, also those that ended with it, and `waiting`, in the queue's order: the
-    first of them, since there may be any number; `batch_size` and `stats.waiting` count all. `prefixes`: most hits
-    first. The totals count tokens since the engine's start; prefill includes what was computed again. `seconds`:
-    how long the snapshot kept the engine, so that whoever asks can ask seldom enough.
+    `batch`: requests of the last step, including those that ended with it; `waiting`: waiting requests in the order of
+    the queue. Both are cut; `batch_size` and `stats.waiting` count all. `prefixes`: most hits first. The totals count
+    tokens since the engine's start; prefill includes recomputation. `seconds`: time that the snapshot took, so that
+    clients can choose how often to ask.
     """
 
     timestamp: float
@@ -384,7 +451,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
 
 
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
-    """Engine to client, the answer to Hello: what a client needs to know of the engine; `shape` has all its sizes."""
+    """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes."""
 
     protocol_version: int
     model: str
@@ -392,7 +459,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     max_model_len: int
     vocab_size: int
     num_pages: int
-    page_size: int
+    block_size: int
     max_num_seqs: int
     engine_pid: int
     heartbeat_seconds: float
@@ -412,33 +479,33 @@ class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):
 
 
 class ErrorMessage(msgspec.Struct, array_like=True, gc=False, tag=14):
-    """Engine to client: a frame was refused; `fatal` when the connection is of no use (wrong version)."""
+    """Engine to client: a frame was rejected; `fatal` if the connection is unusable (wrong version)."""
 
     message: str
     fatal: bool = False
 
 
 class Pong(msgspec.Struct, array_like=True, gc=False, tag=15):
-    """Engine to client: I am alive; answers Ping and is also sent unasked every heartbeat.
+    """Engine to client: heartbeat; the answer to Ping, and also sent unasked.
 
-    `last_step_age` is how many seconds ago the loop last stepped or was idle.
+    `last_step_age`: seconds since the loop last stepped or was idle.
     """
 
     last_step_age: float = 0.0
 
 
 class EngineGoodbye(msgspec.Struct, array_like=True, gc=False, tag=16):
-    """Engine to client: the engine is going away; no more outputs follow."""
+    """Engine to client: the engine ends; no more outputs follow."""
 
     reason: str = ""
 
 
 class StepTrace(msgspec.Struct, array_like=True, gc=False, tag=17):
-    """Engine to client, after `trace_start`: what one step did for all clients, and what happened since the one before.
+    """Engine to client, after `trace_start`: one step for all clients, and the events since the step before.
 
-    `begin`: when the step began; then it scheduled, executed and updated for the seconds that `stats` says. The first
-    `stats.decode_tokens` of `sequences` decode, the others prefill. Without a step `stats` is None. `dropped`: so many
-    traces before this one were lost, since the client did not read. `last`: the answer to `trace_stop`.
+    `begin`: start of the step, which then scheduled, executed and updated for the seconds in `stats`. The first
+    `stats.decode_tokens` of `sequences` decode, the others prefill. Without a step `stats` is None. `dropped`: traces
+    lost before this one because the client did not read. `last`: the answer to `trace_stop`.
     """
 
     begin: float

@@ -1,26 +1,31 @@
-"""What crosses between a command that simulates engines and the process that does it, and what calibration writes."""
+"""Messages between a command and the process that simulates engines for it, and the file that calibration writes.
+
+Messages travel through pipes, in frames of their length (four bytes, little-endian) and their bytes.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import IO, Annotated, NamedTuple
 
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
+from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import EngineCoreEvent, ErrorKind
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of an engine's step, from its begin to the next one's: a sum over what the step computes.
+    """Model of the seconds of an engine's step, from its start to the start of the next: a sum over the step's work.
 
-    So much for itself, for each token of a prompt, for each sequence that decodes, for each token of KV memory that
-    these read, for the square of a prompt's length, whose tokens attend to each other, and for the square of how many
-    tokens of prompts the step has: the more, the less of what it computes stays in the caches.
+    `base`: for the step itself; `prefill_token`: for each prefill token; `decode`: for each decoding sequence;
+    `kv_token`: for each token of the KV cache that decoding sequences read; `prefill_squared`: for the square of a
+    prompt's length, whose tokens attend to each other; `prefill_total_squared`: for the square of all prefill tokens of
+    the step, since the more there are, the less of its data stays in the CPU's caches.
     """
 
     base: _Seconds
@@ -31,7 +36,7 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_total_squared: _Seconds = 0.0
 
     def seconds(self, work: StepWork) -> float:
-        """What a step of this work takes."""
+        """Return the seconds of a step with this work."""
         return (
             self.base
             + self.prefill_token * work.prefill_tokens
@@ -43,19 +48,19 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """After so many seconds without work a first token comes so much later than when there is always some."""
+    """Delay of a first token after a rest: `later` than when there is always work, after `seconds` without any."""
 
     seconds: _Seconds
     later: _Seconds
 
 
 class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds between a client and its engine: from the sending of a request to its place in the queue, from the end of
-    a step to the client that has its tokens, between two requests that the client sends one after the other, and until
-    an engine that has just had work begins its step.
+    """Seconds between a client and its engine.
 
-    `rests` are what it takes longer after some time without work, the shortest first: caches are others' by then, and
-    processors have gone to sleep. After less than the first nothing is added, after more than the last no more.
+    `to_engine`: from sending a request to its place in the queue; `to_client`: from the end of a step to the client
+    having its tokens; `to_next`: between two requests that a client sends one after the other; `to_wake`: until an
+    engine that has just had work starts a step. `rests`: delays after some time without work, the shortest first, when
+    others use the caches and processors sleep. Nothing is added before the first, and no more after the last.
     """
 
     to_engine: _Seconds = 0.0
@@ -69,7 +74,7 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("rests must be given in order, the shortest first")
 
     def wake_seconds(self, idle: float) -> float:
-        """Until a step begins, of an engine that has had no work for so long; between rests on a straight line."""
+        """Return the seconds until an engine that was idle for so long starts a step, interpolated between rests."""
         after = bisect_right(self.rests, idle, key=lambda rest: rest.seconds)
         if after == 0:
             return self.to_wake
@@ -82,9 +87,9 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast an engine is on a host, as `quire calibrate` measures it and keeps it as JSON.
+    """Speed of an engine on a host, as `quire calibrate` measures it and writes it as JSON.
 
-    `error`: the median of |model - measured| / measured over the steps that it was fitted to; `steps`: how many.
+    `error`: the median of |model - measured| / measured over the `steps` that the model was fitted to.
     """
 
     model: str
@@ -98,16 +103,16 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepWork(NamedTuple):
-    """What a step computes, as `StepTime` counts it; a sequence that computes one token decodes."""
+    """Work of a step as `StepTime` counts it; a sequence that computes one token is decoding."""
 
     prefill_tokens: int
     decodes: int
-    kv_tokens: int  # before those that decode
-    prefill_squares: int  # of how far prompts have come, less those of how far they had: in all, their lengths' squares
+    kv_tokens: int  # in the KV cache of decoding sequences
+    prefill_squares: int  # squares of computed prompt tokens after the step, less those before it
 
     @classmethod
     def of(cls, starts: Sequence[int], counts: Sequence[int]) -> StepWork:
-        """Of a step that computes tokens `[start, start + count)` of each sequence."""
+        """Return the work of a step that computes tokens `[start, start + count)` of each sequence."""
         decodes = counts.count(1)
         tokens, read, squares = sum(counts) - decodes, sum(starts), 0
         if tokens:
@@ -119,7 +124,7 @@ class StepWork(NamedTuple):
 
 
 class SimulatedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A request to simulate; fields mean what those of a workload's request do. `index` counts them from 0."""
+    """A request to simulate, with the fields of a workload's request. `index` counts requests from 0."""
 
     index: int
     arrival: float
@@ -132,12 +137,12 @@ class SimulatedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False, f
 
 
 class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What is simulated: so many engines behind a router, with a sample every so many virtual seconds.
+    """Setup of a simulation: `num_engines` behind a router, with a sample every `sample_seconds` of virtual time.
 
-    While no engine has anything to do, there is a sample at the begin and at the end of that alone.
+    While all engines are idle, there is a sample only at the start and at the end of that time.
 
-    `tells_lengths`: engines know from the start how long an answer will be, by `max_tokens`; else it may be as long as
-    the context. With `concurrency` requests come when so many users have their answers, whatever their arrivals.
+    `tells_lengths`: `max_tokens` tells engines how long an answer will be; otherwise it may be as long as the context.
+    `concurrency`: users of a closed loop, who send a request when they have their answer; arrivals are ignored.
     """
 
     engine: EngineShape
@@ -152,11 +157,11 @@ class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
 
 
 class SimulatedResult(msgspec.Struct, array_like=True, gc=False, tag=1):
-    """What became of a request; all times are virtual seconds, those of the client but for `events`.
+    """Result of a request. All times are virtual seconds, as the client sees them except for `events`.
 
-    `sent` is not its arrival where it had to wait for an earlier turn of its session, or came when a user was free.
-    `token_times` are float64.
-    `events` have the engine's times. Without an `error` it is whole, else `error_kind` says whose fault it was.
+    `sent` is later than the arrival if the request waited for an earlier turn of its session or for a free user.
+    `token_times` are float64. `events` have the engine's times. The request is complete unless there is an `error`,
+    of which `error_kind` says whose fault it was.
     """
 
     index: int
@@ -174,7 +179,7 @@ class SimulatedResult(msgspec.Struct, array_like=True, gc=False, tag=1):
 
 
 class SimulationSample(msgspec.Struct, array_like=True, gc=False, tag=2):
-    """All engines together at one moment. Tokens are counted since the begin, of requests that have started."""
+    """State of all engines together at one moment. Tokens count from the start, of requests that have been admitted."""
 
     time: float
     running: int
@@ -188,7 +193,7 @@ class SimulationSample(msgspec.Struct, array_like=True, gc=False, tag=2):
 
 
 class EngineSummary(msgspec.Struct, array_like=True, gc=False):
-    """What one engine has done. `busy_seconds`: of its steps; pages are those of the end."""
+    """Totals of one engine. `busy_seconds`: time of its steps; pages are those at the end."""
 
     requests: int
     steps: int
@@ -204,11 +209,35 @@ class EngineSummary(msgspec.Struct, array_like=True, gc=False):
 
 
 class SimulationEnd(msgspec.Struct, array_like=True, tag=3):
-    """All requests have ended, `seconds` after the begin."""
+    """End of the simulation, `seconds` after its start, when all requests have ended."""
 
     seconds: float
     engines: list[EngineSummary]
 
 
 SimulationOutput = list[SimulatedResult | SimulationSample | SimulationEnd]
-"""What the process that simulates writes, in frames."""
+"""A message of the process that simulates."""
+
+MAX_PIPE_FRAME_BYTES = 256 << 20
+_LENGTH_BYTES = 4
+
+
+def write_frame(stream: IO[bytes], frame: bytes) -> None:
+    """Write a frame and flush; return when the pipe has taken it. Raises BrokenPipeError if nobody reads."""
+    stream.write(len(frame).to_bytes(_LENGTH_BYTES, "little"))
+    stream.write(frame)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """Return the next frame, None at the end. Raises ProtocolError for one that is too large or cut off."""
+    head = stream.read(_LENGTH_BYTES)
+    if not head:
+        return None
+    length = int.from_bytes(head, "little")
+    if length > MAX_PIPE_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes is announced, at most {MAX_PIPE_FRAME_BYTES} are accepted")
+    frame = stream.read(length)
+    if len(head) < _LENGTH_BYTES or len(frame) < length:
+        raise ProtocolError(f"the pipe ended in the middle of a frame, after {len(head) + len(frame)} bytes of it")
+    return frame

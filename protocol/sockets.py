@@ -1,6 +1,6 @@
-"""The sockets: an engine binds one ROUTER, each client connects one DEALER.
+"""Sockets: an engine binds one ROUTER, each client connects one DEALER.
 
-How a client speaks::
+A client::
 
     context = zmq.Context()
     socket = connect_client(context, "ipc:///tmp/quire-x/engine.sock")
@@ -10,14 +10,14 @@ How a client speaks::
     socket.send_multipart(encode(EngineCoreRequest("r1", [1, 2, 3], SamplingParams(max_tokens=8))))
     while True:
         message = decoder.decode(socket.recv_multipart())      # EngineCoreOutputs, Pong, ErrorMessage, ...
-        # r1 is over with the output that has a finish_reason; meanwhile send Ping every
-        # ready.heartbeat_seconds, and take silence of the engine for several of them as its death
+        # r1 ends with the output that has a finish_reason; meanwhile send Ping every
+        # ready.heartbeat_seconds, and take the engine for dead when it is silent for several of them
     socket.send_multipart(encode(Goodbye()))
 
-A connection is a session: the engine knows it by an id that libzmq draws for each connection, so no client can take
-another's stream, and a connection that was lost and made again (libzmq does so by itself) is a stranger: its next
-message is answered with a fatal ErrorMessage. Then everything in flight is lost; say Hello again. A socket belongs to
-one thread, and a process that forks must connect anew in the child.
+A connection is a session. The engine knows it by a random id that libzmq gives each connection, so no client can take
+another's stream. A connection that was lost and made again (libzmq does so by itself) is unknown: its next message is
+answered with a fatal ErrorMessage, and everything in flight is lost; say Hello again. A socket belongs to one thread,
+and a process that forks must connect anew in the child.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from quire.protocol.codec import MAX_FRAME_BYTES, MAX_REPLY_BYTES
 from quire.protocol.errors import AddressError
 from quire.protocol.keys import NO_KEYS, Security, secure_client, secure_engine
 
-# Few, so that a slow client's increments wait where they merge. The engine's receiver is drained at once.
+# Small, so that a slow client's increments wait where they merge. The engine reads its own queue at once.
 _ENGINE_SEND_MESSAGES = 16
 _CLIENT_RECEIVE_MESSAGES = 64
 
-# Beyond MAX_FRAME_BYTES a frame is answered with an error; beyond this libzmq cuts the connection before reading it.
-_CUT_BYTES = 8 * MAX_FRAME_BYTES
+# A frame beyond MAX_FRAME_BYTES is answered with an error; beyond this libzmq closes the connection before reading it.
+_MAX_READ_BYTES = 8 * MAX_FRAME_BYTES
 
 S = TypeVar("S", bound="zmq.Socket[Any]")
 
 
 def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_KEYS) -> S:
-    """The engine's ROUTER, bound; its endpoint is `socket.last_endpoint`. With keys, make the context's `Gate` first.
+    """Return the engine's bound ROUTER; its endpoint is `socket.last_endpoint`.
 
-    Sending to a client that is gone raises EHOSTUNREACH, to one that does not read EAGAIN; nothing is dropped unseen.
-    Raises AddressError and KeyFileError.
+    With keys, make the context's `Gate` first. Sending raises EHOSTUNREACH for a client that is gone and EAGAIN for one
+    that does not read; nothing is dropped silently. Raises AddressError and KeyFileError.
     """
     path = ipc_path(address)
     _check_transport(address, path is None, security)
     socket = context.socket(zmq.ROUTER)
     try:
         socket.router_mandatory = True
-        socket.router_handover = False  # an id that is taken stays with the connection that has it
+        socket.router_handover = False  # an id stays with the connection that has it
         socket.sndhwm = _ENGINE_SEND_MESSAGES
-        socket.maxmsgsize = _CUT_BYTES
+        socket.maxmsgsize = _MAX_READ_BYTES
         socket.backlog = 512
         _set_common(socket, address)
         if security.keys is not None:
@@ -72,7 +72,7 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
 
 
 def connect_client(context: zmq.Context[S], address: str, security: Security = NO_KEYS) -> S:
-    """A client's DEALER; libzmq keeps trying until the engine is there. Raises AddressError and KeyFileError."""
+    """Return a client's DEALER; libzmq retries until the engine is there. Raises AddressError and KeyFileError."""
     path = ipc_path(address)
     _check_transport(address, path is None, security)
     socket = context.socket(zmq.DEALER)
@@ -96,15 +96,15 @@ def connect_client(context: zmq.Context[S], address: str, security: Security = N
 def _check_transport(address: str, tcp: bool, security: Security) -> None:
     if tcp and security.keys is None and not security.insecure_tcp:
         raise AddressError(
-            f"address {address!r}: tcp lets in whoever reaches the port; give a folder of CURVE keys, "
+            f"address {address!r}: anyone who reaches the port could connect; give a folder of CURVE keys, "
             "use an ipc:// address, or allow it explicitly with insecure_tcp"
         )
 
 
 def _set_common(socket: zmq.Socket[Any], address: str) -> None:
-    socket.linger = 500  # ms: a Goodbye still leaves, a dead peer does not hold the process
+    socket.linger = 500  # ms: time to send a Goodbye, without waiting for a dead peer
     socket.ipv6 = "[" in address
-    socket.tcp_keepalive = 1  # a peer whose host is gone sends no FIN
+    socket.tcp_keepalive = 1  # a host that is gone sends no FIN
     socket.tcp_keepalive_idle = 30
     socket.tcp_keepalive_intvl = 10
     socket.tcp_keepalive_cnt = 3

@@ -1,4 +1,4 @@
-"""What an engine has counted since its start; part of what the utility call `stats` answers."""
+"""Counters of an engine since its start; part of the result of the utility call `stats`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEP_SECONDS: list[float] = [
 
 
 class Distribution(msgspec.Struct, gc=False):
-    """How many values fell into each bucket, and their sum.
+    """Numbers of values in buckets, and their sum.
 
     Bucket `i` holds the values of at most `bounds[i]` that are above `bounds[i - 1]`; one more holds the rest, so
     `len(counts) == len(bounds) + 1`.
@@ -25,16 +25,16 @@ class Distribution(msgspec.Struct, gc=False):
 
     @classmethod
     def of(cls, bounds: list[float]) -> Distribution:
-        """One without values; `bounds` rise."""
+        """Return an empty distribution; `bounds` rise."""
         return cls([float(bound) for bound in bounds], [0] * (len(bounds) + 1))
 
     def observe(self, value: float) -> None:
-        """Counts a value."""
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def observe_all(self, values: list[float]) -> None:
-        """Counts many. This is on the path of each token: a bisection for each value, no lock."""
+        """Count many values. This runs for every token: a bisection for each value, no lock."""
         bounds, counts = self.bounds, self.counts
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -42,10 +42,10 @@ class Distribution(msgspec.Struct, gc=False):
 
 
 class EngineTotals(msgspec.Struct, gc=False):
-    """Tokens that steps computed (of prompts and what is computed again, of decodes) and the seconds that took.
+    """Tokens that steps computed (prefill, including recomputation, and decode) and the seconds that they took.
 
-    `prompt_tokens` are those of the requests that have started, and `cached_tokens` of these were in the prefix cache.
-    `step_tokens` and `step_seconds` are of each step.
+    `prompt_tokens`: of admitted requests; `cached_tokens`: those of them found in the prefix cache. `step_tokens` and
+    `step_seconds`: distributions over steps.
     """
 
     prefill_tokens: int = 0

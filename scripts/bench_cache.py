@@ -48,10 +48,10 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 def measure_operations(shape: str, nodes: int, arguments: argparse.Namespace) -> Figures:
     """Fill a tree, then time its operations and the steps of an engine that goes on with it."""
-    cache = FullCache(shape, nodes, arguments.page_size, arguments.seed)
+    cache = FullCache(shape, nodes, arguments.block_size, arguments.seed)
     cache.measure(arguments.repetitions)
     engine = InstantEngine(
-        cache.sequences, arguments.page_size, nodes + ROOM, policy=arguments.policy, max_num_seqs=STEP_CLIENTS
+        cache.sequences, arguments.block_size, nodes + ROOM, policy=arguments.policy, max_num_seqs=STEP_CLIENTS
     )
     engine.add_clients([cache.shape] * STEP_CLIENTS, STEP_ANSWER)
     steps = [engine.step() for _ in range(arguments.repetitions)]
@@ -82,7 +82,7 @@ def measure_pauses(arguments: argparse.Namespace) -> dict[str, Any]:
     run = search_trees(
         clients=arguments.clients,
         steps=arguments.steps,
-        page_size=arguments.page_size,
+        page_size=arguments.block_size,
         num_pages=arguments.num_pages,
         answer_tokens=arguments.answer,
         policy=arguments.policy,
@@ -127,7 +127,7 @@ def main() -> None:
     )
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="(default both)")
     parser.add_argument("--repetitions", type=int, default=5000, metavar="N", help="of each operation (default 5000)")
-    parser.add_argument("--page-size", type=int, default=32, metavar="TOKENS", help="(default 32)")
+    parser.add_argument("--block-size", type=int, default=32, metavar="TOKENS", help="(default 32)")
     parser.add_argument("--policy", default="fcfs", choices=sorted(POLICIES), help="scheduling policy (default fcfs)")
     parser.add_argument("--clients", type=int, default=256, metavar="N", help="clients that search trees (default 256)")
     parser.add_argument("--steps", type=int, default=20_000, metavar="N", help="steps; 0: none (default 20000)")

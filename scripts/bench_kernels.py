@@ -157,7 +157,7 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="take the fastest launch and the best limits, not medians: for a busy machine",
     )
-    add("--kv-memory", type=int, default=2 << 30, metavar="BYTES", help="KV memory at most (default 2 GiB)")
+    add("--kv-cache-memory-bytes", type=int, default=2 << 30, metavar="BYTES", help="KV memory at most (default 2 GiB)")
     add("--threads", type=int, help="threads that compute (default: as for serving)")
     add("--isa", help=f"one of {', '.join(host.INSTRUCTION_SETS)} (default: the best)")
     add("--json", type=Path, metavar="FILE", help="write everything there")
@@ -232,9 +232,9 @@ def print_report(bench: Benchmark, whole_steps: bool) -> list[report.Result]:
 def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[PlanBuilder, Benchmark, ThreadPool]:
     """The model in memory, and the steps to time. Raises ModelError when there can't be any."""
     plan = plan_of(options, RandomCheckpoint(config_of(arguments)))
-    cases = choose_cases(plan, arguments.rows, arguments.contexts, arguments.kv_memory)
+    cases = choose_cases(plan, arguments.rows, arguments.contexts, arguments.kv_cache_memory_bytes)
     if not cases:
-        raise ModelError("no step fits; give more --kv-memory, or smaller --rows or --contexts")
+        raise ModelError("no step fits; give more --kv-cache-memory-bytes, or smaller --rows or --contexts")
     names = ", ".join(kernel.name for kernel in plan.kernels)
     if not all(part in names for part in arguments.only):
         raise ModelError(f"--only {' '.join(arguments.only)} names no kernel; there are {names}")
@@ -243,7 +243,7 @@ def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[PlanBu
     page = page_bytes(plan)
     most = max(plan.layers * kv_bytes_of(plan, case.step) for case in cases)
     least = plan.limits.capacity // plan.limits.page_size * page
-    model = Model(assembly, pool, max(least, min(most, arguments.kv_memory // page * page)))
+    model = Model(assembly, pool, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
     limits = Limits(assembly.native, pool, isa)
     return plan, Benchmark(model, limits, isa.name, cases, arguments.only, arguments.best), pool
 

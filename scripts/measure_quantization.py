@@ -16,13 +16,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from quire.frontend import LLM, SamplingParams
-from quire.frontend.engine_args import DEMO_MODEL, KV_CACHE_DTYPES, EngineOptions
+from quire.frontend.engine_args import DEMO_MODEL
 from quire.frontend.errors import EngineStartError
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import describe
+from quire.protocol.engine_options import KV_CACHE_DTYPES
 
 FORMATS: dict[str, tuple[str, str | None]] = {  # dtype and quantization
     "bfloat16": ("bfloat16", None),
@@ -79,7 +81,7 @@ def pieces(token_ids: Sequence[int], length: int) -> list[list[int]]:
     return [list(token_ids[start : start + length]) for start in range(0, len(token_ids) - 1, length - 1)]
 
 
-def read_losses(model: str, options: EngineOptions, prompts: list[list[int]]) -> list[float]:
+def read_losses(model: str, options: dict[str, Any], prompts: list[list[int]]) -> list[float]:
     """The nats of every token but the first of each prompt, as an engine with `options` computes them."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     with LLM(model, **options) as llm:
@@ -100,19 +102,23 @@ def compare(losses: list[float], base: list[float]) -> tuple[float, float]:
     return 100 * (ratio - 1), 100 * ratio * error
 
 
-def measure(model: str, texts: list[str], formats: list[str], kv_dtypes: list[str], length: int) -> list[Measurement]:
+def measure(
+    model: str, texts: list[str], formats: list[str], kv_cache_dtypes: list[str], length: int
+) -> list[Measurement]:
     """Measures every format with every type of KV pages, and prints a line for each."""
     tokenizer = Tokenizer(model)
     prompts = [piece for text in texts for piece in pieces(tokenizer.encode(text), length - 1)]
     if not prompts:
         raise ValueError("the text has fewer than 2 tokens; give a longer one")
     measurements = []
-    for kv in kv_dtypes:
+    for kv in kv_cache_dtypes:
         base: list[float] = []
         for name in formats:
             dtype, quantization = FORMATS[name]
-            plan, _ = describe(LoadOptions(model, dtype=dtype, quantization=quantization, kv_dtype=kv))
-            options = EngineOptions(dtype=dtype, quantization=quantization, kv_cache_dtype=kv, max_model_len=length)
+            plan, _ = describe(LoadOptions(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv))
+            options = {
+                "dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv, "max_model_len": length,
+            }  # fmt: skip
             losses = read_losses(model, options, prompts)
             base = base or losses
             nats = statistics.fmean(losses)
@@ -153,7 +159,7 @@ def parse_arguments() -> argparse.Namespace:
         help="of weights; the others are compared with the first (default: all; a quantized checkpoint keeps its own, "
         "so only the two floats fit it)",
     )
-    parser.add_argument("--kv-dtypes", nargs="+", choices=KV_CACHE_DTYPES, default=list(KV_CACHE_DTYPES))
+    parser.add_argument("--kv-cache-dtypes", nargs="+", choices=KV_CACHE_DTYPES, default=list(KV_CACHE_DTYPES))
     parser.add_argument(
         "--max-model-len", type=int, help=f"context length in tokens; {CONTEXT_LENGTH}, or the model's if shorter"
     )
@@ -168,7 +174,7 @@ def main() -> None:
         texts = held_out_texts(arguments.held_out, arguments.seed) if arguments.held_out else read_texts(arguments.text)
         length = context_length(arguments.model, arguments.max_model_len)
         print(HEADER)
-        measurements = measure(arguments.model, texts, arguments.formats, arguments.kv_dtypes, length)
+        measurements = measure(arguments.model, texts, arguments.formats, arguments.kv_cache_dtypes, length)
     except (OSError, ValueError, EngineStartError) as error:
         raise SystemExit(str(error)) from None
     print(f"{measurements[0].tokens} tokens, predicted from at most {length - 2} before them")

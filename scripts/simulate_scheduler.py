@@ -43,9 +43,9 @@ def limits_for(lengths: Sequence[int], num_pages: int | None, policy: str, args:
         max_model_len=max(lengths) + 1,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
-        page_size=args.page_size,
-        num_pages=num_pages or sum(-(-length // args.page_size) for length in lengths),
-        policy=policy,
+        block_size=args.block_size,
+        num_pages=num_pages or sum(-(-length // args.block_size) for length in lengths),
+        scheduling_policy=policy,
         max_waiting_requests=NO_BOUND,
         max_waiting_tokens=NO_BOUND,
     )
@@ -55,7 +55,7 @@ def simulate_trace(args: argparse.Namespace) -> dict[str, Any]:
     """Simulate each policy and number of pages; print the figures of each."""
     requests = list(speed_up(read_trace(args.trace, max_requests=args.requests), args.speed))
     prompt_tokens = sum(request.prompt_tokens for request in requests)
-    infinite = infinite_cache_hits(requests, args.page_size) / prompt_tokens
+    infinite = infinite_cache_hits(requests, args.block_size) / prompt_tokens
     print(
         f"{len(requests)} requests in {requests[-1].arrival:.0f} s, {prompt_tokens} prompt tokens; "
         f"an unbounded cache finds {infinite:.2%} ({shared_blocks(requests):.2%} of the blocks)"
@@ -166,7 +166,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         names = "BASE", "PREFILL", "DECODE"
         text = f"seconds of a step, and of each prompt token and decode in it (default {' '.join(map(str, times))})"
         command.add_argument("--step-seconds", type=factor, nargs=3, metavar=names, default=times, help=text)
-        command.add_argument("--page-size", type=int, choices=(16, 32, 64, 128), default=32, help="(default 32)")
+        command.add_argument("--block-size", type=int, choices=(16, 32, 64, 128), default=32, help="(default 32)")
         command.add_argument("--max-num-seqs", type=positive, default=256, metavar="N", help="(default 256)")
         command.add_argument("--max-num-batched-tokens", type=positive, default=8192, metavar="N",
                              help="(default 8192)")  # fmt: skip
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     if args.command == "trace" and args.figure:
-        save_figure(found, args.page_size, args.figure)
+        save_figure(found, args.block_size, args.figure)
 
 
 if __name__ == "__main__":

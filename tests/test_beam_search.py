@@ -164,7 +164,7 @@ def test_an_end_of_sequence_token_is_left_out_unless_asked_for(tiny: Path, engin
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": 0.5}, r"temperature=0\.5: a beam search draws nothing"),
+        ({"temperature": 0.5}, r"temperature=0\.5: a beam search does not sample"),
         ({"beam_width": 0}, "beam_width=0; it must be at least 1"),
     ],
 )

@@ -45,21 +45,21 @@ COSTS = {"int8": 0.12, "int4-g32": 0.65, "int4-g64": 0.75, "int4": 0.75}
 
 
 @pytest.mark.parametrize("mode", COSTS)
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_quantized_at_load(mode: str, kv_dtype: str, demo_model: Path, floats: npt.NDArray[np.float64]) -> None:
-    quantized = log_probabilities(demo_model, quantization=mode, kv_dtype=kv_dtype)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_quantized_at_load(mode: str, kv_cache_dtype: str, demo_model: Path, floats: npt.NDArray[np.float64]) -> None:
+    quantized = log_probabilities(demo_model, quantization=mode, kv_cache_dtype=kv_cache_dtype)
     assert 0.02 < distance(quantized, floats) < COSTS[mode]
 
 
 def test_int8_kv(demo_model: Path, floats: npt.NDArray[np.float64]) -> None:
-    assert 0.001 < distance(log_probabilities(demo_model, kv_dtype="int8", dtype="float32"), floats) < 0.03
+    assert 0.001 < distance(log_probabilities(demo_model, kv_cache_dtype="int8", dtype="float32"), floats) < 0.03
 
 
 @pytest.mark.parametrize("name", ["gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window"])
 @pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.75)])
 def test_odd_shapes(name: str, mode: str, least: float, checkpoints: Path) -> None:
     """Their weights are random and large, so that errors grow from layer to layer; what is asked is correlation."""
-    quantized = log_probabilities(checkpoints / name, quantization=mode, kv_dtype="int8")
+    quantized = log_probabilities(checkpoints / name, quantization=mode, kv_cache_dtype="int8")
     floats = log_probabilities(checkpoints / name, dtype="float32")
     assert np.corrcoef(quantized, floats)[0, 1] > least
 
@@ -107,7 +107,7 @@ def test_modes_that_do_not_fit_the_checkpoint(demo_model: Path, tmp_path: Path) 
     assert "quantized by awq already; leave it out" in refusal(tmp_path / "awq", quantization="int8")
     assert "not quantized; choose one of int8, int4" in refusal(demo_model, quantization="gptq")
     assert "must be one of int8, int4, int4-g64, int4-g32, gptq" in refusal(demo_model, quantization="int2")
-    assert "kv_dtype is 'fp8'; it must be one of auto, int8" in refusal(demo_model, kv_dtype="fp8")
+    assert "kv_cache_dtype is 'fp8'; it must be one of auto, int8" in refusal(demo_model, kv_cache_dtype="fp8")
     runner.load_model(options.LoadOptions(str(tmp_path / "awq"), num_pages=8, quantization="awq"))
 
 

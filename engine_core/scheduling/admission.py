@@ -87,5 +87,5 @@ class Admission:
 
 def beam_pages(num_prompt_tokens: int, num_tokens: int, num_sequences: int, limits: EngineLimits) -> int:
     """Pages of so many sequences of `num_tokens` each that share what fills pages of their prompt, and no more."""
-    shared = num_prompt_tokens // limits.page_size if num_sequences > 1 else 0
+    shared = num_prompt_tokens // limits.block_size if num_sequences > 1 else 0
     return shared + num_sequences * (limits.pages_for(num_tokens) - shared)

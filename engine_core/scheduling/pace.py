@@ -43,7 +43,7 @@ class Pace:
 
     def budget(self, num_decodes: int, backlog: int) -> float:
         """The cost that the prompts of the next step may have, when `backlog` tokens are still to be computed."""
-        if self._token_seconds == 0.0 or self._limits.long_prefill_threshold is not None:
+        if self._token_seconds == 0.0 or self._limits.long_prefill_token_threshold > 0:
             return _NO_BOUND
         seconds = _ALONE_SECONDS
         if num_decodes and self._decode_seconds:
@@ -73,7 +73,7 @@ class Pace:
             cost = self.cost_of_token(request.num_computed_tokens)
             left = request.num_new_tokens
             affordable = round((budget - kept_budget) / cost)
-            count = min(left, tokens - kept_tokens, self._limits.long_prefill_threshold or left, affordable)
+            count = min(left, tokens - kept_tokens, self._limits.long_prefill_token_threshold or left, affordable)
             if request is oldest:
                 count = max(count, min(1, tokens))
             if self._limits.tile < count < left:

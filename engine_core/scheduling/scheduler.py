@@ -63,7 +63,7 @@ class Scheduler:
 
     def __init__(self, executor: Executor, limits: EngineLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
-        self.policy = POLICIES[limits.policy]()
+        self.policy = POLICIES[limits.scheduling_policy]()
         self.running: dict[Request, None] = {}
         self.waiting = WaitingQueue(self.policy)
         self.admission = Admission(limits)
@@ -186,7 +186,7 @@ class Scheduler:
         if request.search is None:
             return pages
         num_kept = len(request.slots)
-        to_fork = self.limits.pages_for(request.num_tokens) - request.num_computed_tokens // self.limits.page_size
+        to_fork = self.limits.pages_for(request.num_tokens) - request.num_computed_tokens // self.limits.block_size
         return num_kept * pages + (len(request.search.live) - num_kept) * to_fork
 
     def _cost_of_preemption(self, request: Request) -> tuple[int, int, int, int]:
@@ -242,7 +242,7 @@ class Scheduler:
                 continue
             projected = self.admission.projected_pages(request)
             now = self.limits.pages_for(request.num_tokens)
-            needed = now - beginning.found // self.limits.page_size + beginning.cached_pages
+            needed = now - beginning.found // self.limits.block_size + beginning.cached_pages
             reserved = int(self.admission.reserved_share * (to_grow + projected - now)) + self.admission.watermark
             if self.running and needed > self.available_pages - reserved:
                 break
@@ -287,8 +287,8 @@ class Scheduler:
 
     def _next_page(self, request: Request, found: int, end: int) -> NextPage | None:
         """The first page of its prompt that is not computed yet; None if the prompt does not fill it."""
-        tokens = request.prompt_token_ids[found : found + self.limits.page_size]
-        if request.cache_salt is None or len(tokens) < self.limits.page_size:
+        tokens = request.prompt_token_ids[found : found + self.limits.block_size]
+        if request.cache_salt is None or len(tokens) < self.limits.block_size:
             return None
         return request.cache_salt, end, tuple(tokens)
 
@@ -340,7 +340,7 @@ class Scheduler:
             self.counters.cached_tokens += found
             self.counters.prompt_tokens += request.num_prompt_tokens
         request.num_computed_tokens = found
-        request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size
+        request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.block_size
         request.status = RequestStatus.RUNNING
         now = self._clock()
         request.record(EventType.SCHEDULED, now)
@@ -365,7 +365,7 @@ class Scheduler:
             self._reserve_beams(request, request.search)
         elif not self._sequences.reserve(request.slot, request.num_tokens):
             raise self._broken_promise(request)
-        request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.page_size
+        request.num_reserved_tokens = self.limits.pages_for(request.num_tokens) * self.limits.block_size
 
     def _reserve_beams(self, request: Request, search: BeamSearch) -> None:
         """Pages for the next token of each beam, and a sequence for those that have none yet."""

@@ -30,9 +30,9 @@ class _Sequences(Sequences):
     """Tells how long a sequence is, and is to be, without a copy of its tokens."""
 
     def __init__(self, limits: EngineLimits) -> None:
-        super().__init__(limits.num_pages, limits.page_size, limits.vocab_size)
+        super().__init__(limits.num_pages, limits.block_size, limits.vocab_size)
         self.answers: dict[int, _Answer] = {}  # by slot
-        self.page_size = limits.page_size
+        self.page_size = limits.block_size
         self._num_opened = 0
 
     def open(

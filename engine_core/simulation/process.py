@@ -19,7 +19,6 @@ from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.errors import ProtocolError
-from quire.protocol.pipe import read_frame, write_frame
 from quire.protocol.simulation import (
     SimulatedRequest,
     SimulatedResult,
@@ -27,6 +26,8 @@ from quire.protocol.simulation import (
     SimulationOutput,
     SimulationSample,
     SimulationSetup,
+    read_frame,
+    write_frame,
 )
 
 _MOST_RESULTS = 256  # that are written together
@@ -81,7 +82,7 @@ def _read_setup(stream: BinaryIO) -> SimulationSetup:
         raise ProtocolError("there is no setup; send one before the requests")
     setup = msgspec.msgpack.decode(frame, type=SimulationSetup)
     _check_name("router", setup.router, ROUTERS)
-    _check_name("scheduling policy", setup.engine.policy, POLICIES)
+    _check_name("scheduling policy", setup.engine.scheduling_policy, POLICIES)
     for name, number in (
         ("num_engines", setup.num_engines),
         ("sample_seconds", setup.sample_seconds),

@@ -170,7 +170,7 @@ class PrefixAffinity(Router):
     def _indexes_for(self, block_tokens: int) -> list[PrefixIndex]:
         if not self._indexes:
             shape = self.fleet.engine
-            num_blocks = max(1, shape.num_pages * shape.page_size // block_tokens)
+            num_blocks = max(1, shape.num_pages * shape.block_size // block_tokens)
             self._indexes = [PrefixIndex(num_blocks) for _ in self.loads]
         return self._indexes
 

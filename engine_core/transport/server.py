@@ -17,8 +17,7 @@ from quire.engine_core.transport.waker import Waker
 from quire.protocol.address import remove_address
 from quire.protocol.codec import EngineDecoder
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
-from quire.protocol.gate import Gate
-from quire.protocol.keys import NO_KEYS, Security, authorized_clients
+from quire.protocol.keys import NO_KEYS, Gate, Security, authorized_clients
 from quire.protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import socket
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from quire.frontend.cli.flags import HttpFlags, SamplingFlags
@@ -19,16 +17,8 @@ from quire.frontend.http.transport.listener import bind
 from quire.frontend.http.transport.logs import configure_logging
 from quire.frontend.metrics.otlp import request_spans
 from quire.frontend.metrics.server import ServerMetrics
+from quire.protocol.options import options_of
 
-_NAMES = {
-    "api_key": "api_keys",
-    "api_key_file": "api_key_files",
-    "served_model_name": "served_model_names",
-    "allowed_origins": "cors_origins",
-}
-_NOT_SERVER_ARGS = (
-    "tool_call_parser", "reasoning_parser", "log_level", "log_format", "metrics_prefix", "otlp_traces_endpoint",
-)  # fmt: skip
 _PORTS_TO_TRY = 20  # from the default port on, if none was given
 
 
@@ -47,28 +37,20 @@ def listen(flags: HttpFlags) -> tuple[ServerArgs, socket.socket]:
 
 def server_args(flags: HttpFlags) -> ServerArgs:
     """Return the server arguments for the flags. Raises `ValueError`."""
-    given: dict[str, Any] = {}
-    for name, value in asdict(flags).items():
-        if name in _NOT_SERVER_ARGS:
-            continue
-        if isinstance(value, list):
-            given[_NAMES[name]] = tuple(map(str, value))
-        elif value is not None:
-            given[name] = str(value) if isinstance(value, Path) else value
-    return ServerArgs(**given)
+    rows = options_of(ServerArgs)
+    values: dict[str, Any] = {
+        name: tuple(value) if rows[name].is_list else value for name, value in flags.given.items() if name in rows
+    }
+    return ServerArgs(**values)
 
 
-def serving_of(
-    model: Model, args: ServerArgs, listener: socket.socket, flags: HttpFlags, sampling: SamplingFlags
-) -> Serving:
+def serving_of(model: Model, args: ServerArgs, listener: socket.socket, sampling: SamplingFlags) -> Serving:
     """Return the server of `model`; sampling flags are the defaults of requests that omit a value."""
     llm, names = model.llm, names_of(args, model.llm.model, DEMO_MODEL)
-    configure_logging(flags.log_level or "info", flags.log_format or "text")  # type: ignore[arg-type] # it checks that
-    metrics = ServerMetrics(
-        model_name=names[0], max_model_len=llm.max_model_len, prefix=flags.metrics_prefix or "quire"
-    )
+    configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
+    metrics = ServerMetrics(model_name=names[0], max_model_len=llm.max_model_len, prefix=args.metrics_prefix)
     llm.add_observer(metrics.requests)
-    if (spans := request_spans(flags.otlp_traces_endpoint, names[0])) is not None:
+    if (spans := request_spans(args.otlp_traces_endpoint, names[0])) is not None:
         llm.add_observer(spans)
         atexit.register(spans.close)
     service = ModelService(

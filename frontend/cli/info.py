@@ -6,14 +6,17 @@ import json
 import platform
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, switch, takes_flags
+from quire.frontend.cli.flags import CommonFlags, Flags, rows_of, switch, takes_flags
 from quire.frontend.cli.output import write
+from quire.frontend.http.args import ServerArgs
 from quire.frontend.version import installed_version
+from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions
+from quire.protocol.messages import SamplingParams
+from quire.protocol.options import command_line, reference
 
 NAMES = {
     "cpu": "CPU", "cpus": "CPUs", "numa_nodes": "NUMA nodes", "isa": "instruction set", "memory_bytes": "memory",
@@ -21,38 +24,51 @@ NAMES = {
 }  # fmt: skip
 
 
+class PlanFlags(Flags):
+    """Options of the model whose plan is shown."""
+
+    rows = rows_of(EngineOptions, ("model", "dtype", "quantization", "kv_cache_dtype"))
+
+
 @takes_flags
 def info(
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Checkpoint folder. Default: the demo model.", metavar="FOLDER", show_default=False),
-    ] = None,
-    quantization: Annotated[
-        str | None, typer.Option(help="As for the engine: int8, int4, ...", metavar="MODE", show_default=False)
-    ] = None,
-    kv_dtype: Annotated[
-        str | None, typer.Option(help="As for the engine: auto, int8.", metavar="TYPE", show_default=False)
-    ] = None,
     as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False,
+    options: Annotated[bool, switch(None, "--options", "Print the reference of all options, as Markdown.")] = False,
     *,
+    plan: PlanFlags,
     common: CommonFlags,
 ) -> None:
     """Show the host (CPUs, cores, NUMA nodes, threads, instruction set, memory) and the plan of a model on it."""
     del common
-    chosen = {"--quantization": quantization, "--kv-dtype": kv_dtype}
-    facts = _ask_kernels(model, [text for name, value in chosen.items() if value for text in (name, value)])
+    if options:
+        write(option_reference())
+        return
+    facts = _ask_kernels(plan)
     if as_json:
         write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     else:
         _show(facts)
 
 
-def _ask_kernels(model: Path | None, options: list[str]) -> dict[str, Any]:
+def option_reference() -> str:
+    """Return the reference of all options, as Markdown."""
+    tables = (EngineProcessOptions, ClientOptions, SamplingParams, ServerArgs)
+    return f"""# Options
+
+Every option of Python (`LLM(max_num_seqs=8)`), of the command line (`--max-num-seqs 8`; a switch is turned off by
+`--no-` before its name) and of the wire. Names are vLLM's where vLLM has one. `quire info --options` prints this page
+from the tables in `protocol/engine_options.py`, `protocol/messages.py` and `frontend/http/args.py`.
+
+{reference(tables)}"""
+
+
+def _ask_kernels(plan: PlanFlags) -> dict[str, Any]:
     """Run `python -m quire.kernels.info`, since the frontend does not load the native extension."""
     from quire.frontend.engine_args import DEMO_MODEL
 
     # -P: folders in the current directory must not shadow packages
-    command = [sys.executable, "-P", "-m", "quire.kernels.info", "--model", str(model or DEMO_MODEL), *options]
+    flags = command_line({"model": DEMO_MODEL, **plan.given})
+    command = [sys.executable, "-P", "-m", "quire.kernels.info", *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"quire.kernels.info exited with status {done.returncode}"]

@@ -69,7 +69,7 @@ def replay(
 ) -> None:
     """Replay a trace on an engine or a server, and report the latency that users see.
 
-    The target is an engine of its own, a running one with --address, or any OpenAI-compatible server with --base-url.
+    The target is an engine of its own, a running one (--engine-address), or any OpenAI-compatible server (--base-url).
     Answers are exactly as long as in the trace. The report contains the delay with which requests were sent, and is
     marked as not valid if it was too large. Ctrl-C, or the end of the target, ends the run with the results so far.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,14 +49,14 @@ def serve(
     """Start an engine and an HTTP server in front of it, for OpenAI's and Anthropic's clients and for browsers.
 
     It serves until SIGTERM, which lets open requests finish, or Ctrl-C, which does not. Others can attach to its engine
-    with --address. With a text instead of a model: stream the answer to stdout and exit, without a server.
+    with --engine-address. With a text instead of a model: stream the answer to stdout and exit, without a server.
     """
     del common
     tolerate_encoding()
     if prompt is not None and _is_model(prompt):
         if engine.model is not None:
             raise typer.BadParameter("the model is given twice; omit --model or the argument")
-        engine, prompt = replace(engine, model=Path(prompt)), None
+        engine, prompt = engine.with_values(model=prompt), None
     if prompt is None:
         _serve(http, recording, engine, attach, sampling)
         return
@@ -101,14 +100,14 @@ def _serve(
     from quire.frontend.cli.http import listen, serving_of
     from quire.frontend.http.transport.listener import removed
 
-    if engine.preload_grammars is None and attach.address is None:  # a later load would pause all streams
-        engine = replace(engine, preload_grammars=True)
+    if engine.preload_grammars is None and attach.engine_address is None:  # a later load would pause all streams
+        engine = engine.with_values(preload_grammars=True)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
     with listener, removed(args.uds), _recorder(recording) as recorder, open_model(engine, attach, parsers) as model:
         if recorder is not None:
             model.llm.add_observer(recorder)
-        serving = serving_of(model, args, listener, http, sampling)
+        serving = serving_of(model, args, listener, sampling)
         received = model.runner.get_loop().run_until_complete(serving.run())
         if received is None:
             raise RuntimeError(str(model.llm.dead_error))

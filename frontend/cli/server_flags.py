@@ -1,4 +1,4 @@
-"""The flags that name an HTTP server as the target, in place of an engine."""
+"""The flags for an HTTP server as the target, in place of an engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from quire.frontend.evaluation.replay.http_target import HttpOptions
 
 _server = functools.partial(option, "An HTTP server")
-_OF_SERVERS_TOO = ("model", "tokenizer", "max_model_len")
+_FOR_SERVERS_TOO = ("model", "tokenizer", "max_model_len")
 _CHOICES = {"endpoint_type": ("completions", "chat"), "prompt_as": ("tokens", "text")}
 
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """How to talk to an OpenAI-compatible server; what is None was not given."""
+    """Flags of an OpenAI-compatible server; None means not given."""
 
     base_url: Annotated[
         str | None,
@@ -32,22 +32,22 @@ class ServerFlags:
         str | None, _server("Prompts as tokens, or as text made by --tokenizer. Default: tokens.", "FORM")
     ] = None
     api_key: Annotated[str | None, _server("Key that the server asks for.", "KEY")] = None
-    header: Annotated[list[str] | None, _server("A header more; may be given several times.", "NAME:VALUE")] = None
+    header: Annotated[list[str] | None, _server("A further header; may be given several times.", "NAME:VALUE")] = None
     extra_body: Annotated[
-        str | None, _server('Fields more for each body, as {"top_k": 20}; null leaves one out.', "JSON")
+        str | None, _server('Further fields for each body, such as {"top_k": 20}; null leaves one out.', "JSON")
     ] = None
 
     def options(self, engine: EngineFlags, attach: AttachFlags) -> HttpOptions:
-        """What `HttpTarget.open` takes. Raises `BadParameter`, also for flags that an engine alone has."""
+        """Return the options for `HttpTarget.open`. Raises `BadParameter`, also for flags that only an engine has."""
         from quire.frontend.evaluation.replay.http_target import HttpOptions
         from quire.frontend.text.tokenizer import Tokenizer
 
         assert self.base_url is not None
-        of_engine = {**changed(engine), **changed(attach)}
-        if given := {name: value for name, value in of_engine.items() if name not in _OF_SERVERS_TOO}:
+        given_for_engine = {**engine.given, **attach.given}
+        if given := {name: value for name, value in given_for_engine.items() if name not in _FOR_SERVERS_TOO}:
             raise typer.BadParameter(f"{flag_names(given)} cannot be set for a server at --base-url; leave out")
         if self.endpoint_type == "chat" and self.prompt_as == "tokens":
-            raise typer.BadParameter("--prompt-as tokens can't be sent as a chat, which is text; leave it out")
+            raise typer.BadParameter("--prompt-as tokens cannot be sent as a chat, which is text; leave it out")
         return HttpOptions(
             self.base_url,
             endpoint=self._choice("endpoint_type"),
@@ -77,7 +77,7 @@ class ServerFlags:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
-        raise typer.BadParameter(f"--header {text!r} is none; give NAME:VALUE")
+        raise typer.BadParameter(f"--header {text!r} is not a header; give NAME:VALUE")
     return name.strip(), value.strip()
 
 
@@ -87,5 +87,5 @@ def _fields(text: str | None) -> dict[str, Any]:
     except ValueError as error:
         raise typer.BadParameter(f"--extra-body is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise typer.BadParameter(f'--extra-body {text} is no object; give one such as {{"top_k": 20}}')
+        raise typer.BadParameter(f'--extra-body {text} is not an object; give one such as {{"top_k": 20}}')
     return fields

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, option, switch, takes_flags
+from quire.frontend.cli.flags import CommonFlags, Flags, option, rows_of, switch, takes_flags
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, report_on
 from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, print_skipped, report_skipped, workload_of
+from quire.protocol.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.report.run import Run
@@ -23,7 +24,6 @@ _ATTAINMENT = 0.99
 _MOST_ENGINES = 1024
 
 _fleet = functools.partial(option, "Fleet")
-_engine = functools.partial(option, "Engines (default: as they were calibrated)")
 
 
 @dataclass(frozen=True)
@@ -85,33 +85,18 @@ class FleetFlags:
             raise typer.BadParameter("--find needs the limits to meet; give --goodput ttft:MS tpot:MS")
 
 
-@dataclass(frozen=True)
-class ShapeFlags:
-    """Flags that change the calibrated engine; None means not given."""
+class ShapeFlags(Flags):
+    """Flags that change the calibrated engine."""
 
-    max_model_len: Annotated[int | None, _engine("Context length.", "TOKENS", min=2)] = None
-    max_num_seqs: Annotated[int | None, _engine("Maximum number of running sequences.", "N", min=1)] = None
-    max_num_batched_tokens: Annotated[int | None, _engine("Token budget of one step.", "TOKENS", min=1)] = None
-    num_pages: Annotated[int | None, _engine("KV pages.", "N", min=1)] = None
-    scheduling_policy: Annotated[str | None, _engine("fcfs, priority, lpm, sjf.", "NAME")] = None
-    prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Keep KV pages for requests with the same prefix.",
-            show_default=False,
-            rich_help_panel="Engines (default: as they were calibrated)",
+    rows = rows_of(
+        EngineOptions,
+        (
+            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_pages", "scheduling_policy",
+            "enable_prefix_caching", "long_prefill_token_threshold", "max_waiting_requests", "max_waiting_tokens",
         ),
-    ] = None
-    long_prefill_threshold: Annotated[int | None, _engine("Tokens of a prompt in a step.", "TOKENS", min=1)] = None
-    max_waiting_requests: Annotated[int | None, _engine("Maximum number of waiting requests.", "N", min=1)] = None
-    max_waiting_tokens: Annotated[int | None, _engine("Maximum prompt tokens of waiting requests.", "N", min=1)] = None
-
-    @property
-    def changes(self) -> dict[str, object]:
-        """The given flags, by the names of the engine's shape."""
-        names = {"scheduling_policy": "policy", "prefix_caching": "enable_prefix_caching"}
-        return {names.get(name, name): value for name, value in asdict(self).items() if value is not None}
+        section="Engines",
+        unset="as calibrated",
+    )  # fmt: skip
 
 
 @takes_flags
@@ -141,6 +126,7 @@ def simulate(
 
     report.check()
     fleet.check(report)
+    shape.check()
     if trace.vocab_size is not None:
         raise typer.BadParameter("--vocab-size applies to prompts, and a simulation sends none; omit it")
     if fleet.concurrency is not None:
@@ -159,7 +145,7 @@ def simulate(
         trace.seed,
         not fleet.hide_lengths,
         fleet.concurrency,
-        shape.changes,
+        shape.given,
     )
     if fleet.router == "all":
         _compare(plan, fleet, report, rows)

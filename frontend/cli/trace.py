@@ -35,13 +35,13 @@ def trace(
 ) -> None:
     """Record the steps of an engine, for ui.perfetto.dev or chrome://tracing.
 
-    With PROMPTS: continue them, and end. With --address alone: record a running engine, for all its clients,
+    With PROMPTS: continue them, and end. With --engine-address alone: record a running engine, for all its clients,
     until Ctrl-C or for --seconds. The trace has a track of the steps, one for each request (queued, prefill, decode,
     preempted), and counters of KV pages, tokens and requests. Ctrl-C keeps what has been recorded.
     """
     del common
-    if not prompts and attach.address is None:
-        raise typer.BadParameter("there is nothing to record; give prompts, or --address of a running engine")
+    if not prompts and attach.engine_address is None:
+        raise typer.BadParameter("there is nothing to record; give prompts, or --engine-address of a running engine")
     from quire.frontend.metrics.chrome_trace import ChromeTrace
 
     with _create(out) as file:

@@ -103,7 +103,7 @@ class ConnectedEngine:
         `arrival_time` is the `time.monotonic()` at which the user asked for it; None for now.
         """
         ready = self.client.ready
-        check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+        check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         try:
             seed = self._seeds.next() if params.seed is None else params.seed
             each = engine_params(params, seed, self.tokenizer)
@@ -128,7 +128,7 @@ class ConnectedEngine:
     ) -> EmbeddingRequest:
         """Create an embedding request that is ready to be submitted; otherwise like `request`."""
         ready = self.client.ready
-        check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.page_size)
+        check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
         return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, options=options)
 

@@ -88,8 +88,9 @@ class EngineProcess:
 
     def _spawn(self, args: EngineArgs) -> subprocess.Popen[bytes]:
         # -P: folders in the current directory must not shadow packages.
-        command = [sys.executable, "-P", "-m", "quire.engine_core", *args.command_line(), "--address", self.address]
-        command += ["--die-with-parent", str(self._owner), "--drain-seconds", str(DRAIN_SECONDS)]
+        command = [sys.executable, "-P", "-m", "quire.engine_core", *args.command_line()]
+        command += ["--engine-address", self.address]
+        command += ["--die-with-parent", str(self._owner), "--shutdown-timeout", str(DRAIN_SECONDS)]
         with self._log.open() as stderr:
             return subprocess.Popen(
                 command,

@@ -45,10 +45,10 @@ class Gateway:
         self._service = service
         self._router = Router(routes, redirect_slashes=False)
         self._app: ASGIApp = self._respond
-        if service.args.cors_origins:
+        if service.args.allowed_origins:
             self._app = Cors(
                 self._respond,
-                allow_origins=service.args.cors_origins,
+                allow_origins=service.args.allowed_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=[REQUEST_ID],

@@ -77,7 +77,7 @@ class Serving:
         self._service = service
         self._listener = listener
         args = replace(service.args, max_connections=allow_connections(service.args.max_connections))
-        self._server = HttpServer(_config(args, make_app(service)), lambda: on_started(self), args.drain_seconds)
+        self._server = HttpServer(_config(args, make_app(service)), lambda: on_started(self), args.shutdown_timeout)
 
     @property
     def engine_address(self) -> str:

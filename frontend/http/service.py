@@ -172,6 +172,6 @@ class ModelService:
 
 def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:
     """Return the names of a model: those given, or its folder's name and the folder itself."""
-    if args.served_model_names:
-        return list(args.served_model_names)
+    if args.served_model_name:
+        return list(args.served_model_name)
     return ["quire-demo" if model == demo_model else Path(model).name, model]

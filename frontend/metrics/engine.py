@@ -58,7 +58,7 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
 def add_configuration(families: Families, ready: Ready) -> None:
     """Add `cache_config_info`: the KV memory in labels. `num_gpu_blocks` is vLLM's name for the number of pages."""
     labels = {
-        "block_size": ready.page_size,
+        "block_size": ready.block_size,
         "cache_dtype": ready.kv_cache_dtype,
         "enable_prefix_caching": "" if ready.shape is None else ready.shape.enable_prefix_caching,
         "kv_cache_memory_bytes": ready.kv_cache_bytes,

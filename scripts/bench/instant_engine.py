@@ -67,9 +67,9 @@ class InstantEngine:
             max_model_len=1 << 17,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=2048,
-            page_size=page_size,
+            block_size=page_size,
             num_pages=num_pages,
-            policy=policy,
+            scheduling_policy=policy,
         )
         self.core = EngineCore(self.executor, limits, self._send)
         self.executor.running = lambda: self.core.scheduler.running

@@ -35,9 +35,9 @@ def unquantized(arguments: argparse.Namespace) -> Configuration:
 def _start_quire(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:
     kind = AsyncQuireEngine if arguments.streaming else QuireEngine
     for quantization in arguments.quantization.split(","):
-        for kv_dtype in arguments.kv_cache_dtype.split(","):
+        for kv_cache_dtype in arguments.kv_cache_dtype.split(","):
             mode = None if quantization == "none" else quantization
-            configuration = replace(unquantized(arguments), quantization=mode, kv_dtype=kv_dtype)
+            configuration = replace(unquantized(arguments), quantization=mode, kv_cache_dtype=kv_cache_dtype)
             _announce(configuration.name)
             yield kind(configuration, max_model_len, threads)
 

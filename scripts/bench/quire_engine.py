@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any
 
 import uvloop
 from bench.engines import BenchEngine, BenchError, StepBytes
@@ -15,7 +15,6 @@ from bench.work import BatchTiming, Decode, SequenceTiming
 from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
-from quire.frontend.engine_args import EngineOptions
 from quire.kernels import host
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import PlanBuilder
@@ -31,22 +30,24 @@ class Configuration:
     model: str
     dtype: str = "auto"
     quantization: str | None = None
-    kv_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
 
     @property
     def name(self) -> str:
         """Quire and the names of its quantizations."""
-        words = [self.quantization, None if self.kv_dtype == "auto" else f"kv-{self.kv_dtype}"]
+        words = [self.quantization, None if self.kv_cache_dtype == "auto" else f"kv-{self.kv_cache_dtype}"]
         return " ".join(["Quire", *filter(None, words)])
 
     def plan(self) -> PlanBuilder:
         """Return the plan that the engine makes. Raises `ValueError`."""
-        options = LoadOptions(self.model, self.dtype, quantization=self.quantization, kv_dtype=self.kv_dtype)
+        options = LoadOptions(
+            self.model, self.dtype, quantization=self.quantization, kv_cache_dtype=self.kv_cache_dtype
+        )
         return describe(options)[0]
 
-    def options(self, max_model_len: int, threads: int) -> EngineOptions:
+    def options(self, max_model_len: int, threads: int) -> dict[str, Any]:
         """Return the arguments of `LLM`, without those at their defaults."""
-        given: EngineOptions = {
+        given: dict[str, Any] = {
             "dtype": self.dtype,
             "max_model_len": max_model_len,
             "threads": threads,
@@ -54,8 +55,8 @@ class Configuration:
         }
         if self.quantization is not None:
             given["quantization"] = self.quantization
-        if self.kv_dtype != "auto":
-            given["kv_cache_dtype"] = self.kv_dtype
+        if self.kv_cache_dtype != "auto":
+            given["kv_cache_dtype"] = self.kv_cache_dtype
         return given
 
 
@@ -94,7 +95,7 @@ class _CountingTable(RequestTable):
 class _CountingLLM(LLM):
     """`LLM` that counts first increments."""
 
-    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
+    def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
         self._table = self.table = _CountingTable(self._engine.client.send, self._engine.eos_token_ids)
 

@@ -73,9 +73,9 @@ class Simulation:
         seconds, running, waiting, held = (np.array(column) for column in self._steps)
         busy = seconds.sum()
         return {
-            "policy": self.limits.policy,
+            "policy": self.limits.scheduling_policy,
             "pages": self.limits.num_pages,
-            "page_size": self.limits.page_size,
+            "page_size": self.limits.block_size,
             "requests": len(self.answers),
             "served": len(served),
             "seconds": self.engine.clock.now,

@@ -55,7 +55,7 @@ class Engine:
     def __init__(self, model: Path, *flags: str) -> None:
         self.address = default_address()
         self.process = subprocess.Popen(
-            command(model, "--address", self.address, "--heartbeat-seconds", str(HEARTBEAT), *flags),
+            command(model, "--engine-address", self.address, "--heartbeat-seconds", str(HEARTBEAT), *flags),
             stdout=subprocess.PIPE,
         )
         assert self.process.stdout is not None
@@ -187,7 +187,7 @@ def client(engine: Engine) -> Iterator[Client]:
 def test_ready_says_what_a_client_needs(engine: Engine, client: Client, demo_model: Path) -> None:
     ready = client.first(Ready)
     assert ready.model == str(demo_model)
-    assert (ready.engine_pid, ready.num_pages, ready.page_size) == (engine.process.pid, 256, 32)
+    assert (ready.engine_pid, ready.num_pages, ready.block_size) == (engine.process.pid, 256, 32)
     assert ready.vocab_size > 256
     assert ready.heartbeat_seconds == HEARTBEAT
 
@@ -292,7 +292,7 @@ def test_sigterm_lets_requests_end_and_takes_no_more(demo_model: Path) -> None:
 
 def test_sigterm_has_its_limit(demo_model: Path) -> None:
     with (
-        Engine(demo_model, "--drain-seconds", "0.1", "--max-num-seqs", "1") as engine,
+        Engine(demo_model, "--shutdown-timeout", "0.1", "--max-num-seqs", "1") as engine,
         Client(engine.address) as client,
     ):
         for index in range(50):
@@ -320,7 +320,7 @@ def test_sigint_and_shutdown_end_it(demo_model: Path, how: str) -> None:
 
 def test_it_ends_when_its_parent_is_killed(demo_model: Path) -> None:
     address = default_address()
-    arguments = command(demo_model, "--address", address, "--die-with-parent")
+    arguments = command(demo_model, "--engine-address", address, "--die-with-parent", "0")
     script = f"import subprocess; subprocess.run({arguments!r})"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -342,7 +342,7 @@ def refused(model: Path, *flags: str) -> str:
 
 
 def test_an_address_in_use_is_refused_and_its_owner_unharmed(engine: Engine, client: Client, demo_model: Path) -> None:
-    assert refused(demo_model, "--address", engine.address).startswith(
+    assert refused(demo_model, "--engine-address", engine.address).startswith(
         f"error: address '{engine.address}' is in use by another process"
     )
     client.request("a")
@@ -350,7 +350,9 @@ def test_an_address_in_use_is_refused_and_its_owner_unharmed(engine: Engine, cli
 
 
 def test_memory_for_less_than_a_page_is_refused(demo_model: Path) -> None:
-    arguments = [flag for flag in command(demo_model, "--kv-memory", "1KiB") if flag not in {"--num-pages", "256"}]
+    arguments = [
+        flag for flag in command(demo_model, "--kv-cache-memory-bytes", "1KiB") if flag not in {"--num-pages", "256"}
+    ]
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("error: KV memory of 1024 bytes holds no page")
@@ -379,15 +381,21 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--kv-memory", "lots"], "'lots' is not a size; write it as 4GiB"),
-        (["--kv-memory", "4GiB"], "leave one of them out"),
-        (["--kv-memory", "9" * 400 + "G"], "more than there can be"),
-        (["--max-num-seqs", "0"], "'0' must be a whole number from 1 to 65536"),
+        (
+            ["--kv-cache-memory-bytes", "lots"],
+            "'lots' is not possible; it must be a number of bytes above 0, or text such as '4GiB'",
+        ),
+        (["--kv-cache-memory-bytes", "4GiB"], "give one of them"),
+        (["--kv-cache-memory-bytes", "9" * 400 + "G"], "it must be a number of bytes"),
+        (["--max-num-seqs", "0"], "max_num_seqs=0 is out of range; it must be a whole number from 1 to 65536"),
         (["--max-num-batched-tokens", "1" + "0" * 20], "must be a whole number from 1 to 1048576"),
         (["--num-pages", "9" * 5000], "must be a whole number from 1 to 2147483647"),
-        (["--threads", "5000"], "'5000' must be a whole number from 1 to 1024"),
+        (["--threads", "5000"], "threads=5000 is out of range; it must be a whole number from 1 to 1024"),
         (["--wibble"], "unrecognized arguments: --wibble"),
-        (["--drain-seconds", "nan"], "'nan' must be a number of seconds above 0"),
+        (
+            ["--shutdown-timeout", "nan"],
+            "shutdown_timeout=nan is out of range; it must be a number from 0 to 1000000000",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(flags: list[str], words: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is refused, and in which words."""
+"""Validation of requests, and the texts of its errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quire.engine_core.validation import RequestError, check_request
 from quire.protocol.messages import EngineCoreRequest, SamplingParams, StructuredOutputs
 
 LIMITS = EngineLimits(
-    vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, page_size=32, num_pages=500
+    vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, block_size=32, num_pages=500
 )
 
 
 def refusal(prompt: list[int] | None = None, limits: EngineLimits = LIMITS, **fields: Any) -> str | None:
-    """The words with which a request is refused, None if it is not."""
+    """Return the error of a request, None if it is valid."""
     of_request = {name: fields.pop(name) for name in ("eos_token_ids", "priority") if name in fields}
     prompt = [1, 2, 3] if prompt is None else prompt
     try:
@@ -80,7 +80,7 @@ def test_a_prompt_as_long_as_the_context(max_tokens: int | None) -> None:
 
 
 def test_a_prompt_larger_than_the_kv_pool() -> None:
-    small = EngineLimits(1000, 4096, 8, 64, page_size=32, num_pages=3)
+    small = EngineLimits(1000, 4096, 8, 64, block_size=32, num_pages=3)
     assert refusal([1] * 95, small) is None
     assert "the engine's 3 KV pages hold 96 tokens; shorten it to 95" in (refusal([1] * 96, small) or "")
 
@@ -157,7 +157,7 @@ def test_min_tokens_out_of_range(min_tokens: int) -> None:
         {"allowed_token_ids": [5], "eos_token_ids": [5], "min_tokens": 1},
     ],
 )
-def test_some_token_must_be_left_to_draw(fields: dict[str, Any]) -> None:
+def test_some_token_must_be_left_to_sample(fields: dict[str, Any]) -> None:
     assert "allow" in (refusal(**fields) or "")
     assert refusal(allowed_token_ids=[5], eos_token_ids=[5], min_tokens=1, ignore_eos=True) is None
     assert refusal(allowed_token_ids=[5], eos_token_ids=[5]) is None
@@ -167,7 +167,7 @@ def test_an_empty_bad_word() -> None:
     assert "empty entry" in (refusal(bad_words_token_ids=[[1], []]) or "")
 
 
-def test_what_the_engine_would_have_to_ignore_is_refused() -> None:
+def test_what_the_engine_would_have_to_ignore_is_rejected() -> None:
     assert refusal(n=2) == "n=2: the engine gives one answer a request; send a request for each of them"
     assert "leave it at 0" in (refusal(priority=1) or "")
     assert refusal(stop=["a", "b"]) == (
@@ -196,8 +196,8 @@ def test_what_the_engine_would_have_to_ignore_is_refused() -> None:
         },
     ),
 )
-def test_whatever_comes_is_judged(prompt: list[int], fields: dict[str, Any]) -> None:
-    """A refusal is always a RequestError with a text, never another exception."""
+def test_every_request_is_judged(prompt: list[int], fields: dict[str, Any]) -> None:
+    """An error is always a RequestError with a text, never another exception."""
     assert refusal(prompt, **fields) != ""
 
 

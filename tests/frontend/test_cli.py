@@ -21,9 +21,9 @@ import small_tokenizers
 import uvloop
 
 from quire.engine_core.arguments import parse_arguments
-from quire.frontend.cli.engine import command_line
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, flag_names
 from quire.frontend.cli.model import open_model
+from quire.protocol.options import command_line
 
 SCRIPT = Path(sys.executable).parent / "quire"
 QUIRE = (
@@ -35,12 +35,12 @@ FLAGS = [
     "--max-model-len",
     "--max-num-seqs",
     "--max-num-batched-tokens",
-    "--kv-memory",
-    "--page-size",
+    "--kv-cache-memory-bytes",
+    "--block-size",
     "--threads",
     "--pin-threads",
     "--cache-dir",
-    "--address",
+    "--engine-address",
     "--temperature",
     "--top-p",
     "--top-k",
@@ -195,13 +195,14 @@ def test_version(place: Workplace) -> None:
     [
         (["bogus"], "No such command 'bogus'"),
         (["serve", "--bogus"], "No such option: --bogus"),
+        (["serve", "--kv-dtype", "int8"], "No such option: --kv-dtype (Possible options: --dtype, --kv-cache-dtype)"),
         (["complete", "x", "--top-k", "many"], "--top-k"),
         (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
         (["keys"], "Missing argument"),
         (["trace", "x"], "Missing option '--out'"),
         (["serve", "x", "--record", "r.jsonl"], "--record applies to the server; omit it, or the text"),
         (["serve", "--port", "0", "--record-text"], "give --record FILE as well"),
-        (["trace", "--out", "/nowhere/t.json"], "give prompts, or --address of a running engine"),
+        (["trace", "--out", "/nowhere/t.json"], "give prompts, or --engine-address of a running engine"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[str], what: str) -> None:
@@ -216,13 +217,13 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
     ("arguments", "what"),
     [
         (["complete", "x", "--model", "/nowhere"], "model='/nowhere' is not a folder"),
-        (["serve", "x", "--dtype", "int3"], "dtype='int3' is not known"),
-        (["serve", "x", "--threads", "5000"], "threads=5000 is out of range; give a whole number from 1 to 1024"),
-        (["complete", "x", "--max-num-batched-tokens", "1" + "0" * 20], "give a whole number from 1 to 1048576"),
-        (["complete", "x", "--kv-memory", "1x"], "='1x' is not a size"),
-        (["chat", "--address", "ipc:///nowhere/e.sock"], "nobody listens at ipc:///nowhere/e.sock"),
-        (["complete", "x", "--address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
-        (["complete", "x", "--address", "ftp://x"], "must start with ipc:// or tcp://"),
+        (["serve", "x", "--dtype", "int3"], "dtype='int3' is not possible; it must be one of auto, bfloat16, float32"),
+        (["serve", "x", "--threads", "5000"], "threads=5000 is out of range; it must be a whole number from 1 to 1024"),
+        (["complete", "x", "--max-num-batched-tokens", "1" + "0" * 20], "it must be a whole number from 1 to 1048576"),
+        (["complete", "x", "--kv-cache-memory-bytes", "1x"], "='1x' is not possible; it must be a number of bytes"),
+        (["chat", "--engine-address", "ipc:///nowhere/e.sock"], "nobody listens at ipc:///nowhere/e.sock"),
+        (["complete", "x", "--engine-address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
+        (["complete", "x", "--engine-address", "ftp://x"], "must start with ipc:// or tcp://"),
         (["info", "--model", "/nowhere"], "/nowhere"),
         (["trace", "x", "--out", "/nowhere/t.json"], "--out /nowhere/t.json: the file cannot be written (No such file"),
         (["trace", "x", "--out", "/"], "--out /: the file cannot be written (Is a directory); name another"),
@@ -231,8 +232,11 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
             "--record /nowhere/r: the file cannot be written (No such",
         ),
         (["info", "--quantization", "int3"], "quantization is 'int3'; it must be one of int8, int4"),
-        (["serve", "x", "--quantization", "int3"], "quantization='int3' is not known; it can be int8, int4"),
-        (["serve", "x", "--kv-dtype", "fp8"], "kv_cache_dtype='fp8' is not known; it can be auto, int8"),
+        (["serve", "x", "--quantization", "int3"], "quantization='int3' is not possible; it must be one of int8, int4"),
+        (
+            ["serve", "x", "--kv-cache-dtype", "fp8"],
+            "kv_cache_dtype='fp8' is not possible; it must be one of auto, int8",
+        ),
     ],
 )
 def test_errors_are_one_line_and_status_1(place: Workplace, arguments: list[str], what: str) -> None:
@@ -258,7 +262,11 @@ def test_files_in_the_current_folder_are_not_imported(place: Workplace, command:
 
 @needs_kernels
 def test_an_engine_refuses_wrong_sizes_in_a_line(place: Workplace) -> None:
-    for flags in (["--threads", "5000"], ["--max-num-batched-tokens", "1" + "0" * 20], ["--kv-memory", "1x"]):
+    for flags in (
+        ["--threads", "5000"],
+        ["--max-num-batched-tokens", "1" + "0" * 20],
+        ["--kv-cache-memory-bytes", "1x"],
+    ):
         done = place.run("engine", *flags)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert done.stderr.startswith(f"error: argument {flags[0]}: ")
@@ -297,16 +305,16 @@ def test_commands_run_on_uvloop() -> None:
 
 @needs_kernels
 def test_flags_that_say_no_are_heard() -> None:
-    flags = EngineFlags(num_pages=8, prefix_caching=False, preload_grammars=False)
+    flags = EngineFlags(num_pages=8, enable_prefix_caching=False, preload_grammars=False)
     with open_model(flags, AttachFlags()) as model:
         shape = model.llm.engine_info.shape
         assert shape is not None
         assert not shape.enable_prefix_caching
-    line = command_line(flags, {"seed": 0, "address": None})
-    assert line[2:] == ["--num-pages", "8", "--no-prefix-caching", "--no-preload-grammars", "--seed", "0"]
+    line = command_line({"model": "m", **flags.given, "seed": 0, "engine_address": None})
+    assert line[2:] == ["--num-pages", "8", "--no-enable-prefix-caching", "--no-preload-grammars", "--seed", "0"]
     parsed = parse_arguments(line)
-    assert flag_names({"prefix_caching": False, "num_pages": 8}) == "--no-prefix-caching, --num-pages"
-    assert (parsed.prefix_caching, parsed.preload_grammars, parsed.pin_threads) == (False, False, False)
+    assert flag_names({"enable_prefix_caching": False, "num_pages": 8}) == "--no-enable-prefix-caching, --num-pages"
+    assert (parsed.enable_prefix_caching, parsed.preload_grammars, parsed.pin_threads) == (False, False, False)
 
 
 @needs_kernels
@@ -347,13 +355,13 @@ def test_serve_without_a_terminal_listens_until_a_signal(place: Workplace, numbe
     with place.start("serve") as process:
         address = address_of(line_of(process))
         assert re.fullmatch(r"quire: serving quire-demo at http://127\.0\.0\.1:\d+\n", line_of(process))
-        done = place.run("complete", "Once", "--address", address, "--max-tokens", "3")
+        done = place.run("complete", "Once", "--engine-address", address, "--max-tokens", "3")
         assert (done.returncode, done.stderr) == (0, "")
-        assert place.run("serve", "Once", "--address", address, "--max-tokens", "3").returncode == 0
+        assert place.run("serve", "Once", "--engine-address", address, "--max-tokens", "3").returncode == 0
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (status, "", "")
-    gone = place.run("complete", "Once", "--address", address)
+    gone = place.run("complete", "Once", "--engine-address", address)
     assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
 
 
@@ -382,10 +390,10 @@ def test_a_signal_while_the_engine_starts(place: Workplace) -> None:
 @needs_kernels
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, {0, 130}), (signal.SIGTERM, {0, 143})])
 def test_engine_alone(place: Workplace, number: int, status: set[int]) -> None:
-    with place.start("engine", "--max-num-seqs", "4", "--address", f"ipc://{place.folder}/e.sock") as process:
+    with place.start("engine", "--max-num-seqs", "4", "--engine-address", f"ipc://{place.folder}/e.sock") as process:
         word, address = line_of(process).split()
         assert word == "READY"
-        done = place.run("complete", "Once", "--address", address, "--max-tokens", "3")
+        done = place.run("complete", "Once", "--engine-address", address, "--max-tokens", "3")
         assert (done.returncode, done.stderr) == (0, "")
         process.send_signal(number)
         process.communicate(timeout=PATIENCE)
@@ -412,15 +420,15 @@ def test_trace_records_prompts(place: Workplace) -> None:
 @needs_kernels
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 1)])
 def test_trace_of_a_running_engine_keeps_what_there_is(place: Workplace, number: int, status: int) -> None:
-    """Whether a signal ends the recording, or the engine is killed."""
+    """The same if a signal ends the recording, and if the engine is killed."""
     out = place.folder / "t.json"
-    with place.start("engine", "--max-num-seqs", "4", "--address", f"ipc://{place.folder}/e.sock") as engine:
+    with place.start("engine", "--max-num-seqs", "4", "--engine-address", f"ipc://{place.folder}/e.sock") as engine:
         address = line_of(engine).split()[1]
-        with place.start("trace", "--address", address, "--out", str(out)) as recorder:
+        with place.start("trace", "--engine-address", address, "--out", str(out)) as recorder:
             assert recorder.stderr is not None
             assert recorder.stderr.readline() == f"recording {address}; Ctrl-C ends it\n"
             for _ in range(2):
-                done = place.run("complete", "Once", "--address", address, "--max-tokens", "3", "--ignore-eos")
+                done = place.run("complete", "Once", "--engine-address", address, "--max-tokens", "3", "--ignore-eos")
                 assert (done.returncode, done.stderr) == (0, "")
             (engine if number == signal.SIGKILL else recorder).send_signal(number)
             _, said = recorder.communicate(timeout=PATIENCE)
@@ -489,7 +497,7 @@ def test_a_model_without_a_tokenizer_still_serves_token_ids(place: Workplace, tm
     with place.start("serve", "--model", str(model)) as process:
         address = address_of(line_of(process))
         tokenizer = small_tokenizers.write(tmp_path / "other", "byte_level")
-        attached = ["complete", "fox", "--address", address, "--tokenizer", str(tokenizer), "--max-tokens", "3"]
+        attached = ["complete", "fox", "--engine-address", address, "--tokenizer", str(tokenizer), "--max-tokens", "3"]
         assert place.run(*attached).returncode == 0
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
@@ -502,7 +510,9 @@ def test_info(place: Workplace) -> None:
     assert facts["threads"] >= 1
     assert facts["pin_threads"] is False
     assert facts["isa"] in facts["available_isas"]
-    chosen = json.loads(place.run("info", "--json", "--quantization", "int4", "--kv-dtype", "int8").stdout)["plan"]
+    chosen = json.loads(place.run("info", "--json", "--quantization", "int4", "--kv-cache-dtype", "int8").stdout)[
+        "plan"
+    ]
     assert chosen["integer_weights"] == ["int4 in groups of 128", "int4 in groups of 32"]
     assert chosen["kv_bytes_per_token"] < facts["plan"]["kv_bytes_per_token"]
     text = place.run("info").stdout

@@ -8,33 +8,18 @@ from typing import Any
 
 import pytest
 
-from quire.engine_core.scheduling.policies import POLICIES
 from quire.frontend import LLM
-from quire.frontend.engine_args import (
-    DEMO_MODEL,
-    KV_CACHE_DTYPES,
-    QUANTIZATIONS,
-    SCHEDULING_POLICIES,
-    EngineArgs,
-    EngineOptions,
-)
+from quire.frontend.engine_args import DEMO_MODEL, EngineArgs
 from quire.frontend.vllm_args import _VLLM
-from quire.kernels import options as engine_options
-from quire.kernels.weights import quantization
 
 
 def test_the_demo_model_is_the_default(demo_model: Path) -> None:
     assert EngineArgs.from_options(None, {}).model == DEMO_MODEL == str(demo_model)
 
 
-def test_names_are_those_of_the_engine() -> None:
-    assert quantization.NAMES == QUANTIZATIONS
-    assert engine_options.KV_DTYPES == KV_CACHE_DTYPES
-    assert tuple(POLICIES) == SCHEDULING_POLICIES
-
-
-def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
-    assert {"model", *EngineOptions.__annotations__} == set(EngineArgs.__dataclass_fields__)
+def test_none_stands_for_the_default() -> None:
+    args = EngineArgs.from_options(None, {"enable_prefix_caching": None, "max_num_seqs": None, "seed": None})
+    assert (args.enable_prefix_caching, args.max_num_seqs, args.seed) == (True, 256, None)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +27,23 @@ def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
     [
         ({"tensor_parallel_size": 2}, ValueError, r"tensor_parallel_size=2 is not supported.*it can only be 1"),
         ({"gpu_memory_utilization": 0.9}, ValueError, "kv_cache_memory_bytes"),
-        ({"quantization": "fp8"}, ValueError, "quantization='fp8' is not known; it can be int8, int4"),
-        ({"weight_cache": True}, ValueError, "weight_cache=True is not a folder"),
-        ({"weight_cache": ""}, ValueError, "weight_cache='' is not a folder"),
-        ({"kv_cache_dtype": "fp8"}, ValueError, "kv_cache_dtype='fp8' is not known; it can be auto, int8"),
+        ({"quantization": "fp8"}, ValueError, "quantization='fp8' is not possible; it must be one of int8, int4"),
+        ({"weight_cache": True}, ValueError, "weight_cache=True is not possible; it must be the path of a folder"),
+        ({"weight_cache": ""}, ValueError, "weight_cache='' is not possible"),
+        ({"kv_cache_dtype": "fp8"}, ValueError, "kv_cache_dtype='fp8' is not possible; it must be one of auto, int8"),
         ({"enable_prefix_caching": "yes"}, ValueError, "enable_prefix_caching='yes'"),
-        ({"scheduling_policy": "random"}, ValueError, "it can be fcfs, priority, lpm, sjf"),
+        ({"scheduling_policy": "random"}, ValueError, "it must be one of fcfs, priority, lpm, sjf"),
         ({"long_prefill_token_threshold": -1}, ValueError, "long_prefill_token_threshold=-1"),
         ({"trust_remote_code": True}, ValueError, "trust_remote_code=True"),
         ({"max_num_seq": 3}, TypeError, "did you mean max_num_seqs"),
+        ({"kv_dtype": "int8"}, TypeError, "did you mean .*kv_cache_dtype"),
+        ({"tool_call_parser": "xml"}, ValueError, "it must be one of none, hermes"),
         ({"wibble": 3}, TypeError, "wibble is not an argument"),
-        ({"dtype": "float16"}, ValueError, "dtype='float16' is not known; it can be auto, bfloat16, float32"),
+        (
+            {"dtype": "float16"},
+            ValueError,
+            "dtype='float16' is not possible; it must be one of auto, bfloat16, float32",
+        ),
         ({"max_num_seqs": 0}, ValueError, "max_num_seqs=0"),
         ({"max_model_len": 2.5}, ValueError, r"max_model_len=2\.5"),
         ({"block_size": 33}, ValueError, "block_size=33"),
@@ -61,27 +52,27 @@ def test_every_field_is_a_keyword_and_every_keyword_a_field() -> None:
         ({"num_pages": 3, "kv_cache_memory_bytes": "1GiB"}, ValueError, "give one of them"),
         ({"engine_address": "ipc:///x", "threads": 2}, ValueError, "threads cannot be set"),
         ({"start_timeout": 0}, ValueError, "start_timeout=0"),
-        ({"start_timeout": "x"}, TypeError, "start_timeout='x' is a str; give a number of seconds"),
+        ({"start_timeout": "x"}, ValueError, "start_timeout='x' is out of range; it must be a number above 0"),
         ({"start_timeout": math.inf}, ValueError, "start_timeout=inf"),
         ({"start_timeout": math.nan}, ValueError, "start_timeout=nan"),
-        ({"pin_threads": "yes"}, ValueError, "pin_threads='yes' is not possible; it can be True or False"),
-        ({"threads": 5000}, ValueError, "threads=5000 is out of range; give a whole number from 1 to 1024"),
-        ({"max_num_batched_tokens": 10**20}, ValueError, "give a whole number from 1 to 1048576"),
-        ({"max_num_seqs": 65537}, ValueError, "give a whole number from 1 to 65536"),
-        ({"max_model_len": 2**31}, ValueError, "give a whole number from 1 to 2147483647"),
-        ({"num_pages": 2**31}, ValueError, "give a whole number from 1 to 2147483647"),
-        ({"kv_cache_memory_bytes": "1x"}, ValueError, "^kv_cache_memory_bytes='1x' is not a size; .* such as '4GiB'"),
+        ({"pin_threads": "yes"}, ValueError, "pin_threads='yes' is not possible; it must be True or False"),
+        ({"threads": 5000}, ValueError, "threads=5000 is out of range; it must be a whole number from 1 to 1024"),
+        ({"max_num_batched_tokens": 10**20}, ValueError, "it must be a whole number from 1 to 1048576"),
+        ({"max_num_seqs": 65537}, ValueError, "it must be a whole number from 1 to 65536"),
+        ({"max_model_len": 2**31}, ValueError, "it must be a whole number from 1 to 2147483647"),
+        ({"num_pages": 2**31}, ValueError, "it must be a whole number from 1 to 2147483647"),
+        ({"kv_cache_memory_bytes": "1x"}, ValueError, "^kv_cache_memory_bytes='1x' is not possible; .* such as '4GiB'"),
         ({"kv_cache_memory_bytes": "9" * 400}, ValueError, "^kv_cache_memory_bytes='999"),
         ({"kv_cache_memory_bytes": 0}, ValueError, "kv_cache_memory_bytes=0"),
         ({"kv_cache_memory_bytes": 1.5}, ValueError, r"kv_cache_memory_bytes=1\.5"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_a_bad_argument_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(**options)
 
 
-def test_a_model_that_is_no_folder_is_refused() -> None:
+def test_a_model_that_is_not_a_folder_is_rejected() -> None:
     with pytest.raises(ValueError, match="meta-llama/Llama"):
         LLM("meta-llama/Llama-3.2-1B")
 
@@ -99,8 +90,8 @@ def test_the_command_line_has_what_was_given(demo_model: Path) -> None:
     line = EngineArgs.from_options(str(demo_model), options).command_line()
     pairs = dict(zip(line[::2], line[1::2], strict=True))
     assert pairs["--model"] == str(demo_model)
-    assert (pairs["--max-model-len"], pairs["--kv-memory"], pairs["--seed"]) == ("128", "4GiB", "0")
+    assert (pairs["--max-model-len"], pairs["--kv-cache-memory-bytes"], pairs["--seed"]) == ("128", "4GiB", "0")
     assert "--num-pages" not in pairs
-    assert EngineArgs.from_options(str(demo_model), {"pin_threads": True}).command_line() == [
-        *EngineArgs.from_options(str(demo_model), {}).command_line(), "--pin-threads",
-    ]  # fmt: skip
+    switches = {"pin_threads": True, "enable_prefix_caching": False, "preload_grammars": False}
+    line = EngineArgs.from_options(str(demo_model), switches).command_line()
+    assert line == ["--model", str(demo_model), "--pin-threads", "--no-enable-prefix-caching"]

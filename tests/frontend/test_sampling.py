@@ -1,4 +1,4 @@
-"""Sampling parameters: what is refused, and what the engine gets to see."""
+"""Sampling parameters: validation, and the parameters that the engine sees."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.frontend.sampling import (
-    MAX_COMPLETIONS,
-    SEED_LIMIT,
-    SamplingParams,
-    SeedSource,
-    check_length,
-    engine_params,
-    validate,
-)
+from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.protocol.messages import MAX_COMPLETIONS, MAX_SEED
 
 
 def test_what_vllm_takes_for_off_is_off() -> None:
@@ -39,11 +32,11 @@ def test_the_given_parameters_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n": 0}, "n=0 is out of range; it must be at least 1"),
+        ({"n": 0}, "n=0 is out of range; it must be from 1 to 1024"),
         ({"n": MAX_COMPLETIONS + 1}, "n=1025"),
         ({"temperature": -0.1}, r"temperature=-0\.1"),
         ({"temperature": math.inf}, "temperature=inf"),
-        ({"top_p": 1.01}, r"more than 0\.0 and at most 1\.0"),
+        ({"top_p": 1.01}, "top_p=1.01 is out of range; it must be above 0 and at most 1"),
         ({"top_p": math.nan}, "top_p=nan"),
         ({"top_k": -2}, "top_k=-2"),
         ({"top_k": 2.5}, r"top_k=2\.5 is of the wrong type"),
@@ -52,7 +45,7 @@ def test_the_given_parameters_are_left_as_they_are() -> None:
         ({"frequency_penalty": -3}, "frequency_penalty=-3"),
         ({"repetition_penalty": 0}, r"repetition_penalty=0\.0"),
         ({"seed": -1}, "seed=-1"),
-        ({"seed": SEED_LIMIT}, f"seed={SEED_LIMIT}"),
+        ({"seed": MAX_SEED + 1}, f"seed={MAX_SEED + 1}"),
         ({"max_tokens": -1}, "max_tokens=-1"),
         ({"max_tokens": True}, "max_tokens=True"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens=20 is more than max_tokens=10"),
@@ -98,8 +91,8 @@ def test_a_length_beyond_the_context_says_what_fits() -> None:
 
 def test_the_engine_sees_n_requests_with_derived_seeds_and_no_text(demo_model: Path) -> None:
     params = validate(SamplingParams(n=3, stop=["x"], prompt_logprobs=1, include_stop_str_in_output=True))
-    each = engine_params(params, SEED_LIMIT - 1, Tokenizer(demo_model))
-    assert [one.seed for one in each] == [SEED_LIMIT - 1, 0, 1]
+    each = engine_params(params, MAX_SEED, Tokenizer(demo_model))
+    assert [one.seed for one in each] == [MAX_SEED, 0, 1]
     assert [one.prompt_logprobs for one in each] == [1, None, None]
     assert all((one.n, one.stop, one.include_stop_str_in_output) == (1, None, False) for one in each)
 
@@ -132,13 +125,13 @@ def test_a_bad_word_that_has_no_tokens_is_refused(tmp_path: Path) -> None:
     assert engine_params(SamplingParams(bad_words=["ab"]), 0, tokenizer)[0].bad_words_token_ids == [[0, 1]]
 
 
-@given(st.integers(min_value=0, max_value=SEED_LIMIT - 1))
+@given(st.integers(min_value=0, max_value=MAX_SEED))
 def test_the_same_seed_gives_the_same_seeds(seed: int) -> None:
     first, second = SeedSource(seed), SeedSource(seed)
-    drawn = [first.next() for _ in range(4)]
-    assert drawn == [second.next() for _ in range(4)]
-    assert len(set(drawn)) == 4
-    assert all(0 <= each < SEED_LIMIT for each in drawn)
+    seeds = [first.next() for _ in range(4)]
+    assert seeds == [second.next() for _ in range(4)]
+    assert len(set(seeds)) == 4
+    assert all(0 <= each <= MAX_SEED for each in seeds)
 
 
 def test_without_a_seed_every_source_differs() -> None:

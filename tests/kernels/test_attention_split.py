@@ -43,7 +43,7 @@ def test_split_or_whole(demo_model: Path, length: int) -> None:
 @pytest.mark.parametrize("name", ["mistral-window77", "qwen2-tied-window", "llama-gqa8-dynamic"])
 def test_windows_and_one_kv_head(checkpoints: Path, name: str) -> None:
     model = checkpoints / name
-    assert answer(model, 700, MANY_THREADS, kv_dtype="int8") == answer(model, 700, 1, kv_dtype="int8")
+    assert answer(model, 700, MANY_THREADS, kv_cache_dtype="int8") == answer(model, 700, 1, kv_cache_dtype="int8")
 
 
 def test_native_and_emitted_code_agree_on_blocks() -> None:

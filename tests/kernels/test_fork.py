@@ -14,7 +14,9 @@ from quire.kernels.runner import ModelRunner
 STEPS = 3
 
 
-@pytest.fixture(scope="module", params=[{}, {"kv_dtype": "int8", "page_size": 64}, {"dtype": "float32"}], ids=str)
+@pytest.fixture(
+    scope="module", params=[{}, {"kv_cache_dtype": "int8", "block_size": 64}, {"dtype": "float32"}], ids=str
+)
 def engine(request: pytest.FixtureRequest, demo_model: Path) -> ModelRunner:
     return runner.load_model(options.LoadOptions(str(demo_model), num_pages=64, threads=2, **request.param))
 

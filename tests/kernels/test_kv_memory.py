@@ -66,7 +66,7 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
 )
 def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int) -> None:
     heads, page_bytes = 4, 16384  # of one head: 128 pages fill a huge page
-    options = LoadOptions("model", kv_bytes=asked * heads * page_bytes)
+    options = LoadOptions("model", kv_cache_memory_bytes=asked * heads * page_bytes)
     limits = Limits(2048, 2048, 32)
     assert choose_num_pages(options, limits, heads * page_bytes, 0, parts=heads) == chosen
     exact = LoadOptions("model", num_pages=asked)
@@ -79,7 +79,7 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
 )
 def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, num_pages: int) -> None:
     """Where one context must fit, and where few numbers of pages would do."""
-    options, heads = LoadOptions("model", kv_bytes=num_pages * 4 * page_bytes), 4
+    options, heads = LoadOptions("model", kv_cache_memory_bytes=num_pages * 4 * page_bytes), 4
     chosen = choose_num_pages(options, Limits(2048, max_model_len, 32), heads * page_bytes, 0, parts=heads)
     assert chosen == {1540: 1536}.get(num_pages, num_pages)
 

@@ -15,12 +15,12 @@ Outputs = list[tuple[list[int], list[float]]]
 
 def generate(
     model: str, lengths: tuple[int, ...], chunk: int, isa: str | None, quantization: str | None = None,
-    kv_dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> Outputs:  # fmt: skip
     """Tokens and logprobs of 6 greedy steps after each prompt, all in one batch."""
     chosen = options.LoadOptions(
         model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa,
-        quantization=quantization, kv_dtype=kv_dtype,
+        quantization=quantization, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     engine = runner.load_model(chosen)
     outputs: Outputs = []
@@ -56,7 +56,7 @@ def soft_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 CASES: list[tuple[int, tuple[int, ...], dict[str, str]]] = [
     (7, (1, 2, 17, 70, 290), {}),
     (512, (1, 2, 17, 70, 290), {}),
-    (64, (1, 70), {"quantization": "int8", "kv_dtype": "int8"}),
+    (64, (1, 70), {"quantization": "int8", "kv_cache_dtype": "int8"}),
     (7, (1, 40), {"quantization": "int4"}),
     (64, (1, 40), {"quantization": "int4-g32"}),
 ]

@@ -1,4 +1,4 @@
-"""Frames: every message survives the trip, and whatever is no message is refused by name."""
+"""Frames: every message survives encoding, and any other frame is rejected with an error that names the field."""
 
 from __future__ import annotations
 

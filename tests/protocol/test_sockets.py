@@ -1,4 +1,4 @@
-"""Addresses, socket files and keys: what may be bound, what is refused and how the refusal reads."""
+"""Addresses, socket files and keys: what can be bound, and the errors for what cannot."""
 
 from __future__ import annotations
 
@@ -163,10 +163,10 @@ def test_authorized_clients_may_have_comments(tmp_path: Path) -> None:
     ("damage", "text"),
     [
         (lambda keys: (keys / "engine.secret").unlink(), "engine.secret: No such file"),
-        (lambda keys: (keys / "engine.secret").write_text("short"), "no key; a key is 40 characters"),
-        (lambda keys: (keys / "engine.secret").write_text("é" * 20), "no key; a key is 40 characters"),
-        (lambda keys: (keys / "engine.secret").write_text("#" * 40), "no key; a key is 40 characters"),
-        (lambda keys: (keys / "engine.secret").chmod(0o644), "mode 0644: others may read it; run: chmod 600"),
+        (lambda keys: (keys / "engine.secret").write_text("short"), "not a key; a key is 40 characters"),
+        (lambda keys: (keys / "engine.secret").write_text("é" * 20), "not a key; a key is 40 characters"),
+        (lambda keys: (keys / "engine.secret").write_text("#" * 40), "not a key; a key is 40 characters"),
+        (lambda keys: (keys / "engine.secret").chmod(0o644), "mode 0644: others can read it; run: chmod 600"),
     ],
 )
 def test_keys_that_cannot_be_used(context: Context, tmp_path: Path, damage: object, text: str) -> None:

@@ -58,7 +58,7 @@ def loss_of(model: Path, prompts: list[list[int]]) -> float:
 def test_two_formats(demo_model: Path, tmp_path: Path) -> None:
     from quire.frontend.text.tokenizer import Tokenizer
 
-    chosen = ["--formats", "bfloat16", "int4", "--kv-dtypes", "auto"]
+    chosen = ["--formats", "bfloat16", "int4", "--kv-cache-dtypes", "auto"]
     lines, (floats, integers) = measure(tmp_path, "--text", tales(tmp_path, TEXTS), *chosen)
     prompts = Tokenizer(demo_model).encode_batch(TEXTS)
     assert floats["tokens"] == integers["tokens"] == sum(map(len, prompts)) - len(prompts)
@@ -92,7 +92,7 @@ def test_held_out_tales_are_those_of_the_training_script(demo_model: Path, tmp_p
     from quire.frontend.text.tokenizer import Tokenizer
 
     corpus = tales(tmp_path, [f"Tale {i}." + " And so on." * i for i in range(20)])
-    _, (found,) = measure(tmp_path, "--held-out", corpus, "--formats", "bfloat16", "--kv-dtypes", "auto")
+    _, (found,) = measure(tmp_path, "--held-out", corpus, "--formats", "bfloat16", "--kv-cache-dtypes", "auto")
     index = random.Random(0).sample(range(20), 1)[0]
     prompt = Tokenizer(demo_model).encode(f"Tale {index}." + " And so on." * index + "<|end|>")
     assert found["tokens"] == len(prompt) - 1

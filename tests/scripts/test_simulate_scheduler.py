@@ -57,7 +57,7 @@ def limits(requests: list[WorkloadRequest], **changes: Any) -> EngineLimits:
         "max_model_len": 1 + max(request.prompt_tokens + request.output_tokens for request in requests),
         "max_num_seqs": 64,
         "max_num_batched_tokens": 4096,
-        "page_size": 32,
+        "block_size": 32,
         "num_pages": 20_000,
     }
     return EngineLimits(**(sizes | changes))
@@ -80,7 +80,7 @@ def serve(requests: list[WorkloadRequest], **changes: Any) -> Simulation:
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 def test_with_enough_pages_all_that_is_shared_is_found(policy: str) -> None:
     requests = make_requests(60)
-    report = serve(requests, policy=policy).report()
+    report = serve(requests, scheduling_policy=policy).report()
     assert report["cached_tokens"] == infinite_cache_hits(requests, 32) > 0
     assert report["prompt_tokens"] == sum(request.prompt_tokens for request in requests)
     assert (report["preemptions"], report["evictions"], report["wasted_tokens"]) == (0, 0, 0)
@@ -89,7 +89,7 @@ def test_with_enough_pages_all_that_is_shared_is_found(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 def test_overload_of_a_small_pool_neither_thrashes_nor_passes_over_for_ever(policy: str) -> None:
     requests = make_requests(300)
-    report = serve(requests, policy=policy, num_pages=600).report()
+    report = serve(requests, scheduling_policy=policy, num_pages=600).report()
     assert report["waiting_most"] > 50
     assert report["evictions"] > 0
     assert report["held_mean"] > 0.5
@@ -104,10 +104,10 @@ def test_passed_over_requests_are_counted_from_the_events() -> None:
     requests += [
         WorkloadRequest(0.002, 5 * BLOCK_TOKENS, 1, (*shared, 200 + number)) for number in range(2 * MOST_PASSES)
     ]
-    simulation = serve(requests, policy="lpm", max_num_seqs=1)
+    simulation = serve(requests, scheduling_policy="lpm", max_num_seqs=1)
     passes = simulation.times_overtaken()
     assert passes[1] == max(passes) == MOST_PASSES
-    assert max(serve(requests, policy="fcfs", max_num_seqs=1).times_overtaken()) == 0
+    assert max(serve(requests, scheduling_policy="fcfs", max_num_seqs=1).times_overtaken()) == 0
 
 
 @pytest.mark.parametrize("seconds", [(0.03, 7e-4, 1e-3), (0.02, 3e-4, 1e-3), (0.1, 4e-3, 2e-3)])

@@ -91,7 +91,7 @@ class PagedExecutor:
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
-        self.sequences = FailingSequences(limits.num_pages, limits.page_size, limits.vocab_size)
+        self.sequences = FailingSequences(limits.num_pages, limits.block_size, limits.vocab_size)
         self.requests: Callable[[], Iterable[Request]] = list  # those that run
         self.num_forks = 0
         self.steps: list[dict[str, tuple[int, int]]] = []  # each step's (start, count) by request id
@@ -108,7 +108,7 @@ class PagedExecutor:
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
         if not self.sequences.fork(slot, source, num_computed, num_tokens):
             return False
-        page, places = divmod(num_computed, self.limits.page_size)
+        page, places = divmod(num_computed, self.limits.block_size)
         if places:
             old, new = self.sequences.pages(source)[page], self.sequences.pages(slot)[page]
             assert old != new
@@ -188,11 +188,11 @@ class PagedExecutor:
     ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
-        assert 0 < count <= min(len(tokens), len(pages) * self.limits.page_size) - start
+        assert 0 < count <= min(len(tokens), len(pages) * self.limits.block_size) - start
         checksum = 0
         for position, token in enumerate(tokens[:end]):
             checksum = zlib.crc32(token.to_bytes(4, "little"), checksum)
-            place = pages[position // self.limits.page_size], position % self.limits.page_size
+            place = pages[position // self.limits.block_size], position % self.limits.block_size
             if position >= start:
                 assert position >= end - count
                 self._memory[place] = checksum
@@ -271,7 +271,7 @@ class Engine:
             "max_model_len": 256,
             "max_num_seqs": 8,
             "max_num_batched_tokens": 32,
-            "page_size": 4,
+            "block_size": 4,
             "num_pages": 100,
         }
         self.limits = EngineLimits(**(sizes | limits))
@@ -350,7 +350,7 @@ class Engine:
 
     def check_accounts(self) -> None:
         """Every page is free, or cached, or held by those that run or by a pin; the queue is in order of arrival."""
-        sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.page_size
+        sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.block_size
         slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
         held = {page for slot in slots for page in sequences.pages(slot)}
         assert len(held) == sequences.held_pages
@@ -364,6 +364,6 @@ class Engine:
             assert not request.status.is_finished
             assert request.num_new_tokens > 0
         assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
-        if self.limits.policy == "fcfs":
+        if self.limits.scheduling_policy == "fcfs":
             numbers = [request.number for request in scheduler.waiting.ready()]
             assert numbers == sorted(numbers)

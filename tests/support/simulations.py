@@ -30,7 +30,7 @@ def shape(**changes: Any) -> EngineShape:
         "max_model_len": 4096,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 512,
-        "page_size": 32,
+        "block_size": 32,
         "num_pages": 2000,
     }
     return EngineShape(**(sizes | changes))

@@ -1,4 +1,4 @@
-"""The flags that benchmarks share."""
+"""Flags that benchmarks share."""
 
 from __future__ import annotations
 
@@ -21,42 +21,44 @@ if TYPE_CHECKING:
 
 INPUT_LEN, OUTPUT_LEN = 1024, 128
 
-_made_up = functools.partial(option, "Made-up requests")
-_trace = functools.partial(option, "Requests of a trace, in place of made-up ones")
+_synthetic = functools.partial(option, "Synthetic requests")
+_trace = functools.partial(option, "Requests of a trace, in place of synthetic ones")
 
 
 def _length(name: str, text: str, **more: Any) -> Any:
-    """A length by both of its names: some commands of vLLM's have --random- before it."""
+    """Return the flag of a length under both of its names: some commands of vLLM put --random- before it."""
     return typer.Option(
         f"--{name}",
         f"--random-{name}",
         help=text,
         show_default=False,
         metavar="X" if name == "range-ratio" else "TOKENS",
-        rich_help_panel="Made-up requests",
+        rich_help_panel="Synthetic requests",
         **more,
     )
 
 
 @dataclass(frozen=True)
 class LengthFlags:
-    """How long made-up requests are; what is None was not given."""
+    """Lengths of synthetic requests; None means not given."""
 
-    input_len: Annotated[int | None, _length("input-len", "Of a prompt. Default: 1024; for latency 32.", min=1)] = None
-    output_len: Annotated[int | None, _length("output-len", "Of an answer. Default: 128.", min=1)] = None
+    input_len: Annotated[
+        int | None, _length("input-len", "Tokens of a prompt. Default: 1024; for latency 32.", min=1)
+    ] = None
+    output_len: Annotated[int | None, _length("output-len", "Tokens of an answer. Default: 128.", min=1)] = None
     range_ratio: Annotated[
-        float | None, _length("range-ratio", "Lengths are drawn from 1-X to 1+X times these. Default: 0.")
+        float | None, _length("range-ratio", "Lengths are uniform from 1-X to 1+X times these. Default: 0.")
     ] = None
     prefix_len: Annotated[
-        int | None, _length("prefix-len", "Of a prefix more, before all prompts the same. Default: 0.", min=0)
+        int | None, _length("prefix-len", "Tokens of a prefix that all prompts share, in addition. Default: 0.", min=0)
     ] = None
-    seed: Annotated[int, _made_up("Of lengths, tokens and arrivals. Default: 0.", "N", min=0)] = 0
+    seed: Annotated[int, _synthetic("Seed of lengths, tokens and arrivals. Default: 0.", "N", min=0)] = 0
     vocab_size: Annotated[
-        int | None, _made_up("Their tokens have ids below N. Default: the model's, or 1000.", "N", min=1)
+        int | None, _synthetic("Token ids are below N. Default: the model's, or 1000.", "N", min=1)
     ] = None
 
     def lengths(self, input_len: int = INPUT_LEN) -> RandomWorkload:
-        """What is given, else the defaults."""
+        """Return the lengths that were given, else the defaults."""
         from quire.frontend.evaluation.workload.synthetic import RandomWorkload
 
         return RandomWorkload(
@@ -66,22 +68,24 @@ class LengthFlags:
 
 @dataclass(frozen=True)
 class BenchTraceFlags:
-    """Requests of a trace, at other times than its own; what is None was not given."""
+    """Requests of a trace, at other times than its own; None means not given."""
 
     trace: Annotated[Path | None, _trace("Take lengths and shared prefixes from it, as `quire replay`.", "FILE")] = None
     skip_bad: Annotated[
-        bool, switch("Requests of a trace, in place of made-up ones", "--skip-bad", "Skip bad rows, and count them.")
+        bool, switch("Requests of a trace, in place of synthetic ones", "--skip-bad", "Skip bad rows, and count them.")
     ] = False
-    scale_lengths: Annotated[float, _trace("Prompts and answers so many times as long. Default: 1.", "X")] = 1.0
+    scale_lengths: Annotated[float, _trace("Multiply the lengths of prompts and answers. Default: 1.", "X")] = 1.0
     clip: Annotated[
         bool,
-        switch("Requests of a trace, in place of made-up ones", "--clip", "Cut what does not fit the context."),
+        switch(
+            "Requests of a trace, in place of synthetic ones", "--clip", "Cut requests that do not fit the context."
+        ),
     ] = False
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests without their times: made-up ones, or those of a trace."""
+    """Requests without their times: synthetic ones, or those of a trace."""
 
     lengths: RandomWorkload
     seed: int
@@ -90,21 +94,23 @@ class Workload:
 
     @classmethod
     def of(cls, lengths: LengthFlags, flags: BenchTraceFlags) -> Workload:
-        """What the flags say. Raises `BadParameter` if they say both, `ValueError` for a trace that is none."""
+        """Return the workload. Raises `BadParameter` for flags of both kinds, `ValueError` for a bad trace."""
         given = changed(flags)
         path = given.pop("trace", None)
         if path is None:
             if given:
-                raise typer.BadParameter(f"{flag_names(given)} is of a trace; give one with --trace")
+                raise typer.BadParameter(f"{flag_names(given)} belongs to a trace; give one with --trace")
             return cls(lengths.lengths(), lengths.seed)
-        of_made_up = ("input_len", "output_len", "range_ratio", "prefix_len")
-        if both := {name: value for name, value in changed(lengths).items() if name in of_made_up}:
-            raise typer.BadParameter(f"{flag_names(both)} is of made-up requests, --trace has its own; leave out one")
+        of_synthetic = ("input_len", "output_len", "range_ratio", "prefix_len")
+        if both := {name: value for name, value in changed(lengths).items() if name in of_synthetic}:
+            raise typer.BadParameter(
+                f"{flag_names(both)} belongs to synthetic requests, and --trace has its own; leave one out"
+            )
         changes = TraceFlags(seed=lengths.seed, **given)
         return cls(lengths.lengths(), lengths.seed, open_trace(path, changes), changes)
 
     def requests(self, num: int, max_model_len: int | None) -> Iterable[WorkloadRequest]:
-        """At most so many. Raises `ValueError` for made-up ones that do not fit the context."""
+        """Return at most `num` requests. Raises `ValueError` for synthetic ones that do not fit the context."""
         import itertools
 
         if self.trace is None:
@@ -113,14 +119,14 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """What it is, for a title."""
+        """Name of the workload, for a title."""
         if self.trace is not None:
             return self.trace.path.name
         return f"{self.lengths.prefix_len + self.lengths.input_len} to {self.lengths.output_len} tokens"
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it is, for the report."""
+        """Description of the workload, for the report."""
         if self.trace is None:
             return {"dataset_name": "random", **asdict(self.lengths), "seed": self.seed}
         return {**self.flags.config(self.trace), "seed": self.seed}

@@ -60,7 +60,7 @@ def _rests() -> list[Scene]:
 
 def _contexts(shape: EngineShape, longest: int) -> list[Scene]:
     """Return scenes of decoding sequences with long contexts."""
-    room = min(max(_MOST_TOKENS, longest), shape.num_pages * shape.page_size // 2)
+    room = min(max(_MOST_TOKENS, longest), shape.num_pages * shape.block_size // 2)
     scenes = []
     for part in (4, 2, 1):
         tokens = max(longest // part, 1)
@@ -79,7 +79,7 @@ def _prompts(shape: EngineShape, longest: int) -> list[Scene]:
 
 def _batches(shape: EngineShape) -> list[Scene]:
     """Return scenes of concurrent prompts, up to as many as fit into a step."""
-    most = min(shape.max_num_batched_tokens, shape.num_pages * shape.page_size // 2, _MOST_TOKENS)
+    most = min(shape.max_num_batched_tokens, shape.num_pages * shape.block_size // 2, _MOST_TOKENS)
     batches = [
         (size, length)
         for length in _BATCHED

@@ -12,8 +12,7 @@ from typing import IO
 import msgspec
 
 from quire.frontend.evaluation.workload.request import WorkloadRequest
-from quire.protocol.pipe import read_frame, write_frame
-from quire.protocol.simulation import SimulatedRequest, SimulationOutput, SimulationSetup
+from quire.protocol.simulation import SimulatedRequest, SimulationOutput, SimulationSetup, read_frame, write_frame
 
 _REQUESTS_AT_ONCE = 64
 

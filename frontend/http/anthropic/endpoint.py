@@ -21,8 +21,7 @@ from quire.frontend.http.shared_fields import effort_kwargs
 from quire.frontend.http.transport.bodies import decode, read_body
 from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
-from quire.frontend.sampling import RANGES, check_range
-from quire.protocol.messages import SamplingParams
+from quire.protocol.messages import SAMPLING_RANGES, SamplingParams
 
 
 class MessagesEndpoints:
@@ -81,8 +80,8 @@ class MessagesEndpoints:
             "top_k": body.top_k,
         }
         known = {name: value for name, value in given.items() if value is not None}
-        check_range(
-            "max_tokens", body.max_tokens, *RANGES["max_tokens"]
+        SAMPLING_RANGES["max_tokens"].check(
+            "max_tokens", body.max_tokens
         )  # the context may cut it, which hides the rest
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
 

@@ -1,4 +1,4 @@
-"""What the bodies of completions and chats have in common: how tokens are drawn, how the engine treats a request."""
+"""The fields that bodies of completions and chats share: sampling, and how the engine treats a request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from quire.frontend import sampling
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.openai.response_format import StructuredOutputsField
 from quire.frontend.http.shared_fields import NOT_HERE
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.http.transport.responses import GivenId
-from quire.protocol.messages import SamplingParams
+from quire.protocol.messages import LOGIT_BIAS, SAMPLING_RANGES, SamplingParams
 
 REFUSED: Refusals = {
     "audio": ((), "only text is supported"),
@@ -50,30 +49,30 @@ REFUSED: Refusals = {
 }
 
 
-# As bodies say it: under other names too, and with any negative seed for a fresh one.
+# Ranges in bodies, which have further names, and take any negative seed for a fresh one.
 RANGES = {
-    **sampling.RANGES,
-    "seed": (-math.inf, *sampling.RANGES["seed"][1:]),
-    "max_completion_tokens": sampling.RANGES["max_tokens"],
-    "max_output_tokens": sampling.RANGES["max_tokens"],
-    "top_logprobs": sampling.RANGES["logprobs"],
+    **SAMPLING_RANGES,
+    "seed": SAMPLING_RANGES["seed"]._replace(low=-math.inf),
+    "max_completion_tokens": SAMPLING_RANGES["max_tokens"],
+    "max_output_tokens": SAMPLING_RANGES["max_tokens"],
+    "top_logprobs": SAMPLING_RANGES["logprobs"],
 }
 
 
 _TOKEN_IDS = Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}})
-_BIAS = Meta(extra_json_schema={"minimum": -sampling.MAX_BIAS, "maximum": sampling.MAX_BIAS})
+_BIAS = Meta(extra_json_schema={"minimum": LOGIT_BIAS.low, "maximum": LOGIT_BIAS.high})
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`include_usage`: a last chunk tells the usage; `continuous_usage_stats`: every chunk does."""
+    """Options of a stream: usage in a last chunk (`include_usage`), in every chunk (`continuous_usage_stats`)."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # noise against an eavesdropper; what TLS is for
+    include_obfuscation: bool | None = None  # padding against eavesdroppers, which TLS keeps out
 
 
 class GenerationFields(Body, kw_only=True):
-    """Fields of a body that asks for text; None is as good as left out. Names and meanings are OpenAI's and vLLM's."""
+    """Fields of a body that asks for text; None means left out. Names and meanings are OpenAI's and vLLM's."""
 
     refused: ClassVar[Refusals] = REFUSED
 
@@ -115,7 +114,7 @@ class GenerationFields(Body, kw_only=True):
     cache_salt: str | None = None
     request_id: GivenId | None = None
 
-    # These ask for nothing that shows in an answer.
+    # Accepted, without an effect on the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
@@ -133,9 +132,9 @@ _SAMPLING = (
 def sampling_params(
     fields: GenerationFields, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
-    """The sampling that a body asks for; what it leaves out is the model's own (`defaults`), or the library's.
+    """Return the sampling parameters of a body; fields left out have the model's `defaults`, or the library's.
 
-    Raises `ApiError` 400 for what can't be combined; values are checked where the request is made.
+    Raises `ApiError` 400 for fields that cannot be combined; values are checked where the request is made.
     """
     given = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
     params = {**defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs}
@@ -157,19 +156,19 @@ def sampling_params(
 
 
 def check_top_logprobs(given: int | None) -> None:
-    """Raises `ValueError` for more than there are, in the words of bodies that count them under this name."""
-    sampling.check_range("top_logprobs", given, *RANGES["top_logprobs"])
+    """Raise `ValueError` for `top_logprobs` out of range."""
+    RANGES["top_logprobs"].check("top_logprobs", given)
 
 
 def _beam_search(fields: GenerationFields, params: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM has it: `n` beams, all of which are returned. The model's defaults of drawing mean nothing to it."""
+    """Return the parameters of a beam search as vLLM has it: `n` beams, all returned, without sampling defaults."""
     width = fields.n or 1
-    drawn = {name: value for name, value in params.items() if getattr(fields, name, None) is not None}
-    drawn.pop("temperature", None)
+    asked = {name: value for name, value in params.items() if getattr(fields, name, None) is not None}
+    asked.pop("temperature", None)
     if "structured_outputs" in params:
         raise bad_request("structured_outputs has no meaning in a beam search; leave it out", "structured_outputs")
     return {
-        **drawn,
+        **asked,
         "n": width,
         "beam_width": width,
         "length_penalty": 1.0 if fields.length_penalty is None else fields.length_penalty,
@@ -181,8 +180,8 @@ def _beam_search(fields: GenerationFields, params: dict[str, Any]) -> dict[str, 
 
 def _check_streaming(fields: GenerationFields) -> None:
     if fields.use_beam_search:
-        raise bad_request("a beam search knows its answers only at its end; set stream=false", "use_beam_search")
+        raise bad_request("a beam search has its answers only at its end; set stream=false", "use_beam_search")
     if fields.best_of is not None and fields.best_of > (fields.n or 1):
         raise bad_request("best_of chooses at the end, so nothing can be streamed; set stream=false", "best_of")
     if fields.prompt_logprobs is not None:
-        raise bad_request("prompt_logprobs are given in a whole answer only; set stream=false", "prompt_logprobs")
+        raise bad_request("prompt_logprobs are not streamed; set stream=false", "prompt_logprobs")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.frontend.structured_outputs import MOST_CHARACTERS
+from quire.frontend.structured_outputs import MAX_CHARACTERS
 from quire.frontend.text.chat.answer_grammar import after_thinking, answer_rule
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.reasoning import (
@@ -128,10 +128,10 @@ class AnswerFormat:
             return structured
         else:
             grammar = self.after_thinking(prompt, answer_rule(structured))
-        if tools is not None and grammar is not None and len(grammar) > MOST_CHARACTERS:
+        if tools is not None and grammar is not None and len(grammar) > MAX_CHARACTERS:
             raise ToolError(
                 "tools",
-                f"need a grammar of {len(grammar)} characters for their calls, more than {MOST_CHARACTERS}; "
+                f"need a grammar of {len(grammar)} characters for their calls, more than {MAX_CHARACTERS}; "
                 "give fewer tools, or shorter schemas",
             )
         return None if grammar is None else StructuredOutputs(grammar=grammar)

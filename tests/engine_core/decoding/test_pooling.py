@@ -70,7 +70,7 @@ def test_means_of_prompts_that_begin_alike_do_not_wait_for_each_other() -> None:
 
 @every_type
 def test_after_a_preemption_no_state_is_pooled_twice(pooling_type: Literal["last", "mean"]) -> None:
-    engine = Engine(num_pages=12, max_num_batched_tokens=3, policy="priority")
+    engine = Engine(num_pages=12, max_num_batched_tokens=3, scheduling_policy="priority")
     engine.expect_no_output()
     engine.add("urgent", [1, 2, 3], max_tokens=40)
     for _ in range(3):

@@ -122,7 +122,7 @@ def text_of(native: LLTokenizer) -> Callable[[list[int]], str]:
 def test_nobody_waits_for_a_grammar_that_is_not_his(
     tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str], policy: str
 ) -> None:
-    bench = Bench(tokenizer, policy=policy)
+    bench = Bench(tokenizer, scheduling_policy=policy)
     bench.add("slow")
     assert bench.status("slow") is WAITS
     for name in "abc":

@@ -18,7 +18,7 @@ def make_admission(**limits: Any) -> Admission:
         "max_num_seqs": 64,
         "max_num_batched_tokens": 512,
     }
-    return Admission(EngineLimits(**(sizes | {"page_size": 32, "num_pages": 1000} | limits)))
+    return Admission(EngineLimits(**(sizes | {"block_size": 32, "num_pages": 1000} | limits)))
 
 
 def test_the_estimate_becomes_the_mean_length() -> None:

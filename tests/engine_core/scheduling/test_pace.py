@@ -12,7 +12,7 @@ from quire.engine_core.scheduling.pace import Pace
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
 LIMITS = EngineLimits(
-    vocab_size=1000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, page_size=32, num_pages=1000
+    vocab_size=1000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, block_size=32, num_pages=1000
 )
 
 

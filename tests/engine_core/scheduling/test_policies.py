@@ -25,7 +25,7 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_serves_everybody(policy: str) -> None:
-    engine = Engine(policy=policy, num_pages=30, max_num_seqs=3)
+    engine = Engine(scheduling_policy=policy, num_pages=30, max_num_seqs=3)
     prompts = [[index % 3] * (1 + 5 * index % 17) + [index] for index in range(20)]
     for index, prompt in enumerate(prompts):
         engine.now += 0.01
@@ -37,7 +37,7 @@ def test_every_policy_serves_everybody(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_crowd_that_takes_long_to_look_at_starts_bit_by_bit(policy: str) -> None:
-    engine = Engine(policy=policy)
+    engine = Engine(scheduling_policy=policy)
     seconds = itertools.count()
     engine.core.scheduler._clock = lambda: float(next(seconds))  # whatever is done takes too long
     for index in range(5):
@@ -47,7 +47,7 @@ def test_a_crowd_that_takes_long_to_look_at_starts_bit_by_bit(policy: str) -> No
 
 
 def test_the_least_priority_comes_first_until_another_has_waited_long_enough() -> None:
-    engine = Engine(policy="priority", max_num_seqs=1)
+    engine = Engine(scheduling_policy="priority", max_num_seqs=1)
     engine.add("running", [1], max_tokens=2, priority=0)
     engine.step()
     engine.add("low", [1], max_tokens=1, priority=2)
@@ -65,7 +65,7 @@ def test_a_priority_means_nothing_to_other_policies_and_is_refused() -> None:
 
 
 def test_the_least_important_gives_way() -> None:
-    engine = Engine(policy="priority", num_pages=16)
+    engine = Engine(scheduling_policy="priority", num_pages=16)
     engine.expect_no_output()
     engine.add("low", [1] * 4, max_tokens=40, priority=1)
     engine.add("high", [2] * 24, max_tokens=20, priority=0)
@@ -75,7 +75,7 @@ def test_the_least_important_gives_way() -> None:
 
 
 def test_the_shortest_prompt_comes_first_until_a_long_one_has_waited() -> None:
-    engine = Engine(policy="sjf", max_num_seqs=1)
+    engine = Engine(scheduling_policy="sjf", max_num_seqs=1)
     engine.add("running", [1], max_tokens=2)
     engine.step()
     engine.add("long", [1] * 30, max_tokens=1)
@@ -86,7 +86,7 @@ def test_the_shortest_prompt_comes_first_until_a_long_one_has_waited() -> None:
 
 
 def test_what_is_cached_counts_as_done() -> None:
-    engine = Engine(policy="sjf", max_num_seqs=1, max_num_batched_tokens=100)
+    engine = Engine(scheduling_policy="sjf", max_num_seqs=1, max_num_batched_tokens=100)
     base = list(range(40))
     engine.add("running", base, max_tokens=2)
     engine.step()
@@ -97,7 +97,7 @@ def test_what_is_cached_counts_as_done() -> None:
 
 
 def test_the_longest_prefix_comes_first() -> None:
-    engine = Engine(policy="lpm", max_num_seqs=1, max_num_batched_tokens=100)
+    engine = Engine(scheduling_policy="lpm", max_num_seqs=1, max_num_batched_tokens=100)
     base = list(range(40))
     engine.add("running", base, max_tokens=2)
     engine.step()
@@ -108,7 +108,7 @@ def test_the_longest_prefix_comes_first() -> None:
 
 
 def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
-    engine = Engine(policy="lpm", max_num_seqs=1, max_num_batched_tokens=100, num_pages=1000)
+    engine = Engine(scheduling_policy="lpm", max_num_seqs=1, max_num_batched_tokens=100, num_pages=1000)
     base = list(range(40))
     engine.add("first", base, max_tokens=1)
     engine.finish()
@@ -123,7 +123,7 @@ def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
 
 def test_nobody_waits_for_the_pages_of_another_beyond_the_bound() -> None:
     """The next page of `waits` is always the one that `slow` computes in this step."""
-    engine = Engine(policy="lpm", max_num_batched_tokens=8, num_pages=1000)
+    engine = Engine(scheduling_policy="lpm", max_num_batched_tokens=8, num_pages=1000)
     base = list(range(200))
     engine.add("slow", base, max_tokens=1)
     engine.step()

@@ -57,11 +57,11 @@ def beams_alone(length: int, max_tokens: int, beam_width: int) -> list[BeamSeque
 class EngineStates(RuleBasedStateMachine):
     @initialize(
         num_pages=st.integers(2, 20),
-        page_size=st.sampled_from([2, 4]),
+        block_size=st.sampled_from([2, 4]),
         max_num_seqs=st.integers(2, 8),
         max_num_batched_tokens=st.integers(1, 20),
         enable_prefix_caching=st.booleans(),
-        policy=st.sampled_from(list(POLICIES)),
+        scheduling_policy=st.sampled_from(list(POLICIES)),
         max_waiting_requests=st.sampled_from([2, 100]),
         cautious=st.booleans(),
     )
@@ -117,7 +117,7 @@ class EngineStates(RuleBasedStateMachine):
         self, client: bytes, name: str, length: int, timeout: float | None, cache_salt: str, urgency: int
     ) -> None:
         """With a time limit, a salt, and a priority where that means something."""
-        priority = urgency if self.engine.limits.policy == "priority" else 0
+        priority = urgency if self.engine.limits.scheduling_policy == "priority" else 0
         options = {"timeout": timeout, "cache_salt": cache_salt, "priority": priority}
         self._send(client, name, [1] * length, 0, 20, **options)
 

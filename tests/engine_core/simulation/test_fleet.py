@@ -45,7 +45,7 @@ def assert_served(outcome: FleetRun, requests: list[SimulatedRequest]) -> None:
     engines=st.integers(1, 3),
     more=st.fixed_dictionaries(
         {
-            "policy": st.sampled_from(["fcfs", "lpm", "sjf"]),
+            "scheduling_policy": st.sampled_from(["fcfs", "lpm", "sjf"]),
             "num_pages": st.sampled_from([80, 150, 2000]),
             "max_num_seqs": st.sampled_from([3, 8]),
             "enable_prefix_caching": st.booleans(),

@@ -42,7 +42,7 @@ def load(path: Path) -> dict[str, Any]:
 def test_latency(address: str, tmp_path: Path) -> None:
     output = tmp_path / "latency.json"
     flags = ("--batch-size", 2, "--num-iters", 3, "--num-iters-warmup", 1, "--output", output)
-    done = run("latency", *SHORT, *flags, "--address", address)
+    done = run("latency", *SHORT, *flags, "--engine-address", address)
     assert done.returncode == 0, done.stderr
     assert "2 x 40 to 3 tokens" in done.stdout
     report = load(output)
@@ -54,7 +54,7 @@ def test_latency(address: str, tmp_path: Path) -> None:
 def test_throughput(address: str, tmp_path: Path) -> None:
     output = tmp_path / "throughput.json"
     flags = ("--num-prompts", 12, "--prefix-len", 64, "--range-ratio", 0.5, "--output", output)
-    done = run("throughput", *SHORT, *flags, "--address", address)
+    done = run("throughput", *SHORT, *flags, "--engine-address", address)
     assert done.returncode == 0, done.stderr
     report = load(output)
     assert report["num_requests"] == report["completed"] == 12
@@ -69,18 +69,18 @@ def test_throughput_of_a_trace(address: str, tmp_path: Path) -> None:
     rows = [{"timestamp": 10**6 * place, "input_length": 9, "output_length": 2, "hash_ids": [0]} for place in range(9)]
     trace.write_text("{rubbish\n" + "".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--num-prompts", 5, "--skip-bad", "--output", output)
-    done = run("throughput", "--trace", trace, *flags, "--address", address)
+    done = run("throughput", "--trace", trace, *flags, "--engine-address", address)
     assert done.returncode == 0, done.stderr
     assert (load(output)["completed"], load(output)["total_input_tokens"]) == (5, 45)
     assert load(output)["config"]["skipped_rows"] == 1
     assert "were to be sent" not in done.stderr
-    done = run("throughput", "--trace", trace, "--skip-bad", "--num-prompts", 20, "--address", address)
+    done = run("throughput", "--trace", trace, "--skip-bad", "--num-prompts", 20, "--engine-address", address)
     assert "the trace has 9 requests, and 20 were to be sent" in done.stderr
 
 
 def test_serve_at_a_rate_and_by_users(address: str, tmp_path: Path) -> None:
     output = tmp_path / "serve.json"
-    flags = ("--num-prompts", 8, "--output", output, "--address", address)
+    flags = ("--num-prompts", 8, "--output", output, "--engine-address", address)
     done = run("serve", *SHORT, "--request-rate", 100, "--burstiness", 2, "--num-warmups", 2, *flags)
     assert done.returncode == 0, done.stderr
     report = load(output)
@@ -98,7 +98,7 @@ def test_serve_at_a_rate_and_by_users(address: str, tmp_path: Path) -> None:
 def test_serve_in_a_ramp(address: str, tmp_path: Path) -> None:
     output = tmp_path / "serve.json"
     ramp = ("--ramp-up-start-rps", 50, "--ramp-up-end-rps", 100, "--ramp-up-strategy", "exponential")
-    done = run("serve", *SHORT, *ramp, "--num-prompts", 5, "--address", address, "--output", output)
+    done = run("serve", *SHORT, *ramp, "--num-prompts", 5, "--engine-address", address, "--output", output)
     assert done.returncode == 0, done.stderr
     assert (load(output)["completed"], load(output)["request_rate"]) == (5, None)
     assert load(output)["config"]["ramp_up_end_rps"] == 100
@@ -108,7 +108,7 @@ def test_sweep(address: str, tmp_path: Path) -> None:
     output, page = tmp_path / "sweep.json", tmp_path / "sweep.html"
     limits = ("--goodput", "ttft:60000", "tpot:60000")
     flags = ("--low", 100, "--high", 200, "--num-prompts", 4, "--output", output, "--html", page)
-    done = run("sweep", *SHORT, *limits, *flags, "--address", address)
+    done = run("sweep", *SHORT, *limits, *flags, "--engine-address", address)
     assert done.returncode == 0, done.stderr
     assert [line.split(",")[0] for line in done.stderr.splitlines()[:2]] == [
         "100 requests/s: met",
@@ -125,7 +125,7 @@ def test_sweep(address: str, tmp_path: Path) -> None:
 def test_a_sweep_of_impossible_limits_fails_and_is_saved(address: str, tmp_path: Path) -> None:
     output = tmp_path / "sweep.json"
     flags = ("--goodput", "ttft:0.0001", "--low", 100, "--num-prompts", 4, "--output", output)
-    done = run("sweep", *SHORT, *flags, "--address", address)
+    done = run("sweep", *SHORT, *flags, "--engine-address", address)
     assert done.returncode == 1
     assert "quire: even 100 requests/s miss the limits: 0 % of the requests" in done.stderr
     assert load(output)["highest_rate"] is None
@@ -137,7 +137,7 @@ def test_a_signal_ends_a_sweep_and_keeps_the_results_so_far(
 ) -> None:
     output = tmp_path / "sweep.json"
     sizes = ("--input-len", 8, "--output-len", 400, "--num-prompts", 4)
-    flags = ("--goodput", "ttft:60000", "--low", 100, "--output", output, "--address", address)
+    flags = ("--goodput", "ttft:60000", "--low", 100, "--output", output, "--engine-address", address)
     command = [*QUIRE, "sweep", *map(str, (*sizes, *flags))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -156,8 +156,11 @@ def test_a_signal_ends_a_sweep_and_keeps_the_results_so_far(
     [
         (("latency", "--output", "no-such-folder/latency.json"), "--output"),
         (("throughput", "--trace", "no-such-file.csv"), "no-such-file.csv"),
-        (("throughput", "--clip"), "--clip is of a trace"),
-        (("throughput", "--trace", "no-such-file.csv", "--input-len", "8"), "--input-len is of made-up requests"),
+        (("throughput", "--clip"), "--clip belongs to a trace"),
+        (
+            ("throughput", "--trace", "no-such-file.csv", "--input-len", "8"),
+            "--input-len belongs to synthetic requests",
+        ),
         (("serve", "--request-rate", "0"), "rate=0.0 is out of range"),
         (("serve", "--request-rate", "-1"), "rate=-1.0 is out of range"),
         (("serve", "--request-rate", "1", "--burstiness", "0"), "burstiness=0.0 is out of range"),
@@ -178,4 +181,4 @@ def test_invalid_flags_are_rejected_before_an_engine_starts(arguments: tuple[str
 def test_lengths_beyond_the_context_are_rejected(command: str, address: str) -> None:
     limits = ["--goodput", "ttft:9"] if command == "sweep" else []
     with pytest.raises(ValueError, match="lower --input-len from 2000 to 1920 or less"):
-        app(["bench", command, "--input-len", "2000", *limits, "--address", address], standalone_mode=False)
+        app(["bench", command, "--input-len", "2000", *limits, "--engine-address", address], standalone_mode=False)

@@ -98,7 +98,7 @@ def test_a_failed_warm_up_is_reported(trace: Path, tmp_path: Path) -> None:
 def test_the_script_is_the_command_and_targets_a_running_engine(trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     with LLM(num_pages=64) as llm:
-        flags = ("--address", llm.engine_address, "--concurrency", 3, "--output", output)
+        flags = ("--engine-address", llm.engine_address, "--concurrency", 3, "--output", output)
         done = run(trace, *flags, command=[sys.executable, "-P", str(SCRIPT)])
     assert done.returncode == 0, done.stderr
     assert load(output)["max_concurrency"] == 3
@@ -124,7 +124,7 @@ def test_a_signal_ends_the_run_and_keeps_the_measurements(
 ) -> None:
     output = tmp_path / "report.json"
     with LLM(num_pages=64) as llm:
-        process = start(long_trace, "--address", llm.engine_address, "--output", output)
+        process = start(long_trace, "--engine-address", llm.engine_address, "--output", output)
         wait_until_running(llm)
         engine = llm._engine.client.ready.engine_pid
         os.kill(engine, signal.SIGSTOP)  # else the request may end first where the host is busy
@@ -143,7 +143,7 @@ def test_a_signal_ends_the_run_and_keeps_the_measurements(
 def test_a_dying_engine_ends_the_run_and_keeps_the_measurements(long_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     with LLM(num_pages=64) as llm:
-        process = start(long_trace, "--address", llm.engine_address, "--output", output)
+        process = start(long_trace, "--engine-address", llm.engine_address, "--output", output)
         wait_until_running(llm)
         os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
         _, err = process.communicate(timeout=PATIENCE)
@@ -165,11 +165,11 @@ def test_a_trace_that_breaks_ends_the_run_with_its_line_unless_bad_rows_are_skip
     trace.write_text(trace.read_text() + "{rubbish\n")
     output = tmp_path / "report.json"
     with LLM(num_pages=64) as llm:
-        done = run(trace, "--address", llm.engine_address, "--output", output)
+        done = run(trace, "--engine-address", llm.engine_address, "--output", output)
         assert done.returncode == 1
         assert "trace.jsonl:13" in done.stderr
         assert load(output)["completed"] == 12
-        done = run(trace, "--address", llm.engine_address, "--skip-bad", "--output", output)
+        done = run(trace, "--engine-address", llm.engine_address, "--skip-bad", "--output", output)
     assert done.returncode == 0, done.stderr
     assert "1 bad rows" in done.stderr
     assert load(output)["config"]["skipped_rows"] == 1
@@ -190,7 +190,7 @@ def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> N
     [
         ((), 2, "nothing to replay"),
         (("no-such-file.csv",), 1, "no-such-file.csv"),
-        (("TRACE", "--address", "ipc:///tmp/no-engine-here"), 1, "nobody listens"),
+        (("TRACE", "--engine-address", "ipc:///tmp/no-engine-here"), 1, "nobody listens"),
         (("TRACE", "--base-url", "http://127.0.0.1:1"), 1, "no server answers"),
         (("TRACE", "--base-url", "http://127.0.0.1:1", "--threads", 1), 2, "--threads"),
         (("TRACE", "--api-key", "x"), 2, "--base-url"),

@@ -153,7 +153,7 @@ def test_the_fewest_engines_and_each_try_are_reported(files: list[str]) -> None:
         (["--vocab-size", "9"], "a simulation sends none; omit it"),
         (["--calibration", "none.json"], "none.json cannot be read"),
         (["--trace", "none.jsonl"], "none.jsonl"),
-        (["--scheduling-policy", "luck"], "the scheduling policy 'luck' is not known; it can be fcfs"),
+        (["--scheduling-policy", "luck"], "scheduling_policy='luck' is not possible; it must be one of fcfs"),
         (["--find", "engines", "--goodput", "ttft:1"], "engines are not enough: 0.00% of the requests"),
     ],
 )

@@ -135,7 +135,7 @@ def test_messages_document_every_accepted_key(api: Any) -> None:
 def test_it_gives_the_servers_url_and_its_security(server: Server, api: Any) -> None:
     assert api["servers"] == [{"url": "/"}]
     assert api["security"] == []
-    _, guarded = build(server, ServerArgs(root_path="/quire", api_keys=(KEY,)))
+    _, guarded = build(server, ServerArgs(root_path="/quire", api_key=(KEY,)))
     assert guarded["servers"] == [{"url": "/quire"}]
     assert guarded["security"] == [{"bearer": []}, {"apiKey": []}, {"basic": []}]
     assert all(guarded["paths"][path]["get"]["security"] == [] for path in OPEN_PATHS)

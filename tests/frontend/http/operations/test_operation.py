@@ -222,4 +222,4 @@ def test_tls_from_files(tmp_path: Path) -> None:
 
 def test_an_empty_key_does_not_open_the_server() -> None:
     with pytest.raises(ValueError, match="an API key is empty"):
-        ServerArgs(api_keys=("",)).all_api_keys()
+        ServerArgs(api_key=("",)).all_api_keys()

@@ -253,7 +253,7 @@ def test_the_page_asks_for_a_key_and_sends_it(open_page: Callable[..., Page]) ->
 
 def test_a_browser_with_basic_authentication_needs_no_further_key(browser: Browser, server: Server) -> None:
     """The browser sends its credentials with every request; and a stopping server does not wait for viewers."""
-    with Server.start("--address", server.engine_address, "--api-key", "secret") as guarded:
+    with Server.start("--engine-address", server.engine_address, "--api-key", "secret") as guarded:
         context = browser.new_context(http_credentials={"username": "any", "password": "secret"})
         page = context.new_page()
         page.goto(f"{guarded.url}/")

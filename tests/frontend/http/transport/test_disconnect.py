@@ -27,7 +27,7 @@ NUM_CONNECTIONS, AT_ONCE = 1000, 200
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Serve the demo model with few requests at once, prompts that fill a step, and a long name for large events."""
-    limits = ["--max-num-seqs", "8", "--long-prefill-threshold", "2048", "--send-timeout", "1"]
+    limits = ["--max-num-seqs", "8", "--long-prefill-token-threshold", "2048", "--send-timeout", "1"]
     with Server.start(*limits, "--served-model-name", "m" * 4000) as server:
         yield server
 

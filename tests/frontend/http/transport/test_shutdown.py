@@ -61,7 +61,7 @@ def test_sigterm_drains_streams_and_rejects_new_requests() -> None:
 
 
 def test_requests_beyond_the_drain_limit_get_an_error() -> None:
-    with Server.start("--drain-seconds", "0.2") as server:
+    with Server.start("--shutdown-timeout", "0.2") as server:
         pid = engine_pid(server)
         many = {"n": 16, "max_tokens": 2000}
         stream = streaming(server, **many)
