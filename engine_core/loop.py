@@ -51,7 +51,7 @@ class EngineLoop:
             if self._server.failure is None:  # else nobody can be told
                 self._core.end_all(f"the engine failed: {error}")
             raise
-        self._core.draining = True
+        self._core.drain()
         self._receive_waiting()  # to be refused, not left without an answer
         self._core.end_all()
 

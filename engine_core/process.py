@@ -77,7 +77,7 @@ def _run(parsed: argparse.Namespace, parent: int | None) -> int:
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
     status = 1
     try:
-        server.start(core.refuse_early)
+        server.start(core.reject_early)
         print("READY", server.address, flush=True)
         tune_interpreter()
         loop.run()

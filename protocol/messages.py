@@ -167,8 +167,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
 
     Requests with a lower `priority` come first where the engine's policy looks at it. KV pages are shared only among
     requests of the same `cache_salt`. `timeout`: seconds after its arrival at the engine at which the request ends.
-    `sibling` is the id of an earlier request of this client with the same prompt and salt: the prompt is computed once
-    for both. One that has ended already means nothing. With `pooling` nothing is generated: the request ends with its
+    `shares_prompt_with` is the id of an earlier request of this client with the same prompt and salt, which is computed
+    once for both; it has no effect if that request has ended. With `pooling` nothing is generated: the request ends with its
     embedding when the prompt is computed, and reads nothing of `sampling_params`, which are the defaults.
     """
 
@@ -180,7 +180,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
-    sibling: str | None = None
+    shares_prompt_with: str | None = None
     pooling: PoolingParams | None = None
 
 

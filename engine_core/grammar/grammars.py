@@ -7,15 +7,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from quire.engine_core.grammar.text import grammar_source, grammar_text
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.engine_core.request import Request
 from quire.kernels.runner import Constraint, Matcher
 from quire.protocol.messages import StructuredOutputs
-
-if TYPE_CHECKING:
-    from quire.engine_core.request import Request
 
 MOST_GRAMMARS = 256  # that are kept
 _MOST_SPARES = 256  # constraints, of 50 to 100 KiB

@@ -83,7 +83,7 @@ def test_one_that_starts_and_is_preempted_between_two_steps_is_told_of_both() ->
     for index in range(2):
         engine.add(f"other {index}", [index] * 8, max_tokens=4)
     engine.add("first", PROMPT[:6], max_tokens=1)
-    engine.add("heir", PROMPT[:6], max_tokens=2, sibling="first")
+    engine.add("heir", PROMPT[:6], max_tokens=2, shares_prompt_with="first")
     engine.step()
     assert engine.executor.num_forks == 1
     engine.step()

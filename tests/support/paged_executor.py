@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.engine_core.decoding.beam_search import BeamSearch
+from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
@@ -204,9 +206,9 @@ class PagedExecutor:
             return
         if request.sampling.prompt_logprobs is not None:
             self._tell_prompt(index, request, end, result)
-        if request.pooling is not None:
-            self._pool(index, request, request.pooling.pooling_type, start, end, result)
-        if end < len(tokens) or request.pooling is not None:
+        if isinstance(request.decoding, Pooling):
+            self._pool(index, request, request.decoding.params.pooling_type, start, end, result)
+        if end < len(tokens) or isinstance(request.decoding, Pooling):
             result.token_ids.append(-1)
             return
         if request.constraint is not None:
@@ -215,8 +217,8 @@ class PagedExecutor:
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)
-        if request.search is not None:
-            entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
+        if isinstance(request.decoding, BeamSearch):
+            entry = likeliest(tokens, request.decoding.num_candidates, self.limits.vocab_size)
             token = entry[0][0]
         self.sequences.append(slot, token)
         result.token_ids.append(token)
@@ -357,7 +359,7 @@ class Engine:
             assert request.num_reserved_tokens * len(request.slots) == len(pages) * page_size
             assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
             assert request.status is RequestStatus.RUNNING or not pages
-            assert not request.status.is_finished
+            assert not request.is_finished
             assert request.num_new_tokens > 0
         assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
         if self.limits.policy == "fcfs":

@@ -109,7 +109,7 @@ def test_it_may_fill_the_context_and_all_pages() -> None:
             "257 tokens is too long, as this model's maximum context length is 256 tokens; shorten it",
         ),
         (EngineCoreRequest("r", [7], SamplingParams(max_tokens=3)), "leave sampling_params at their defaults"),
-        (EngineCoreRequest("r", [7], SamplingParams(), sibling="s"), "has no siblings"),
+        (EngineCoreRequest("r", [7], SamplingParams(), shares_prompt_with="s"), "leave out shares_prompt_with"),
         (EngineCoreRequest("r", [1000], SamplingParams()), "the token id 1000 at position 0"),
         (EngineCoreRequest("r", [7], SamplingParams(), priority=1), "priority=1 has no effect"),
     ],

@@ -76,7 +76,9 @@ class Bench:
         self.engine.add(name, list(prompt), structured_outputs=structured, **more)
 
     def status(self, name: str) -> RequestStatus:
-        return self.engine.core._requests[b"client"][name].status
+        request = self.engine.core._requests.find(b"client", name)
+        assert request is not None
+        return request.status
 
     def finish(self) -> int:
         """Steps until nothing is left, sleeping as the loop does."""
@@ -189,7 +191,7 @@ def test_siblings_wait_together_and_share_the_prompt(tokenizer: GrammarTokenizer
     bench = Bench(tokenizer, enable_prefix_caching=False)
     prompt = tuple(range(10, 40))
     for index in range(4):
-        bench.add(str(index), prompt=prompt, seed=index, sibling="0" if index else None)
+        bench.add(str(index), prompt=prompt, seed=index, shares_prompt_with="0" if index else None)
     bench.engine.core.receive(b"client", Abort(["0"]))
     bench.gate.open()
     bench.finish()
@@ -221,7 +223,7 @@ def test_time_is_up_while_it_is_compiled(tokenizer: GrammarTokenizer) -> None:
 def test_an_engine_that_drains_lets_them_end(tokenizer: GrammarTokenizer) -> None:
     bench = Bench(tokenizer)
     bench.add("a")
-    bench.engine.core.draining = True
+    bench.engine.core.drain()
     bench.add("b")
     bench.gate.open()
     bench.finish()
@@ -671,7 +673,7 @@ def test_nobody_draws_any_more_when_the_engine_fails(
         raise OSError("it failed")
 
     monkeypatch.setattr(bench.engine.executor, "settle", settle_too)
-    monkeypatch.setattr(bench.engine.core, "_advance", fail)
+    monkeypatch.setattr(bench.engine.core._update, "_take", fail)
     with pytest.raises(OSError, match="it failed"):
         bench.engine.core.step()
     assert told == [0, 1, 2]

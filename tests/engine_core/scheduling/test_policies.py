@@ -7,9 +7,7 @@ import itertools
 import pytest
 from paged_executor import Engine, expected_tokens
 
-from quire.engine_core.scheduling.policies import POLICIES
-from quire.engine_core.scheduling.policies.lpm import MOST_PASSES
-from quire.engine_core.scheduling.policies.priority import AGING_SECONDS
+from quire.engine_core.scheduling.policies import AGING_SECONDS, MAX_TIMES_PASSED_OVER, POLICIES
 from quire.protocol.messages import FinishReason
 
 
@@ -115,10 +113,10 @@ def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
     engine.add("running", base, max_tokens=2)
     engine.step()
     engine.add("alone", [9] * 8, max_tokens=1)
-    for index in range(2 * MOST_PASSES):
+    for index in range(2 * MAX_TIMES_PASSED_OVER):
         engine.add(str(index), [*base, index], max_tokens=1)
     names = order(engine)
-    assert names.index("alone") == 2 + MOST_PASSES
+    assert names.index("alone") == 2 + MAX_TIMES_PASSED_OVER
 
 
 def test_nobody_waits_for_the_pages_of_another_beyond_the_bound() -> None:
@@ -128,7 +126,7 @@ def test_nobody_waits_for_the_pages_of_another_beyond_the_bound() -> None:
     engine.add("slow", base, max_tokens=1)
     engine.step()
     engine.add("waits", [*base, 7], max_tokens=1)
-    for index in range(MOST_PASSES):
+    for index in range(MAX_TIMES_PASSED_OVER):
         engine.add(str(index), [900 - index] * 4, max_tokens=1)
         engine.step()
         assert [request.request_id for request in engine.core.scheduler.waiting] == ["waits"]
@@ -185,7 +183,7 @@ def test_requests_that_end_in_time_are_forgotten() -> None:
     for index in range(500):
         engine.add(str(index), [1], max_tokens=1, timeout=3600.0)
         engine.finish()
-    assert len(engine.core._deadlines) < 100
+    assert len(engine.core._requests._deadlines) < 100
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf")])

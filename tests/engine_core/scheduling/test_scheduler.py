@@ -123,7 +123,7 @@ def test_who_gives_way_was_not_preempted_before_and_has_the_fewest_pages() -> No
         engine.add(str(length), [index] * length, max_tokens=40)
     given_way: list[str] = []
     scheduler = engine.core.scheduler
-    preempt = scheduler._preempt
+    preempt = scheduler._requests.preempt
 
     def note(request: Request, now: float) -> None:
         others = [other for other in scheduler.running if other is not request]
@@ -131,7 +131,7 @@ def test_who_gives_way_was_not_preempted_before_and_has_the_fewest_pages() -> No
         given_way.append(request.request_id)
         preempt(request, now)
 
-    scheduler._preempt = note  # type: ignore[method-assign]
+    scheduler._requests.preempt = note  # type: ignore[method-assign]
     engine.finish()
     assert given_way[:2] == ["4", "8"]
     for index, length in enumerate((12, 4, 8)):

@@ -138,7 +138,9 @@ class EngineStates(RuleBasedStateMachine):
         first = self.requests.get((client, "a"))
         prompt = first[-1].prompt if first and first[-1].end is None else [1] * length
         for name in "abcd":
-            self._send(client, name, prompt, seed + ord(name), max_tokens, sibling=None if name == "a" else "a")
+            self._send(
+                client, name, prompt, seed + ord(name), max_tokens, shares_prompt_with=None if name == "a" else "a"
+            )
 
     @rule(
         client=CLIENTS,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulations import BLOCK, STEP_TIME, Outcome, chats, request, setup, times_of
 
-from quire.engine_core.simulation.engine import Answer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.messages import ErrorKind, EventType
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_results(router: str) -> None:
 
 def test_a_fleet_of_one_is_a_single_engine() -> None:
     requests = chats(50)
-    answers: list[Answer] = []
+    answers: list[SimulatedAnswer] = []
     engine = SimulatedEngine(limits_of(setup().engine), STEP_TIME, on_end=answers.append)
     for each in requests:
         engine.send(each, each.arrival, each.arrival)
