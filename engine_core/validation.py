@@ -1,6 +1,6 @@
-"""What a request may ask for. Every refusal says what was given, what is allowed, and what to do.
+"""Validation of requests. Every error says what was given, what is allowed, and what to do.
 
-Each check yields nothing or raises RequestError; a request that passes all of them can be served.
+Each check returns nothing or raises RequestError; a request that passes all of them can be served.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RequestError(ValueError):
 
 
 class OverloadedError(RequestError):
-    """As many wait as may wait."""
+    """The waiting queue is full."""
 
     kind = ErrorKind.OVERLOADED
 
@@ -57,7 +57,7 @@ class ShuttingDownError(RequestError):
 
 
 def check_request(request: EngineCoreRequest, limits: EngineLimits) -> None:
-    """Raises RequestError for the first thing that is wrong with `request`."""
+    """Raise RequestError for the first thing that is wrong with `request`."""
     for check in _CHECKS if request.pooling is None else _POOLING_CHECKS:
         check(request, limits)
 
@@ -146,7 +146,7 @@ def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
         )
 
 
-# What a beam search has no use for: names, with the values that change nothing.
+# Fields without meaning in a beam search, with the values that change nothing.
 _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
     "temperature": (0.0, 1.0),
     "top_k": (0, -1),
@@ -235,7 +235,7 @@ def _check_salt(cache_salt: str) -> None:
 
 
 def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineLimits) -> None:
-    """Raises OverloadedError when those that wait already are as many as may wait."""
+    """Raise OverloadedError if the waiting queue has no room for a request."""
     tokens = waiting_tokens + len(request.prompt_token_ids)
     if num_waiting >= limits.max_waiting_requests or tokens > limits.max_waiting_tokens:
         raise OverloadedError(
@@ -245,7 +245,7 @@ def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: in
 
 
 def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) -> None:
-    """Raises RequestError unless the tokens may be the beginning of a prompt."""
+    """Raise RequestError unless the tokens may begin a prompt."""
     if not limits.enable_prefix_caching:
         raise RequestError("nothing can be pinned: this engine keeps no prefixes; start it without --no-prefix-caching")
     if not 0 < len(token_ids) <= limits.max_model_len:
@@ -283,12 +283,14 @@ def _check_tokens(request: EngineCoreRequest, limits: EngineLimits) -> None:
 
 
 def _check_allowed(request: EngineCoreRequest, sampling: SamplingParams, limits: EngineLimits) -> None:
-    """Some token must be left to draw."""
+    """Check that a token is left to sample."""
     allowed = sampling.allowed_token_ids
     if allowed is None:
         return
     if not allowed:
-        raise RequestError("allowed_token_ids is empty, so no token could be drawn; give at least one, or None for all")
+        raise RequestError(
+            "allowed_token_ids is empty, so no token could be sampled; give at least one, or None for all"
+        )
     _check_token_ids("allowed_token_ids", allowed, limits)
     left = set(allowed).difference(word[0] for word in sampling.bad_words_token_ids or () if len(word) == 1)
     if sampling.min_tokens > 0:

@@ -144,7 +144,7 @@ class BeamSearch(Decoding):
         return self._open(request)
 
     def _open(self, request: Request, token_ids: list[int] | None = None) -> int:
-        """The sampled token does not matter: the search replaces it by one of the candidates."""
+        """Open a sequence that samples any token: the search replaces it by one of the candidates."""
         arguments = sampling_arguments(request) | {"temperature": 0.0, "logprobs": self.num_candidates}
         return open_sequence(self._sequences, request, token_ids, **arguments)
 

@@ -23,7 +23,7 @@ class PrefixMatch(NamedTuple):
     """The tokens that a request need not compute."""
 
     num_tokens: int
-    cached_pages: int = 0  # of those that hold them, how many no request has
+    cached_pages: int = 0  # pages among the matching ones that no request holds
     next_page: NextPage | None = None  # that the request is going to compute
     source: Request | None = None  # has computed them; None: the prefix cache has them
 

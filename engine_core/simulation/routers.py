@@ -38,7 +38,7 @@ class EngineLoad:
     prefill_tokens: int = 0
 
     def sent(self, request: SimulatedRequest, tokens: int) -> None:
-        """Count a request that is on its way, with so many tokens to compute."""
+        """Count a request that is on its way, with `tokens` of its prompt to compute."""
         self.in_flight += 1
         self.prefills[request.index] = tokens
         self.prefill_tokens += tokens
@@ -181,8 +181,8 @@ class PrefixAffinity(Router):
 
     def _seconds(self, engine: int, tokens: int) -> float:
         step, load = self.fleet.step, self.loads[engine]
-        beside = step.decode * self._output_tokens * load.in_flight
-        return step.prefill_token * (tokens + load.prefill_tokens) + beside
+        others = step.decode * self._output_tokens * load.in_flight
+        return step.prefill_token * (tokens + load.prefill_tokens) + others
 
     def ended(self, request: SimulatedRequest, engine: int, output_tokens: int) -> None:
         """Learn how long answers are."""

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 VOCAB_SIZE = 257
 EOS = 256
-"""The token that ends an answer whose length nobody knows; no prompt has it."""
+"""The token that ends an answer of unknown length; no prompt has it."""
 
 _NAME_TOKENS = 16  # of a block or an answer: enough that no two have the same, or any part of their pages
 _ANSWERS = b"answers"

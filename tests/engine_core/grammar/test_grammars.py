@@ -251,7 +251,7 @@ def test_a_grammar_that_takes_too_long(tokenizer: GrammarTokenizer) -> None:
 
 def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes then is not begun with, and waits no longer than the others."""
-    monkeypatch.setattr(module, "_MOST_STUCK", 1)
+    monkeypatch.setattr(module, "_MAX_STUCK", 1)
     bench = Bench(tokenizer, timeout=1e-9)
     bench.add("a")
     bench.add("b", StructuredOutputs(regex="b+"))
@@ -263,7 +263,7 @@ def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monke
 
 
 def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_GRAMMARS", 2)
+    monkeypatch.setattr(module, "MAX_GRAMMARS", 2)
     bench = Bench(tokenizer, is_open=True)
     for regex in ("a{3}", "b{3}", "a{3}", "c{3}", "a{3}", "b{3}"):
         bench.add(regex, StructuredOutputs(regex=regex))
@@ -481,8 +481,8 @@ def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For those that are too many, or know too much together."""
-    monkeypatch.setattr(module, "_MOST_SPARES", 3)
-    monkeypatch.setattr(module, "_MOST_KNOWN", 40)
+    monkeypatch.setattr(module, "_MAX_SPARES", 3)
+    monkeypatch.setattr(module, "_MAX_ALL_FOLLOWED", 40)
     bench = Bench(tokenizer, is_open=True)
     bench.add("first", StructuredOutputs(regex="[a-z]{9}"))
     bench.finish()
@@ -503,8 +503,8 @@ def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
         used[4].follow(allowed_tokens(used[4].mask)[0])
     bench.grammars.give_back(grammar, used[4])
     assert [*bench.grammars._spares] == []
-    monkeypatch.setattr(module, "_MOST_FOLLOWED", used[4].num_followed)
-    monkeypatch.setattr(module, "_MOST_KNOWN", 1000)
+    monkeypatch.setattr(module, "_MAX_FOLLOWED", used[4].num_followed)
+    monkeypatch.setattr(module, "_MAX_ALL_FOLLOWED", 1000)
     bench.grammars.give_back(grammar, used[4])
     assert [*bench.grammars._spares] == [used[4]]
     assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
