@@ -36,7 +36,7 @@ def test_an_id_that_waits_in_the_inbox_is_in_use() -> None:
     assert len(engine.tokens("a")) == 2
 
 
-def test_the_same_id_of_another_client_and_another_id_are_refused_at_once() -> None:
+def test_the_same_id_of_another_client_and_another_id_are_rejected_at_once() -> None:
     engine = full_engine()
     engine.core.reject_early(b"client", message("a"))
     for client_id, request_id in ((b"other", "a"), (b"client", "b")):

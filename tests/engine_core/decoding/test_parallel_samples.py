@@ -117,8 +117,8 @@ def test_prompt_logprobs_of_a_member_are_computed() -> None:
     engine.add("0", PROMPT, max_tokens=3)
     engine.add("1", PROMPT, max_tokens=3, shares_prompt_with="0", prompt_logprobs=0)
     engine.finish()
-    [told] = [output.new_prompt_logprobs for output in engine.outputs("1") if output.new_prompt_logprobs]
-    assert len(told) == len(PROMPT)
+    [received] = [output.new_prompt_logprobs for output in engine.outputs("1") if output.new_prompt_logprobs]
+    assert len(received) == len(PROMPT)
 
 
 def test_a_member_that_has_ended_has_no_effect() -> None:
