@@ -94,7 +94,10 @@ class Intake:
             other = self._requests.find(client_id, message.shares_prompt_with)
         if other is not None:
             check_shared_prompt(message, other)
-        grammar = self._constrained.find(message.sampling_params)
+        try:
+            grammar = self._constrained.find(message.sampling_params)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
         now, decoding = self._clock(), decoding_for(message, limits)
         request = Request.from_message(
             client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits

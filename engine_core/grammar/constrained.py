@@ -10,7 +10,6 @@ from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch
-from quire.engine_core.validation import RequestError
 from quire.protocol.messages import EventType, SamplingParams
 
 _STOP_SECONDS = 2.0
@@ -33,14 +32,14 @@ class ConstrainedRequests:
         return self._grammars is not None and self._grammars.is_compiling
 
     def find(self, sampling: SamplingParams) -> Grammar | None:
-        """Return the grammar of a new request, None without one. Raises RequestError if it is known to be invalid."""
+        """Return the grammar of a new request, None without one. Raises ValueError if it is known to be invalid."""
         if sampling.structured_outputs is None:
             return None
         if self._grammars is None:
-            raise RequestError("this engine knows no grammars; leave structured_outputs out")
+            raise ValueError("this engine knows no grammars; leave structured_outputs out")
         grammar = self._grammars.find(sampling.structured_outputs)
         if grammar.error is not None:
-            raise RequestError(_explain(grammar))
+            raise ValueError(_explain(grammar))
         return grammar
 
     def begin(self, request: Request, grammar: Grammar | None) -> None:

@@ -69,7 +69,7 @@ class Batch:
     """
 
     requests: list[Request] = field(default_factory=list)
-    rows: Sequence[int] = ()
+    rows: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -87,13 +87,12 @@ class Batch:
         self.requests = decodes + running.wide_decodes + [request for request, _ in shares]
         self.counts = [1] * self.num_decode_rows + [count for _, count in shares]
         if not running.wide_decodes:
-            self.rows = range(len(self.requests))
+            self.rows = list(range(len(self.requests)))
             self.slots = [request.slot for request in self.requests]
             self.starts = [request.num_computed_tokens for request in self.requests]
             return
-        self.rows = rows = []
         for request in self.requests:
-            rows.append(len(self.slots))
+            self.rows.append(len(self.slots))
             slots = request.slots
             self.slots += slots
             self.starts += [request.num_computed_tokens] * len(slots)
