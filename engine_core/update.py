@@ -95,8 +95,8 @@ class StepUpdate:
             indices: Sequence[int] = range(len(batch.requests))
             self._take(batch, result, [i for i in indices if i not in deferred] if deferred else indices, deferred, now)
             for complete in self._collect(batch, result, deferred):
-                self._take(batch, result, complete, deferred, self._clock())
-                self._constrained.advance([batch.requests[index] for index in complete])
+                token_ids = self._take(batch, result, complete, deferred, self._clock())
+                self._constrained.advance([(batch.requests[i], token_ids[batch.rows[i]]) for i in complete])
         except BaseException:
             while self._executor.settle(result):  # no sample may complete for a request that has ended
                 pass
@@ -115,8 +115,10 @@ class StepUpdate:
 
     def _take(
         self, batch: Batch, result: StepResult, indices: Sequence[int], deferred: Collection[int], now: float
-    ) -> None:
+    ) -> Sequence[list[int]]:
         """Let some requests of a batch take the result, and end those that failed, unless they are `deferred`.
+
+        Returns the spans of all rows.
 
         The per-token path: keep it short.
         """
@@ -133,6 +135,7 @@ class StepUpdate:
                 by_client[request.client_id].append(output)
                 if output.finish_reason is not None:
                     self._finisher.release(request, output.finish_reason, now)
+        return outcome.token_ids
 
     def _end_failed(self, batch: Batch, outcome: StepOutcome, deferred: Collection[int]) -> None:
         for row, text in outcome.errors.items():

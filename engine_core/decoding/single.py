@@ -49,11 +49,11 @@ class SingleSequence(Decoding):
             request.num_computed_tokens -= request.num_computed_tokens == request.num_tokens  # one is left to compute
             return None
         num_tokens, stop, limit = request.num_tokens, request.stop_token_ids, request.token_limit
-        is_last = False
+        is_last = is_cut = False
         for token_id in span:
             num_tokens += 1
             if token_id in stop or num_tokens >= limit:
-                is_last = True
+                is_last, is_cut = True, num_tokens < request.num_tokens + len(span)
                 del span[num_tokens - request.num_tokens :]
                 break
         request.num_tokens = num_tokens
@@ -65,7 +65,7 @@ class SingleSequence(Decoding):
         if request.sampling.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
             output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
         if is_last or (request.constraint is not None and request.constraint.has_ended):
-            end_output(request, output, self._limits, now)
+            end_output(request, output, self._limits, now, is_cut=is_cut)
         return output
 
     def preempt(self, request: Request, sequences: Sequences) -> None:

@@ -7,10 +7,12 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, ErrorKind, EventType, FinishReason
 
 
-def end_output(request: Request, output: EngineCoreOutput, limits: EngineLimits, now: float) -> None:
+def end_output(
+    request: Request, output: EngineCoreOutput, limits: EngineLimits, now: float, *, is_cut: bool = False
+) -> None:
     """Make `output`, which carries the request's last token, its terminal output, and explain the end.
 
-    A token that stops, or the end of a grammar, counts before the length.
+    A token that stops counts before the length, and so does the end of a grammar, unless the span was cut before it.
     """
     token_id, constraint = output.new_token_ids[-1], request.constraint
     output.events.append(EngineCoreEvent(EventType.FINISHED, now))
@@ -19,7 +21,7 @@ def end_output(request: Request, output: EngineCoreOutput, limits: EngineLimits,
     elif token_id in request.stop_token_ids:
         output.finish_reason = FinishReason.STOP
         output.stop_reason = None if token_id in request.eos_token_ids else token_id
-    elif constraint is not None and constraint.is_complete:
+    elif constraint is not None and constraint.is_complete and not is_cut:
         output.finish_reason, output.is_whole = FinishReason.STOP, True
     elif request.num_tokens >= request.max_total_tokens:
         output.finish_reason = FinishReason.LENGTH

@@ -69,17 +69,16 @@ class ConstrainedRequests:
             if event.type is EventType.SCHEDULED and event.request.constraint is not None:
                 self._masks.prepare(event.request.constraint)
 
-    def advance(self, requests: Iterable[Request]) -> None:
-        """Have the next masks written of constrained requests that have taken a step's samples, unless they ended.
+    def advance(self, taken: Iterable[tuple[Request, list[int]]]) -> None:
+        """Have the next masks written for constrained requests that have taken these spans, if that takes long.
 
         Forced tokens count as output here: with the sampled one they are computed as a chunk, which is no decode.
         """
-        for request in requests:
-            if request.constraint is None or request.is_finished:
-                continue
-            if (span := request.num_new_tokens) > 1:
-                self._admission.decoded(span)
-            self._masks.prepare(request.constraint)
+        for request, span in taken:
+            if len(span) > 1:
+                self._admission.decoded(len(span))
+            if request.constraint is not None and not request.is_finished:
+                self._masks.prepare(request.constraint)
 
     def is_at_fault(self, request: Request) -> bool:
         """Return True if a request failed since its own constraint did."""
