@@ -6,7 +6,7 @@ from quire.protocol.engine_shape import EngineShape
 
 
 class EngineLimits(EngineShape, frozen=True, gc=False):
-    """What the model, the KV pool and the arguments allow; fixed for the engine's life."""
+    """The limits of the model, the KV pool and the arguments; fixed for the engine's life."""
 
     @property
     def tile(self) -> int:

@@ -47,7 +47,7 @@ class StepOutcome:
 
 
 class Decoding(ABC):
-    """How a request decodes: which sequences it has, what pages these need, and what a step's result means to it.
+    """The decoding of one request: its sequences, the pages that these need, and what a step's result means to it.
 
     One object a request. Its methods are given the request instead of keeping it, since the engine makes no reference
     cycles (its garbage collector is off). To the scheduler a request is `width` sequences at most, each of which puts

@@ -1,4 +1,4 @@
-"""How requests decode: implementations of `Decoding`, one for each kind of request, and the choice among them."""
+"""Implementations of `Decoding`, one for each kind of request, and the choice among them."""
 
 from __future__ import annotations
 

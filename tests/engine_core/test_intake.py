@@ -1,4 +1,4 @@
-"""What the socket's thread lets in while the step loop is busy: no request id gets two terminal outputs."""
+"""Requests that the socket's thread lets in while the step loop is busy: no id gets two terminal outputs."""
 
 from __future__ import annotations
 

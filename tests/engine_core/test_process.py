@@ -70,7 +70,7 @@ class Engine:
         remove_address(self.address)
 
     def ended(self) -> int:
-        """Its exit status; nothing of its socket may be left."""
+        """Return the exit status; nothing of its socket may be left."""
         status = self.process.wait(TIMEOUT)
         assert not Path(self.address.removeprefix("ipc://")).exists()
         return status
@@ -261,7 +261,7 @@ def cpu_seconds(process_id: int) -> float:
 
 
 def test_at_rest_it_uses_less_than_a_hundredth_of_a_core(demo_model: Path) -> None:
-    """With a client attached, and after it has worked."""
+    """The engine has worked, and a client is attached."""
     with Engine(demo_model, "--heartbeat-seconds", "1") as engine, Client(engine.address, heartbeat=1.0) as client:
         client.request("a", 20)
         client.end("a")

@@ -32,12 +32,12 @@ Entry = tuple[list[int], list[float], int]
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int) -> int:
-    """What the "model" says after `tokens`."""
+    """Return the token that the "model" samples after `tokens`."""
     return zlib.crc32(repr((seed, tokens)).encode()) % vocab_size
 
 
 def allowed_tokens(mask: TokenMask) -> list[int]:
-    """What a mask allows, which has been written."""
+    """Return the tokens that a written mask allows."""
     assert mask.is_ready
     return mask.token_ids
 
@@ -342,7 +342,7 @@ class Engine:
         return outputs[-1]
 
     def end_now(self, request_id: str) -> EngineCoreOutput:
-        """The same, without another step."""
+        """Return the terminal output without another step."""
         self.core.flush()
         return self.end(request_id)
 

@@ -1,4 +1,4 @@
-"""What is expected of answers, and how much of it pages are kept for."""
+"""The estimate of output lengths, and the share of the growth that pages are kept for."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_only_requests_with_logprobs_get_them() -> None:
 
 @pytest.mark.parametrize(("tokens_a_step", "num_pages"), [(5, 100), (5, 8), (2, 9)])
 def test_prompt_logprobs_come_once_and_whole_whatever_the_chunks(tokens_a_step: int, num_pages: int) -> None:
-    """With 8 pages "b" is preempted while it decodes, with 9 and small chunks in the middle of its prompt."""
+    """Request "b" is preempted with 8 pages while it decodes, with 9 and small chunks amid its prompt."""
     engine = Engine(max_num_batched_tokens=tokens_a_step, num_pages=num_pages)
     engine.expect_no_output()
     prompt = list(range(17))
@@ -223,7 +223,7 @@ def test_one_sequence_that_fails_leaves_the_others_unharmed() -> None:
 
 @pytest.mark.parametrize("max_tokens", [2, 5])
 def test_a_sequence_that_fails_ends_once_even_if_a_token_comes_with_the_error(max_tokens: int) -> None:
-    """With max_tokens=2 that token would be its last."""
+    """The token would be its last with max_tokens=2."""
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=max_tokens)
     engine.add("b", PROMPT, max_tokens=5)

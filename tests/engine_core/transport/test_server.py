@@ -590,7 +590,7 @@ def test_only_authorized_keys_get_in(make_engine: MakeEngine, tmp_path: Path) ->
 
 
 def _handshake_event(client: Client) -> int:
-    """How an attempt to connect ends. It is made anew, since the first may have ended before anybody looked."""
+    """Return how an attempt to connect ends; it is made anew, since the first may have ended unseen."""
     endpoint = client.socket.get_string(zmq.LAST_ENDPOINT)
     client.socket.disconnect(endpoint)
     ends = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_SUCCEEDED
