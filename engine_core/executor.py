@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from quire.kernels.runner import Sequences
@@ -14,14 +15,19 @@ class StepResult(Protocol):
     """What one step computed; positions and keys count the sequences of the step in the order given."""
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        """The token sampled for each sequence, -1 where none was: its end was not computed, or its mask was late.
+    def token_ids(self) -> Sequence[list[int]]:
+        """The span of each sequence: the tokens that the step appended to it.
 
-        DRAWN_LATER where `settle` is going to tell.
+        Empty where none was sampled: the end was not computed, the mask was late, or the sample is pending. After a
+        sampled token come those that the grammar forces, unless the request wants logprobs.
         """
 
-    def logprobs(self, row: int) -> LogprobsEntry | None:
-        """Of the token that was sampled for a sequence; None if it did not ask."""
+    @property
+    def pending(self) -> Sequence[int]:
+        """Rows whose samples are deferred; `collect` adds them."""
+
+    def logprobs(self, row: int) -> list[LogprobsEntry] | None:
+        """Return an entry for each token of a span; None if the sequence asked for none."""
 
     @property
     def prompt_logprobs(self) -> Mapping[int, Sequence[LogprobsEntry]]:
@@ -53,22 +59,36 @@ class Executor(Protocol):
         """
 
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
-        """Computes tokens `[start, start + count)` of each slot; where these include its last one, samples the next.
+        """Compute tokens `[start, start + count)` of each slot; where these include its last one, sample the next.
 
-        Who has a rule draws last, maybe still when this returns, as `settle` tells. The rules follow what is drawn;
-        their masks may be written while a step computes.
+        Constrained sequences are sampled last and may still be `pending` when this returns. The constraints follow the
+        spans; their masks may be written while a step computes.
         """
 
-    def settle(self, result: Any) -> Sequence[int]:
-        """Adds to the result of the last step what was to be drawn later, and tells whose: that of the next rows.
+    def collect(self, result: Any) -> Sequence[int]:
+        """Add pending samples to the result of the last step; return the rows that are complete now.
 
-        It waits for one of them at least. When all have been told, it tells of none; then the next step may come.
+        Wait for one of them at least. Return none when none is pending; then the next step may come.
         """
 
 
-class RulelessExecutor:
-    """What those derive from to whom no request with a grammar comes."""
+@dataclass(slots=True)
+class PlainStepResult:
+    """The result of an executor that samples tokens and nothing else: no logprobs, no embeddings, no errors."""
 
-    def settle(self, _result: Any) -> Sequence[int]:
-        """Nobody draws later."""
+    token_ids: list[list[int]]
+    pending: Sequence[int] = ()
+    prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def logprobs(self, _row: int) -> None:
+        """Return None: no sequence asks for logprobs."""
+
+
+class UnconstrainedExecutor:
+    """A base of executors that get no requests with a grammar."""
+
+    def collect(self, _result: Any) -> Sequence[int]:
+        """Return no rows: none is ever pending."""
         return ()

@@ -40,10 +40,10 @@ class StepOutcome:
     __slots__ = ("errors", "logprobs", "pooled", "token_ids")
 
     def __init__(self, result: StepResult) -> None:
-        self.token_ids = [[token] if token >= 0 else [] for token in result.token_ids]  # TEMPORARY
+        self.token_ids = result.token_ids
         self.errors = result.errors
         self.pooled = result.pooled
-        self.logprobs = lambda row: None if (entry := result.logprobs(row)) is None else [entry]  # TEMPORARY
+        self.logprobs = result.logprobs
 
 
 class Decoding(ABC):

@@ -89,16 +89,14 @@ class StepUpdate:
         try:
             for row, entries in result.prompt_logprobs.items():
                 batch.requests[batch.index_of(row)].add_prompt_logprobs(entries)
-            deferred = dict.fromkeys(
-                batch.index_of(row) for row, token in enumerate(result.token_ids) if token == -2
-            )  # TEMPORARY
+            deferred = dict.fromkeys(batch.index_of(row) for row in result.pending)
             indices: Sequence[int] = range(len(batch.requests))
             self._take(batch, result, [i for i in indices if i not in deferred] if deferred else indices, deferred, now)
             for complete in self._collect(batch, result, deferred):
                 token_ids = self._take(batch, result, complete, deferred, self._clock())
                 self._constrained.advance([(batch.requests[i], token_ids[batch.rows[i]]) for i in complete])
         except BaseException:
-            while self._executor.settle(result):  # no sample may complete for a request that has ended
+            while self._executor.collect(result):  # no sample may complete for a request that has ended
                 pass
             raise
 
@@ -106,7 +104,7 @@ class StepUpdate:
         """Yield deferred requests whose samples are complete. If collecting fails, end those that are left."""
         try:
             while deferred:
-                complete = [batch.index_of(row) for row in self._executor.settle(result)]
+                complete = [batch.index_of(row) for row in self._executor.collect(result)]
                 for index in complete:
                     del deferred[index]
                 yield complete

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire.engine_core.decoding.single import open_sequence, sampling_arguments
+from quire.engine_core.decoding.single import open_sequence, sampling_config
 from quire.engine_core.executor import Executor, LogprobsEntry
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import (
@@ -145,8 +145,9 @@ class BeamSearch(Decoding):
 
     def _open(self, request: Request, token_ids: list[int] | None = None) -> int:
         """Open a sequence that samples any token: the search replaces it by one of the candidates."""
-        arguments = sampling_arguments(request) | {"temperature": 0.0, "logprobs": self.num_candidates}
-        return open_sequence(self._sequences, request, token_ids, **arguments)
+        config = sampling_config(request)
+        config.temperature, config.logprobs = 0.0, self.num_candidates
+        return open_sequence(self._sequences, request, token_ids, sampling=config)
 
     def begin(self, request: Request) -> None:
         """Start with one beam, which is the prompt."""
@@ -261,7 +262,8 @@ class BeamSearch(Decoding):
             path = candidate.path(self._sampling.logprobs or 0)
             live.append(Beam(candidate.logprob, path, None if source in taken else source, source))
             if source not in taken:
-                self._sequences.replace_last(source, candidate.token_id)
+                self._sequences.truncate(source, self._sequences.num_tokens(source) - 1)  # the sampled token
+                self._sequences.append(source, candidate.token_id)
                 taken.add(source)
         for beam in self.live:
             if beam.slot is not None and beam.slot not in taken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.engine_core.decoding.single import SingleSequence, open_sequence
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, StepOutcome
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import PoolingConfig, Sequences
 from quire.protocol.messages import EngineCoreOutput, FinishReason, PoolingParams
 
 
@@ -25,14 +25,9 @@ class Pooling(SingleSequence):
 
     def open(self, request: Request, sequences: Sequences) -> int:
         """Open the sequence with its kind of pooling."""
-        pooling = self.params
-        return open_sequence(
-            sequences,
-            request,
-            pooling=pooling.pooling_type,
-            normalize=pooling.normalize,
-            dimensions=pooling.dimensions or 0,
-        )
+        params = self.params
+        pooling = PoolingConfig(type=params.pooling_type, normalize=params.normalize, dimensions=params.dimensions or 0)
+        return open_sequence(sequences, request, pooling=pooling)
 
     def take(self, request: Request, row: int, outcome: StepOutcome, now: float) -> EngineCoreOutput | None:
         """End with the vector, once the prompt is computed."""

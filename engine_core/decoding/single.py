@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quire.engine_core.decoding.stopping import end_output
 from quire.engine_core.executor import Executor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import PoolingConfig, SamplingConfig, Sequences
 from quire.protocol.messages import EngineCoreOutput, EventType, TokenLogprobs
 
 _INT32_MAX = 2**31 - 1
@@ -24,7 +22,7 @@ class SingleSequence(Decoding):
 
     def open(self, request: Request, sequences: Sequences) -> int:
         """Open the sequence with the request's sampling state and token constraint."""
-        return open_sequence(sequences, request, **sampling_arguments(request))
+        return open_sequence(sequences, request, sampling=sampling_config(request))
 
     def begin(self, request: Request) -> None:
         """Do nothing: all state lies in the request and its slot."""
@@ -80,37 +78,42 @@ class SingleSequence(Decoding):
             request.slot = NO_SLOT
 
 
-def open_sequence(sequences: Sequences, request: Request, token_ids: list[int] | None = None, **arguments: Any) -> int:
-    """Open a slot with the prompt, or these tokens, and the sampling state of `request`, without pages.
-
-    Raises ValueError if the executor rejects it.
-    """
+def open_sequence(
+    sequences: Sequences,
+    request: Request,
+    token_ids: list[int] | None = None,
+    *,
+    sampling: SamplingConfig | None = None,
+    pooling: PoolingConfig | None = None,
+) -> int:
+    """Open a slot with the prompt, or these tokens, without pages. Raises ValueError if the executor rejects it."""
     return sequences.open(
         request.prompt_token_ids if token_ids is None else token_ids,
         request.num_prompt_tokens,
+        sampling=sampling,
         cache_salt=request.cache_salt,
-        rule=request.constraint,
-        **arguments,
+        pooling=pooling,
+        constraint=request.constraint,
     )
 
 
-def sampling_arguments(request: Request) -> dict[str, Any]:
-    """The keyword arguments of `Sequences.open`: empty lists or -1 for None, eos tokens among those that stop."""
+def sampling_config(request: Request) -> SamplingConfig:
+    """Return the native sampling configuration; eos tokens are among those that stop."""
     sampling = request.sampling
-    return {
-        "temperature": sampling.temperature,
-        "top_k": min(sampling.top_k, _INT32_MAX),
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "logit_bias": list((sampling.logit_bias or {}).items()),
-        "allowed_token_ids": sampling.allowed_token_ids or [],
-        "bad_words_token_ids": sampling.bad_words_token_ids or [],
-        "stop_token_ids": sorted(request.stop_token_ids),
-        "min_tokens": sampling.min_tokens,
-        "seed": request.seed,
-        "logprobs": -1 if sampling.logprobs is None else sampling.logprobs,
-        "prompt_logprobs": -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
-    }
+    return SamplingConfig(
+        temperature=sampling.temperature,
+        top_k=min(sampling.top_k, _INT32_MAX),
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=list((sampling.logit_bias or {}).items()),
+        allowed_token_ids=sampling.allowed_token_ids or [],
+        bad_words_token_ids=sampling.bad_words_token_ids or [],
+        stop_token_ids=sorted(request.stop_token_ids),
+        min_tokens=sampling.min_tokens,
+        seed=request.seed,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+    )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from quire.engine_core.executor import LogprobsEntry, RulelessExecutor
+from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.simulation.tokens import EOS, answer_tokens
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import SamplingConfig, Sequences
 from quire.protocol.simulation import StepTime, StepWork
 
 
@@ -25,19 +25,6 @@ class VirtualClock:
     def __call__(self) -> float:
         """Return the time."""
         return self.now
-
-
-@dataclass(slots=True)
-class SimulatedStepResult:
-    """Sampled tokens only: no request asks for logprobs, and none fails."""
-
-    token_ids: list[int]
-    prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
-    pooled: dict[int, bytes] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-
-    def logprobs(self, _row: int) -> None:
-        """Return None."""
 
 
 @dataclass(slots=True)
@@ -58,16 +45,22 @@ class _SimulatedSequences(Sequences):
         self.page_size = limits.page_size
         self._num_opened = 0
 
-    def open(self, token_ids: Sequence[int], num_prompt_tokens: int, *, min_tokens: int = 0, **sampling: Any) -> int:
-        slot = super().open(token_ids, num_prompt_tokens, min_tokens=min_tokens, **sampling)
+    def open(
+        self,
+        token_ids: Sequence[int],
+        num_prompt_tokens: int,
+        *,
+        sampling: SamplingConfig | None = None,
+        **options: Any,
+    ) -> int:
+        slot = super().open(token_ids, num_prompt_tokens, sampling=sampling, **options)
         self._num_opened += 1
-        self.answers[slot] = _SimulatedSequence(
-            len(token_ids), num_prompt_tokens + min_tokens, answer_tokens(self._num_opened)
-        )
+        least_length = num_prompt_tokens + (sampling.min_tokens if sampling is not None else 0)
+        self.answers[slot] = _SimulatedSequence(len(token_ids), least_length, answer_tokens(self._num_opened))
         return slot
 
 
-class SimulatedExecutor(RulelessExecutor):
+class SimulatedExecutor(UnconstrainedExecutor):
     """An `Executor` whose steps move `clock` instead of computing.
 
     Its model samples EOS as soon as `min_tokens` lets it, and not before; requests that do not ignore it end there.
@@ -82,22 +75,23 @@ class SimulatedExecutor(RulelessExecutor):
         """Share the pages; there is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> SimulatedStepResult:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PlainStepResult:
         """Share the computed pages, and sample a token for each sequence that has caught up."""
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))
         sequences, answers = self.sequences, self.sequences.answers
         page_size = sequences.page_size
-        token_ids = []
+        spans: list[list[int]] = []
         for slot, start, count in zip(slots, starts, counts, strict=True):
-            token, end, answer = -1, start + count, answers[slot]
+            span, end, answer = [], start + count, answers[slot]
             if end == answer.length:
                 answer.length += 1
                 token = EOS if answer.length >= answer.least_length else answer.tokens[end & 15]
                 sequences.append(slot, token)
+                span = [token]
             if count > 1 or end % page_size == 0:
                 sequences.share(slot, end)
-            token_ids.append(token)
-        return SimulatedStepResult(token_ids)
+            spans.append(span)
+        return PlainStepResult(spans)
 
     def tokens_left(self, slot: int, token_limit: int) -> int:
         """Return how many tokens a sequence still samples if it may have at most `token_limit`."""

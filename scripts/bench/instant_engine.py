@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bench.cache_shapes import VOCAB_SIZE, Shape
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RulelessExecutor
+from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
@@ -18,20 +18,7 @@ from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, Engine
 CLIENT = b"client"
 
 
-@dataclass
-class Result:
-    """Nobody asks for logprobs, and nothing fails."""
-
-    token_ids: list[int]
-    prompt_logprobs: dict[int, list[tuple[list[int], list[float], int]]] = field(default_factory=dict)
-    pooled: dict[int, bytes] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-
-    def logprobs(self, _row: int) -> None:
-        """None of the token."""
-
-
-class InstantExecutor(RulelessExecutor):
+class InstantExecutor(UnconstrainedExecutor):
     """Real sequences, pages and prefix cache; each request's answer is known beforehand."""
 
     def __init__(self, sequences: Sequences) -> None:
@@ -44,17 +31,18 @@ class InstantExecutor(RulelessExecutor):
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PlainStepResult:
         """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}
-        result = Result([])
+        result = PlainStepResult([])
         for slot, start, count in zip(slots, starts, counts, strict=True):
-            request, end, token = requests[slot], start + count, -1
+            request, end, span = requests[slot], start + count, list[int]()
             if end == request.num_tokens:
                 token = self.texts[request.request_id][end]
                 self.sequences.append(slot, token)
-            result.token_ids.append(token)
+                span.append(token)
+            result.token_ids.append(span)
             self.sequences.share(slot, end)
         self.seconds, self.cpu_seconds = time.perf_counter() - began, time.thread_time() - cpu_began
         return result

@@ -15,10 +15,8 @@ import sys
 import threading
 import time
 
-from bench.instant_engine import Result
-
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import RulelessExecutor
+from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
@@ -31,7 +29,7 @@ PAGE_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
 TOKEN = 7
 
 
-class InstantExecutor(RulelessExecutor):
+class InstantExecutor(UnconstrainedExecutor):
     """Real sequences, pages and prefix cache, and always the same token."""
 
     def __init__(self, num_pages: int, step_seconds: float) -> None:
@@ -42,21 +40,21 @@ class InstantExecutor(RulelessExecutor):
         """There is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PlainStepResult:
         """Keeps the sequences' tokens and the prefix cache as a model's runner does, and computes nothing."""
         sequences = self.sequences
         if self.step_seconds:
             time.sleep(self.step_seconds)
-        tokens = []
+        spans: list[list[int]] = []
         for slot, start, count in zip(slots, starts, counts, strict=True):
             end = start + count
             is_last = end == sequences.num_tokens(slot)
             if is_last:
                 sequences.append(slot, TOKEN)
-            tokens.append(TOKEN if is_last else -1)
+            spans.append([TOKEN] if is_last else [])
             if end // PAGE_SIZE > start // PAGE_SIZE:
                 sequences.share(slot, end)
-        return Result(tokens)
+        return PlainStepResult(spans)
 
 
 class TimedCore(EngineCore):

@@ -18,7 +18,7 @@ from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
-from quire.kernels.runner import DRAWN_LATER, Constraint, Sequences, TokenMask
+from quire.kernels.runner import Constraint, Sequences, TokenMask
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -77,14 +77,15 @@ def logprobs_entry(token_id: int) -> Entry:
 
 @dataclass
 class Result:
-    token_ids: list[int]
+    token_ids: list[list[int]]
+    pending: list[int] = field(default_factory=list)
     entries: dict[int, Entry] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
-    def logprobs(self, row: int) -> Entry | None:
-        return self.entries.get(row)
+    def logprobs(self, row: int) -> list[Entry] | None:
+        return [self.entries[row]] if row in self.entries else None
 
 
 class PagedExecutor:
@@ -99,9 +100,9 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # whether a token is given for it nevertheless
         self.fail_step: Exception | None = None
-        self.fail_settle: Exception | None = None
-        self.num_late_rules = 0  # that can't be asked in time from now on
-        self._draws: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until it is settled
+        self.fail_collect: Exception | None = None
+        self.num_late_constraints = 0  # that can't be asked in time from now on
+        self._draws: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until they are collected
         self._memory: dict[tuple[int, int], int] = {}
         self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
         self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
@@ -125,7 +126,7 @@ class PagedExecutor:
         if self.fail_step is not None:
             error, self.fail_step = self.fail_step, None
             raise error
-        result = Result([])
+        result = Result([[] for _ in slots])
         requests = {slot: request for request in self.requests() for slot in request.slots}
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             self._compute(index, requests[slot], slot, start, count, result)
@@ -134,44 +135,48 @@ class PagedExecutor:
                 self.sequences.share(slot, start + count)
         return result
 
-    def settle(self, result: Result) -> list[int]:
-        """Tells of all but one at once, and then of that one, if there are so many."""
-        if self.fail_settle is not None and len(self._draws) <= 1:
-            error, self.fail_settle = self.fail_settle, None
-            self._draws = {}
+    def collect(self, result: Result) -> list[int]:
+        """Collect all but one at once, and then that one, if there are several."""
+        if self.fail_collect is not None and len(self._draws) <= 1:
+            error, self.fail_collect = self.fail_collect, None
+            self._draws, result.pending = {}, []
             raise error
-        told = list(self._draws)[: max(1, len(self._draws) - 1)]
-        for index in told:
-            self._settle(index, *self._draws.pop(index), result)
-        return told
+        collected = list(self._draws)[: max(1, len(self._draws) - 1)]
+        for index in collected:
+            self._collect(index, *self._draws.pop(index), result)
+            result.pending.remove(index)
+        return collected
 
-    def _settle(self, index: int, slot: int, request: Request, rule: Constraint, result: Result) -> None:
+    def _collect(self, index: int, slot: int, request: Request, constraint: Constraint, result: Result) -> None:
         tokens = self.sequences.tokens(slot)
-        is_late = self.num_late_rules > 0
-        self.num_late_rules -= is_late
-        result.token_ids[index] = -1
+        is_late = self.num_late_constraints > 0
+        self.num_late_constraints -= is_late
         if index in result.errors:
             return
         if not is_late:
             try:
-                token = self._draw(tokens, request, rule)
+                token = self._draw(tokens, request, constraint)
             except RuntimeError as error:
                 result.errors[index] = str(error)
                 return
-            rule.follow(token)
-            self.sequences.append(slot, token)
-            result.token_ids[index] = token
+            constraint.follow(token)
+            span = [token]
+            while request.sampling.logprobs is None and (forced := constraint.take_forced()) is not None:
+                span.append(forced)
+            for each in span:
+                self.sequences.append(slot, each)
+            result.token_ids[index] = span
             self._tell(index, None if request.sampling.logprobs is None else logprobs_entry(token), result)
         self.sequences.share(slot, len(tokens) - is_late)
 
-    def _draw(self, tokens: list[int], request: Request, rule: Constraint) -> int:
+    def _draw(self, tokens: list[int], request: Request, constraint: Constraint) -> int:
         """Guesses first, as the native runner does."""
-        assert rule.wait(60)
+        assert constraint.wait(60)
         guesses = [next_token(tokens, seed, self.limits.vocab_size) for seed in (request.seed, ~request.seed)]
-        allowed = (token for token in guesses if rule.allows(token))
+        allowed = (token for token in guesses if constraint.allows(token))
         if (token := next(allowed, None)) is not None:
             return token
-        others = [token for token in allowed_tokens(rule.mask) if token < self.limits.vocab_size]
+        others = [token for token in allowed_tokens(constraint.mask) if token < self.limits.vocab_size]
         return others[guesses[0] % len(others)]
 
     def _compute(
@@ -199,20 +204,19 @@ class PagedExecutor:
             self.fail_sequence = None
             result.errors[index] = "the logits are not a number"
             if request.constraint is not None and end == len(tokens):  # it may still be drawn for
-                result.token_ids.append(DRAWN_LATER)
+                result.pending.append(index)
                 self._draws[index] = slot, request, request.constraint
-            else:
-                result.token_ids.append(0 if self.fail_with_token else -1)
+            elif self.fail_with_token:
+                result.token_ids[index] = [0]
             return
         if request.sampling.prompt_logprobs is not None:
             self._tell_prompt(index, request, end, result)
         if isinstance(request.decoding, Pooling):
             self._pool(index, request, request.decoding.params.pooling_type, start, end, result)
         if end < len(tokens) or isinstance(request.decoding, Pooling):
-            result.token_ids.append(-1)
             return
         if request.constraint is not None:
-            result.token_ids.append(DRAWN_LATER)
+            result.pending.append(index)
             self._draws[index] = slot, request, request.constraint
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
@@ -221,7 +225,7 @@ class PagedExecutor:
             entry = likeliest(tokens, request.decoding.num_candidates, self.limits.vocab_size)
             token = entry[0][0]
         self.sequences.append(slot, token)
-        result.token_ids.append(token)
+        result.token_ids[index] = [token]
         self._tell(index, entry, result)
 
     @staticmethod

@@ -288,7 +288,7 @@ def test_forced_tokens_are_not_drawn(tokenizer: GrammarTokenizer, text_of: Calla
 
 
 def forced(constraint: Constraint) -> list[int]:
-    return [constraint.pop_forced() for _ in range(constraint.num_forced)]
+    return list(iter(constraint.take_forced, None))
 
 
 def test_no_token_is_forced_that_the_model_lacks(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
@@ -303,8 +303,7 @@ def test_no_token_is_forced_that_the_model_lacks(tokenizer: GrammarTokenizer, na
         assert constraint.error is None
     assert max(found[0]) >= 300 > max(found[1], default=0)
     assert found[0][: len(found[1])] == found[1]
-    with pytest.raises(IndexError, match="no token is forced"):
-        constraint.pop_forced()
+    assert constraint.take_forced() is None
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 20))
@@ -596,13 +595,13 @@ def test_a_late_rule_changes_no_token(tokenizer: GrammarTokenizer, num_late: int
     structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
     answers = []
     for late in (0, num_late):
-        bench.engine.executor.num_late_rules = late
+        bench.engine.executor.num_late_constraints = late
         for index in range(3):
             bench.add(f"{late} {index}", structured, seed=index, prompt=tuple(range(index, 9)), max_tokens=12)
         bench.finish()
         answers.append([bench.engine.tokens(f"{late} {index}") for index in range(3)])
     assert answers[0] == answers[1]
-    assert bench.engine.executor.num_late_rules == 0
+    assert bench.engine.executor.num_late_constraints == 0
 
 
 def test_a_grammar_that_ends_nowhere_fails_its_own_requests(tokenizer: GrammarTokenizer) -> None:
@@ -634,7 +633,7 @@ def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: Gram
     bench.engine.add("free", [5, 6, 7], max_tokens=9)
     while not bench.engine.outputs("lost"):
         bench.engine.step()
-    bench.engine.executor.fail_settle = OSError("the disk is gone")
+    bench.engine.executor.fail_collect = OSError("the disk is gone")
     bench.finish()
     assert bench.engine.end("lost").finish_reason is FinishReason.ERROR
     assert "the disk is gone" in (bench.engine.end("lost").error or "")
@@ -663,16 +662,16 @@ def test_nobody_draws_any_more_when_the_engine_fails(
     for name in ("one", "two", "three"):
         bench.add(name)
     told: list[int] = []
-    settle = bench.engine.executor.settle
+    collect = bench.engine.executor.collect
 
-    def settle_too(result: Any) -> list[int]:
-        told.extend(rows := settle(result))
+    def collect_too(result: Any) -> list[int]:
+        told.extend(rows := collect(result))
         return rows
 
     def fail(*_: object) -> None:
         raise OSError("it failed")
 
-    monkeypatch.setattr(bench.engine.executor, "settle", settle_too)
+    monkeypatch.setattr(bench.engine.executor, "collect", collect_too)
     monkeypatch.setattr(bench.engine.core._update, "_take", fail)
     with pytest.raises(OSError, match="it failed"):
         bench.engine.core.step()
