@@ -102,7 +102,8 @@ def test_who_is_passed_over_is_counted_from_the_events() -> None:
     shared = tuple(range(4))
     requests = [WorkloadRequest(0, 4 * BLOCK_TOKENS, 20, shared), WorkloadRequest(0.001, 100, 1, (100,))]
     requests += [
-        WorkloadRequest(0.002, 5 * BLOCK_TOKENS, 1, (*shared, 200 + number)) for number in range(2 * MAX_TIMES_PASSED_OVER)
+        WorkloadRequest(0.002, 5 * BLOCK_TOKENS, 1, (*shared, 200 + number))
+        for number in range(2 * MAX_TIMES_PASSED_OVER)
     ]
     simulation = serve(requests, policy="lpm", max_num_seqs=1)
     passes = simulation.times_overtaken()
