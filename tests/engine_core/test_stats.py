@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paged_executor import Engine, Result
+from paged_executor import Engine, PagedStepResult
 
 from quire.protocol.messages import EventType, SchedulerStats
 
@@ -22,7 +22,7 @@ class Timed(Engine):
             self.now += 1
             return schedule()
 
-        def timed_step(*arguments: Any) -> Result:
+        def timed_step(*arguments: Any) -> PagedStepResult:
             self.now += 10
             return step(*arguments)
 
