@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 HUGE_PAGE: int
 BLOCK_TOKENS: int
-DRAWN_LATER: int
 MOST_PARTS: int
 
 def host_features() -> list[str]: ...
@@ -25,8 +24,8 @@ def sample(
     tokens: Sequence[int],
     num_prompt_tokens: int,
     position: int,
-    config: dict[str, Any],
-    rule: TokenRule | None = None,
+    config: SamplingConfig,
+    constraint: TokenConstraint | None = None,
 ) -> dict[str, Any]: ...
 def token_logprobs(logits: npt.NDArray[np.float32], token: int, top_n: int) -> dict[str, Any]: ...
 
@@ -95,12 +94,9 @@ class RadixTree:
     @property
     def num_evicted(self) -> int: ...
 
-class Sequences:
-    def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None: ...
-    def open(
+class SamplingConfig:
+    def __init__(
         self,
-        token_ids: Sequence[int],
-        num_prompt_tokens: int,
         *,
         temperature: float = 1.0,
         top_k: int = 0,
@@ -109,26 +105,55 @@ class Sequences:
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
-        logit_bias: Sequence[tuple[int, float]] = (),
-        allowed_token_ids: Sequence[int] = (),
-        bad_words_token_ids: Sequence[Sequence[int]] = (),
-        stop_token_ids: Sequence[int] = (),
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        allowed_token_ids: Sequence[int] = ...,
+        bad_words_token_ids: Sequence[Sequence[int]] = ...,
+        stop_token_ids: Sequence[int] = ...,
         min_tokens: int = 0,
         seed: int = 0,
-        logprobs: int = -1,
-        prompt_logprobs: int = -1,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> None: ...
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: list[tuple[int, float]]
+    allowed_token_ids: list[int]
+    bad_words_token_ids: list[list[int]]
+    stop_token_ids: list[int]
+    min_tokens: int
+    seed: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+class PoolingConfig:
+    def __init__(self, *, type: str = "last", normalize: bool = True, dimensions: int = 0) -> None: ...  # noqa: A002
+    type: str
+    normalize: bool
+    dimensions: int
+
+class Sequences:
+    def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None: ...
+    def open(
+        self,
+        token_ids: Sequence[int],
+        num_prompt_tokens: int,
+        *,
+        sampling: SamplingConfig | None = None,
         cache_salt: str | None = None,
-        pooling: str | None = None,
-        normalize: bool = True,
-        dimensions: int = 0,
-        rule: TokenRule | None = None,
+        pooling: PoolingConfig | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> int: ...
     def match(self, slot: int) -> tuple[int, int, int]: ...
     def start(self, slot: int, num_tokens: int) -> int | None: ...
     def reserve(self, slot: int, num_tokens: int) -> bool: ...
     def share(self, slot: int, num_computed: int) -> None: ...
     def append(self, slot: int, token_id: int) -> None: ...
-    def replace_last(self, slot: int, token_id: int) -> None: ...
+    def truncate(self, slot: int, num_tokens: int) -> int: ...
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool: ...
     def shared(self, slot: int) -> tuple[int, int]: ...
     def private_pages(self, slot: int) -> int: ...
@@ -149,8 +174,10 @@ class Sequences:
 
 class StepResult:
     @property
-    def token_ids(self) -> list[int]: ...
-    def logprobs(self, row: int) -> tuple[list[int], list[float], int] | None: ...
+    def token_ids(self) -> list[list[int]]: ...
+    @property
+    def pending(self) -> list[int]: ...
+    def logprobs(self, row: int) -> list[tuple[list[int], list[float], int]] | None: ...
     @property
     def prompt_logprobs(self) -> dict[int, list[tuple[list[int], list[float], int]]]: ...
     @property
@@ -158,14 +185,16 @@ class StepResult:
     @property
     def errors(self) -> dict[int, str]: ...
 
-class TokenRule:
+class TokenConstraint:
     def wait(self, seconds: float) -> bool: ...
     def allows(self, token_id: int) -> bool: ...
     def follow(self, token_id: int) -> None: ...
+    def take_forced(self) -> int | None: ...
+    def rollback(self, num_tokens: int) -> None: ...
     @property
     def mask(self) -> TokenMask: ...
 
-class TokenMask(TokenRule):
+class TokenMask(TokenConstraint):
     def __init__(self, num_tokens: int) -> None: ...
     @property
     def token_ids(self) -> list[int]: ...
@@ -192,7 +221,7 @@ class Matcher:
     @property
     def error(self) -> str | None: ...
 
-class Constraint(TokenRule):
+class Constraint(TokenConstraint):
     def __init__(self, grammar: Matcher, vocab_size: int, stop_token_ids: Sequence[int]) -> None: ...
     def restart(self) -> bool: ...
     @property
@@ -200,7 +229,6 @@ class Constraint(TokenRule):
     def stop_at(self, stop_token_ids: Sequence[int]) -> None: ...
     @property
     def num_forced(self) -> int: ...
-    def pop_forced(self) -> int: ...
     @property
     def is_complete(self) -> bool: ...
     @property
@@ -303,5 +331,6 @@ class Runner:
         slots: Sequence[int],
         starts: Sequence[int],
         counts: Sequence[int],
+        num_drafts: Sequence[int] | None = None,
     ) -> StepResult: ...
-    def settle(self, result: StepResult) -> list[int]: ...
+    def collect(self, result: StepResult) -> list[int]: ...

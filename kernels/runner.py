@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from quire.kernels import host
 from quire.kernels._native import (
-    DRAWN_LATER,
     Constraint,
     Jit,
     Matcher,
     Plan,
+    PoolingConfig,
     Runner,
+    SamplingConfig,
     Sequences,
     TokenMask,
     Vocabulary,
@@ -40,12 +41,13 @@ from quire.kernels.weights.loader import Loader, check, weights_of
 from quire.kernels.weights.quantization import choose_quantization
 
 __all__ = [
-    "DRAWN_LATER",
     "Assembly",
     "Constraint",
     "Matcher",
     "ModelRunner",
+    "PoolingConfig",
     "Progress",
+    "SamplingConfig",
     "Sequences",
     "TokenMask",
     "Vocabulary",
@@ -67,7 +69,8 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
 
-    `sequences`, `step`, `settle` and `fork` are the native runner's (see native/sequences.h and native/runner.h).
+    `sequences`, `step`, `collect` and `fork` are the native runner's: see native/kv_cache/sequences.h and
+    native/compute/runner.h.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class ModelRunner:
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
         self.step = native.step
-        self.settle = native.settle
+        self.collect = native.collect
         self.fork = native.fork
 
     @property

@@ -20,7 +20,7 @@ def log_probabilities(model: Path, **chosen: Any) -> npt.NDArray[np.float64]:
     """The log probability of each token but the first of a random prompt, computed in two chunks."""
     engine = runner.load_model(options.LoadOptions(str(model), num_pages=16, threads=2, **chosen))
     prompt = [int(token) for token in np.random.default_rng(3).integers(0, engine.vocab_size, LENGTH)]
-    slot = engine.sequences.open(prompt, LENGTH, temperature=0.0, prompt_logprobs=0)
+    slot = engine.sequences.open(prompt, LENGTH, sampling=runner.SamplingConfig(temperature=0.0, prompt_logprobs=0))
     assert engine.sequences.reserve(slot, LENGTH + 1)
     values: list[float] = []
     for start, count in ((0, 50), (50, LENGTH - 50)):

@@ -20,17 +20,17 @@ def answer(model: Path, length: int, threads: int, **chosen: Any) -> tuple[list[
     """Three greedy tokens after a random prompt, with log probabilities."""
     engine = runner.load_model(options.LoadOptions(str(model), num_pages=64, threads=threads, **chosen))
     prompt = [int(token) for token in np.random.default_rng(length).integers(0, engine.vocab_size, length)]
-    slot = engine.sequences.open(prompt, length, temperature=0.0, logprobs=3)
+    slot = engine.sequences.open(prompt, length, sampling=_native.SamplingConfig(temperature=0.0, logprobs=3))
     assert engine.sequences.reserve(slot, length + 3)
     tokens: list[int] = []
     values: list[float] = []
     engine.step([slot], [0], [length - 1])
     for position in range(length - 1, length + 2):
         result = engine.step([slot], [position], [1])
-        entry = result.logprobs(0)
-        assert entry is not None
-        tokens.append(result.token_ids[0])
-        values += entry[1]
+        entries = result.logprobs(0)
+        assert entries is not None
+        tokens += result.token_ids[0]
+        values += entries[0][1]
     engine.sequences.close(slot)
     return tokens, values
 

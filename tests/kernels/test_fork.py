@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.kernels import options, runner
-from quire.kernels._native import Sequences
+from quire.kernels._native import SamplingConfig, Sequences
 from quire.kernels.runner import ModelRunner
 
 STEPS = 3
@@ -25,7 +25,7 @@ def tokens_of(engine: ModelRunner, length: int) -> list[int]:
 
 
 def opened(engine: ModelRunner, tokens: list[int], seed: int = 0, salt: str | None = None) -> int:
-    return engine.sequences.open(tokens, len(tokens), seed=seed, logprobs=3, cache_salt=salt)
+    return engine.sequences.open(tokens, len(tokens), sampling=SamplingConfig(seed=seed, logprobs=3), cache_salt=salt)
 
 
 def answer(engine: ModelRunner, slot: int, start: int) -> list[object]:
@@ -124,16 +124,3 @@ def test_what_can_not_fork() -> None:
     assert sequences.fork(slot, source, 40, 90)
     with pytest.raises(RuntimeError, match="has pages already"):
         sequences.fork(slot, source, 40, 90)
-
-
-def test_another_token_than_the_one_drawn() -> None:
-    sequences = Sequences(4, 32, 100)
-    slot = sequences.open([1, 2], 2)
-    with pytest.raises(RuntimeError, match="no token was drawn"):
-        sequences.replace_last(slot, 7)
-    sequences.append(slot, 3)
-    sequences.replace_last(slot, 7)
-    assert sequences.tokens(slot) == [1, 2, 7]
-    penalised = sequences.open([1, 2, 3], 2, presence_penalty=1.0)
-    with pytest.raises(RuntimeError, match="penalties"):
-        sequences.replace_last(penalised, 7)

@@ -26,7 +26,7 @@ def generate(
     outputs: Outputs = []
     for length in lengths:
         prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
-        slot = engine.sequences.open(prompt, length, temperature=0.0, logprobs=2)
+        slot = engine.sequences.open(prompt, length, sampling=runner.SamplingConfig(temperature=0.0, logprobs=2))
         assert engine.sequences.reserve(slot, length + 6)
         tokens: list[int] = []
         values: list[float] = []
@@ -35,11 +35,11 @@ def generate(
             count = min(chunk, length + len(tokens) - done)
             result = engine.step([slot], [done], [count])
             done += count
-            if result.token_ids[0] >= 0:
-                tokens.append(result.token_ids[0])
-                entry = result.logprobs(0)
-                assert entry is not None
-                values += entry[1]
+            if result.token_ids[0]:
+                tokens += result.token_ids[0]
+                entries = result.logprobs(0)
+                assert entries is not None
+                values += entries[0][1]
         outputs.append((tokens, values))
         engine.sequences.close(slot)
     assert engine.sequences.free_pages == engine.num_pages

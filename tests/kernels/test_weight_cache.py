@@ -22,15 +22,17 @@ def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], 
     """Four greedy tokens and their log probabilities."""
     cache = None if folder is None else str(folder)
     engine = runner.load_model(options.LoadOptions(str(model), num_pages=8, threads=2, weight_cache=cache, **chosen))
-    slot = engine.sequences.open([5, 6, 7], 3, temperature=0.0, logprobs=3)
+    slot = engine.sequences.open([5, 6, 7], 3, sampling=runner.SamplingConfig(temperature=0.0, logprobs=3))
     assert engine.sequences.reserve(slot, 8)
-    tokens, values, start, count = [], [], 0, 3
+    tokens: list[int] = []
+    values: list[float] = []
+    start, count = 0, 3
     for _ in range(4):
         result = engine.step([slot], [start], [count])
-        entry = result.logprobs(0)
-        assert entry is not None
-        tokens.append(result.token_ids[0])
-        values += entry[1]
+        entries = result.logprobs(0)
+        assert entries is not None
+        tokens += result.token_ids[0]
+        values += entries[0][1]
         start, count = start + count, 1
     engine.sequences.close(slot)
     return tokens, values

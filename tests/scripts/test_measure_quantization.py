@@ -46,7 +46,9 @@ def loss_of(model: Path, prompts: list[list[int]]) -> float:
     engine = runner.load_model(options.LoadOptions(str(model), dtype="bfloat16", num_pages=16))
     losses: list[float] = []
     for prompt in prompts:
-        slot = engine.sequences.open(prompt, len(prompt), temperature=0.0, prompt_logprobs=0)
+        slot = engine.sequences.open(
+            prompt, len(prompt), sampling=runner.SamplingConfig(temperature=0.0, prompt_logprobs=0)
+        )
         assert engine.sequences.reserve(slot, len(prompt) + 1)
         losses += [-entry[1][0] for entry in engine.step([slot], [0], [len(prompt)]).prompt_logprobs[0]]
         engine.sequences.close(slot)

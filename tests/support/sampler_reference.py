@@ -27,7 +27,9 @@ class Case:
 
     def sample(self) -> dict[str, Any]:
         """The draw of the engine."""
-        return _native.sample(self.logits, self.tokens, self.num_prompt_tokens, self.position, self.config)
+        return _native.sample(
+            self.logits, self.tokens, self.num_prompt_tokens, self.position, _native.SamplingConfig(**self.config)
+        )
 
     def field(self, name: str, default: Any) -> Any:
         """A field of the config."""
@@ -38,9 +40,9 @@ def processed_logits(case: Case) -> Row:
     """Logits after bans, bias and penalties."""
     logits = case.logits.astype(np.float64)
     outputs = case.tokens[case.num_prompt_tokens :]
-    if allowed := case.field("allowed", []):
+    if allowed := case.field("allowed_token_ids", []):
         logits[np.setdiff1d(np.arange(logits.size), allowed)] = -np.inf
-    for *start, last in case.field("bad_words", []):
+    for *start, last in case.field("bad_words_token_ids", []):
         if outputs[len(outputs) - len(start) :] == start:
             logits[last] = -np.inf
     if len(outputs) < case.field("min_tokens", 0):
@@ -105,8 +107,8 @@ def random_case(random: np.random.Generator, vocab_size: int) -> Case:
         "presence_penalty": lambda: float(random.uniform(-2, 2)),
         "frequency_penalty": lambda: float(random.uniform(-2, 2)),
         "logit_bias": lambda: [(token, float(random.uniform(-9, 9))) for token in set(ids(8))],
-        "allowed": lambda: ids(20),
-        "bad_words": lambda: [tokens[len(tokens) - n :] + ids(2) for n in range(min(3, len(tokens)))],
+        "allowed_token_ids": lambda: ids(20),
+        "bad_words_token_ids": lambda: [tokens[len(tokens) - n :] + ids(2) for n in range(min(3, len(tokens)))],
         "stop_token_ids": lambda: ids(4),
         "min_tokens": lambda: int(random.integers(0, 40)),
     }

@@ -38,20 +38,24 @@ Vocabulary::Tokenize tokenize_by(nb::callable function) {
 }
 
 void bind_mask(nb::module_& m) {
-  nb::class_<TokenRule>(m, "TokenRule", "What a sequence may draw next, whatever else was asked for.")
+  nb::class_<TokenConstraint>(m, "TokenConstraint",
+                              "Restricts the next token of a sequence, whatever else its request asked for.")
       .def(
           "wait",
-          [](TokenRule& rule, double seconds) {
+          [](TokenConstraint& constraint, double seconds) {
             const auto longest =
-                std::chrono::duration_cast<TokenRule::Clock::duration>(std::chrono::duration<double>(seconds));
-            return rule.wait_until(TokenRule::Clock::now() + longest);
+                std::chrono::duration_cast<TokenConstraint::Clock::duration>(std::chrono::duration<double>(seconds));
+            return constraint.wait_until(TokenConstraint::Clock::now() + longest);
           },
           nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(), "Whether it can be asked by then.")
-      .def("allows", &TokenRule::allows, nb::arg("token_id"))
-      .def("follow", &TokenRule::follow, nb::arg("token_id"),
-           "The token has been drawn: from now on the rule is about the next one.")
-      .def_prop_ro("mask", &TokenRule::mask, nb::rv_policy::reference_internal);
-  nb::class_<TokenMask, TokenRule>(m, "TokenMask", "Which tokens may be drawn: a bit for each.")
+      .def("allows", &TokenConstraint::allows, nb::arg("token_id"))
+      .def("follow", &TokenConstraint::follow, nb::arg("token_id"), "Advances past a token that was sampled.")
+      .def("take_forced", &TokenConstraint::take_forced,
+           "Advances past the next token if there is no choice, and returns it, or None.")
+      .def("rollback", &TokenConstraint::rollback, nb::arg("num_tokens"),
+           "Goes back by the last tokens that it has advanced past.")
+      .def_prop_ro("mask", &TokenConstraint::mask, nb::rv_policy::reference_internal);
+  nb::class_<TokenMask, TokenConstraint>(m, "TokenMask", "Which tokens may be drawn: a bit for each.")
       .def(nb::init<std::int32_t>(), nb::arg("num_tokens"))
       .def_prop_ro("token_ids",
                    [](const TokenMask& mask) {
@@ -88,7 +92,7 @@ void bind_grammar(nb::module_& m) {
       .def("allows_any", &Matcher::allows_any, nb::call_guard<nb::gil_scoped_release>(),
            "Whether any token may come. Copies have the work done that this takes.")
       .def_prop_ro("error", &Matcher::error, "Why it can't go on.");
-  nb::class_<Constraint, TokenRule>(m, "Constraint", "A request's place in its grammar.")
+  nb::class_<Constraint, TokenConstraint>(m, "Constraint", "A request's place in its grammar.")
       .def(nb::init<const Matcher&, std::int32_t, Tokens>(), nb::arg("grammar"), nb::arg("vocab_size"),
            nb::arg("stop_token_ids"))
       .def("restart", &Constraint::restart,
@@ -96,7 +100,6 @@ void bind_grammar(nb::module_& m) {
       .def_prop_ro("num_followed", &Constraint::num_followed, "Tokens of all requests that had it.")
       .def("stop_at", &Constraint::stop_at, nb::arg("stop_token_ids"), "Takes these instead, at the beginning.")
       .def_prop_ro("num_forced", &Constraint::num_forced, "How many tokens must come next.")
-      .def("pop_forced", &Constraint::pop_forced, "Takes the first of them, which is given to the request.")
       .def_prop_ro("is_complete", &Constraint::is_complete, "Whether the text is whole, and nothing may follow.")
       .def_prop_ro("has_ended", &Constraint::has_ended, "Whether it allows nothing more, or there is an error.")
       .def_prop_ro("error", &Constraint::error, "Why it can't go on.")

@@ -73,8 +73,11 @@ nb::object logprobs_tuple(std::int32_t token, const TokenLogprobs& entry) {
 }
 
 nb::object logprobs_of_row(const StepResult& result, std::size_t row) {
-  const std::optional<TokenLogprobs>& entry = result.logprobs.at(row);
-  return entry ? logprobs_tuple(result.token_ids[row], *entry) : nb::none();
+  const std::vector<TokenLogprobs>& entries = result.logprobs.at(row);
+  if (entries.empty()) return nb::none();
+  nb::list list;
+  for (std::size_t i = 0; i < entries.size(); i++) list.append(logprobs_tuple(result.token_ids[row][i], entries[i]));
+  return list;
 }
 
 nb::dict pooled_dict(const StepResult& result) {
@@ -187,11 +190,12 @@ void bind_runner(nb::module_& m) {
   m.attr("HUGE_PAGE") = kHugePage;
   m.attr("BLOCK_TOKENS") = kBlockTokens;
   m.attr("MOST_PARTS") = kMostParts;
-  m.attr("DRAWN_LATER") = kDrawnLater;
-  nb::class_<StepResult>(m, "StepResult", "What a step gave, by index in the batch.")
-      .def_ro("token_ids", &StepResult::token_ids)
+  nb::class_<StepResult>(m, "StepResult", "The outcome of a step, by index in the batch.")
+      .def_ro("token_ids", &StepResult::token_ids,
+              "The span of each sequence: the tokens that the step appended to it, forced ones included.")
+      .def_ro("pending", &StepResult::pending, "Rows whose samples are deferred: `Runner.collect` adds them.")
       .def("logprobs", &logprobs_of_row, nb::arg("row"),
-           "Of the token that was drawn; None if the sequence did not ask.")
+           "An entry for each token of a span; None if the sequence did not ask for log probabilities.")
       .def_prop_ro("prompt_logprobs", &prompt_logprobs_dict)
       .def_prop_ro("pooled", &pooled_dict, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
@@ -226,14 +230,16 @@ void bind_runner(nb::module_& m) {
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
-             const std::vector<std::int64_t>& counts) {
+             const std::vector<std::int64_t>& counts, const std::optional<std::vector<std::int64_t>>& num_drafts) {
             nb::gil_scoped_release release;
-            return r.step(slots, starts, counts);
+            return r.step(slots, starts, counts, num_drafts ? std::span(*num_drafts) : std::span<const std::int64_t>());
           },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"))
-      .def(
-          "settle", &Runner::settle, nb::arg("result"), nb::call_guard<nb::gil_scoped_release>(),
-          "Adds to its result what was to be drawn later, and tells whose: that of the next rows, or of none any more.")
+          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("num_drafts").none() = nb::none(),
+          "Computes tokens [start, start + count) of each slot, and samples where a chunk reaches the sequence's end. "
+          "The last num_drafts tokens of a sequence are drafts, which are kept as far as they are what is sampled.")
+      .def("collect", &Runner::collect, nb::arg("result"), nb::call_guard<nb::gil_scoped_release>(),
+           "Adds pending spans to the result of the last step, waiting for one at least; returns their rows, or none "
+           "when none is pending.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
   bind_memory(runner);

@@ -30,30 +30,74 @@ Tokens match_tokens(const RadixTree& tree, std::int32_t parent, const Tokens& to
   return pages;
 }
 
-std::optional<PoolingConfig> pooling_config(const std::optional<std::string>& pooling, bool normalize,
-                                            std::int32_t dimensions) {
-  if (!pooling) return std::nullopt;
-  if ((*pooling != "mean" && *pooling != "last") || dimensions < 0)
-    throw std::invalid_argument("pooling '" + *pooling + "' with " + std::to_string(dimensions) +
-                                " dimensions can't be had; it is mean or last, with 0 dimensions for all, or more");
-  return PoolingConfig{*pooling == "mean", normalize, dimensions};
+std::int32_t open_sequence(Sequences& sequences, Tokens tokens, std::int64_t num_prompt_tokens,
+                           const SamplingConfig* sampling, const std::optional<std::string>& cache_salt,
+                           const std::optional<PoolingConfig>& pooling, std::shared_ptr<TokenConstraint> constraint) {
+  return sequences.open(std::move(tokens), num_prompt_tokens, sampling == nullptr ? SamplingConfig() : *sampling,
+                        cache_salt, pooling, std::move(constraint));
 }
 
-std::int32_t open_sequence(Sequences& sequences, std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens,
-                           float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
-                           float presence_penalty, float frequency_penalty,
-                           std::vector<std::pair<std::int32_t, float>> logit_bias, std::vector<std::int32_t> allowed,
-                           std::vector<std::vector<std::int32_t>> bad_words, std::vector<std::int32_t> stop_token_ids,
-                           std::int32_t min_tokens, std::uint64_t seed, std::int32_t logprobs,
-                           std::int32_t prompt_logprobs, const std::optional<std::string>& cache_salt,
-                           const std::optional<std::string>& pooling, bool normalize, std::int32_t dimensions,
-                           std::shared_ptr<TokenRule> rule) {
-  return sequences.open(
-      std::move(tokens), num_prompt_tokens,
-      SamplingConfig{temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-                     std::move(logit_bias), std::move(allowed), std::move(bad_words), std::move(stop_token_ids),
-                     min_tokens, seed, logprobs, prompt_logprobs},
-      cache_salt, pooling_config(pooling, normalize, dimensions), std::move(rule));
+void bind_configs(nb::module_& m) {
+  using Config = SamplingConfig;
+  const Config plain;
+  nb::class_<Config>(m, "SamplingConfig", "How the tokens of one sequence are sampled; the meanings are vLLM's.")
+      .def(
+          "__init__",
+          [](Config* self, float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
+             float presence_penalty, float frequency_penalty, std::vector<std::pair<std::int32_t, float>> logit_bias,
+             Tokens allowed_token_ids, std::vector<Tokens> bad_words_token_ids, Tokens stop_token_ids,
+             std::int32_t min_tokens, std::uint64_t seed, std::optional<std::int32_t> logprobs,
+             std::optional<std::int32_t> prompt_logprobs) {
+            new (self) Config{temperature,
+                              top_k,
+                              top_p,
+                              min_p,
+                              repetition_penalty,
+                              presence_penalty,
+                              frequency_penalty,
+                              std::move(logit_bias),
+                              std::move(allowed_token_ids),
+                              std::move(bad_words_token_ids),
+                              std::move(stop_token_ids),
+                              min_tokens,
+                              seed,
+                              logprobs,
+                              prompt_logprobs};
+          },
+          nb::kw_only(), nb::arg("temperature") = plain.temperature, nb::arg("top_k") = plain.top_k,
+          nb::arg("top_p") = plain.top_p, nb::arg("min_p") = plain.min_p,
+          nb::arg("repetition_penalty") = plain.repetition_penalty,
+          nb::arg("presence_penalty") = plain.presence_penalty, nb::arg("frequency_penalty") = plain.frequency_penalty,
+          nb::arg("logit_bias") = plain.logit_bias, nb::arg("allowed_token_ids") = plain.allowed_token_ids,
+          nb::arg("bad_words_token_ids") = plain.bad_words_token_ids, nb::arg("stop_token_ids") = plain.stop_token_ids,
+          nb::arg("min_tokens") = plain.min_tokens, nb::arg("seed") = plain.seed,
+          nb::arg("logprobs").none() = nb::none(), nb::arg("prompt_logprobs").none() = nb::none())
+      .def_rw("temperature", &Config::temperature, "0: greedy.")
+      .def_rw("top_k", &Config::top_k, "0 or -1: all tokens.")
+      .def_rw("top_p", &Config::top_p)
+      .def_rw("min_p", &Config::min_p)
+      .def_rw("repetition_penalty", &Config::repetition_penalty)
+      .def_rw("presence_penalty", &Config::presence_penalty)
+      .def_rw("frequency_penalty", &Config::frequency_penalty)
+      .def_rw("logit_bias", &Config::logit_bias)
+      .def_rw("allowed_token_ids", &Config::allowed_token_ids, "Empty: all tokens.")
+      .def_rw("bad_words_token_ids", &Config::bad_words_token_ids)
+      .def_rw("stop_token_ids", &Config::stop_token_ids, "Banned until there are `min_tokens` outputs.")
+      .def_rw("min_tokens", &Config::min_tokens)
+      .def_rw("seed", &Config::seed)
+      .def_rw("logprobs", &Config::logprobs, nb::arg().none(), "Likeliest tokens to report with each sampled one.")
+      .def_rw("prompt_logprobs", &Config::prompt_logprobs, nb::arg().none(),
+              "Likeliest tokens to report with each prompt token.");
+  nb::class_<PoolingConfig>(m, "PoolingConfig", "How the hidden states of a prompt become one vector.")
+      .def(
+          "__init__",
+          [](PoolingConfig* self, std::string type, bool normalize, std::int32_t dimensions) {
+            new (self) PoolingConfig{std::move(type), normalize, dimensions};
+          },
+          nb::kw_only(), nb::arg("type") = "last", nb::arg("normalize") = true, nb::arg("dimensions") = 0)
+      .def_rw("type", &PoolingConfig::type, "mean, or last.")
+      .def_rw("normalize", &PoolingConfig::normalize, "To length 1.")
+      .def_rw("dimensions", &PoolingConfig::dimensions, "Values to keep, the first ones; 0: all.");
 }
 
 nb::tuple match_sequence(Sequences& sequences, std::int32_t slot) {
@@ -79,6 +123,7 @@ nb::tuple page_map(Sequences& sequences, const Tokens& pinned, std::int32_t max_
 }  // namespace
 
 void bind_sequences(nb::module_& m) {
+  bind_configs(m);
   nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")
       .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("stripe") = PagePool::kAll)
       .def("allocate", &allocate_pages, nb::arg("count"), nb::arg("after") = Tokens(),
@@ -122,16 +167,10 @@ void bind_sequences(nb::module_& m) {
       .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("page_size"),
            nb::arg("vocab_size"))
       .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
-           nb::arg("temperature") = 1.0f, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0f, nb::arg("min_p") = 0.0f,
-           nb::arg("repetition_penalty") = 1.0f, nb::arg("presence_penalty") = 0.0f,
-           nb::arg("frequency_penalty") = 0.0f, nb::arg("logit_bias") = std::vector<std::pair<std::int32_t, float>>{},
-           nb::arg("allowed_token_ids") = Tokens{}, nb::arg("bad_words_token_ids") = std::vector<Tokens>{},
-           nb::arg("stop_token_ids") = Tokens{}, nb::arg("min_tokens") = 0, nb::arg("seed") = 0,
-           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1, nb::arg("cache_salt").none() = nb::none(),
-           nb::arg("pooling").none() = nb::none(), nb::arg("normalize") = true, nb::arg("dimensions") = 0,
-           nb::arg("rule").none() = nb::none(),
-           "A slot with a new sequence. It shares its pages under its salt; without one it shares none. With `pooling` "
-           "(mean or last) its hidden states are pooled, and no token is drawn.")
+           nb::arg("sampling").none() = nb::none(), nb::arg("cache_salt").none() = nb::none(),
+           nb::arg("pooling").none() = nb::none(), nb::arg("constraint").none() = nb::none(),
+           "Returns the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
+           "`pooling` its hidden states are pooled, and no token is sampled.")
       .def("match", &match_sequence, nb::arg("slot"),
            "Tokens that the prefix cache holds, how many of their pages nobody has, and the last of them or -1.")
       .def("start", &Sequences::start, nb::arg("slot"), nb::arg("num_tokens"),
@@ -141,9 +180,9 @@ void bind_sequences(nb::module_& m) {
       .def(
           "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
           nb::arg("slot"), nb::arg("token_id"))
-      .def(
-          "replace_last", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).replace_last(token); },
-          nb::arg("slot"), nb::arg("token_id"), "Takes another token than the one drawn last.")
+      .def("truncate", &Sequences::truncate, nb::arg("slot"), nb::arg("num_tokens"),
+           "Keeps the first tokens, and the pages that hold them but for a partial one that others have too; returns "
+           "the number of positions whose pages are left.")
       .def("fork", &Sequences::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot the first pages of another; the page in which they part is still to be copied: see "
            "Runner.fork.")

@@ -27,41 +27,6 @@ namespace {
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<std::int32_t>;
 
-template <class T>
-bool read_field(const nb::dict& config, const char* name, T& field) {
-  if (!config.contains(name)) return false;
-  if (!nb::try_cast(config[name], field)) {
-    throw std::invalid_argument(std::string(name) + "=" + nb::repr(config[name]).c_str() + " has the wrong type");
-  }
-  return true;
-}
-
-SamplingConfig config_of(const nb::dict& config) {
-  SamplingConfig result;
-  std::size_t known = 0;
-  const auto read = [&](const char* name, auto& field) { known += read_field(config, name, field); };
-  read("temperature", result.temperature);
-  read("top_k", result.top_k);
-  read("top_p", result.top_p);
-  read("min_p", result.min_p);
-  read("repetition_penalty", result.repetition_penalty);
-  read("presence_penalty", result.presence_penalty);
-  read("frequency_penalty", result.frequency_penalty);
-  read("logit_bias", result.logit_bias);
-  read("allowed", result.allowed);
-  read("bad_words", result.bad_words);
-  read("stop_token_ids", result.stop_token_ids);
-  read("min_tokens", result.min_tokens);
-  read("seed", result.seed);
-  read("logprobs", result.logprobs);
-  read("prompt_logprobs", result.prompt_logprobs);
-  if (known != config.size()) {
-    throw std::invalid_argument(std::string("unknown field among ") + nb::repr(config.attr("keys")()).c_str() +
-                                "; the fields are those of SamplingConfig in sampling_state.h");
-  }
-  return result;
-}
-
 nb::dict dict_of(std::int32_t token, const std::optional<TokenLogprobs>& logprobs) {
   nb::dict result;
   result["token"] = token;
@@ -73,11 +38,11 @@ nb::dict dict_of(std::int32_t token, const std::optional<TokenLogprobs>& logprob
 }
 
 nb::dict sample_row(const Logits& logits, const Tokens& tokens, std::int64_t num_prompt_tokens, std::int64_t position,
-                    const nb::dict& config, TokenRule* rule) {
-  const SamplingState state(config_of(config), tokens, num_prompt_tokens, static_cast<std::int32_t>(logits.size()));
+                    const SamplingConfig& config, TokenConstraint* constraint) {
+  const SamplingState state(config, tokens, num_prompt_tokens, static_cast<std::int32_t>(logits.size()));
   std::vector<float> row(logits.data(), logits.data() + logits.size());
   SamplerScratch scratch;
-  const SampleResult result = sample(row, state, tokens, position, scratch, rule);
+  const SampleResult result = sample(row, state, tokens, position, scratch, constraint);
   return dict_of(result.token, result.logprobs);
 }
 
@@ -130,7 +95,7 @@ void bind_support(nb::module_& m) {
   m.def("philox_block", &philox_block, "counter"_a, "key"_a, "Philox4x32-10.");
   m.def("philox", &uniform, "seed"_a, "position"_a, "draw"_a = 0, "The number in [0, 1) drawn at a position.");
   m.def("sample", &sample_row, "logits"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a, "config"_a,
-        "rule"_a.none() = nb::none(), "One draw with a fresh state, for tests: config holds fields of SamplingConfig.");
+        "constraint"_a.none() = nb::none(), "Samples one token with a fresh state, for tests.");
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
         "Log probability and rank of a token, and the likeliest tokens.");
 }

@@ -14,7 +14,7 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
-constexpr int kPatience = 20;                // the part of a step that is spent on waiting for a late rule
+constexpr int kPatience = 20;                // the part of a step that is spent on waiting for a late constraint
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -25,7 +25,7 @@ Runner::Runner(const RunnerConfig& config)
       threads_(config.threads, config.pin),
       kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.page_size, config.num_pages}),
       sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.stripe()),
-      draws_(threads_) {
+      sampler_(threads_) {
   const auto capacity = static_cast<std::size_t>(config.capacity);
   const auto rows = static_cast<std::size_t>(config.logit_capacity);
   auto array = [&]<class T>(T*& target, std::size_t count) {
@@ -49,54 +49,55 @@ void* Runner::allocate_by_node(std::size_t bytes) {
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                        std::span<const std::int64_t> counts) {
-  const auto begun = TokenRule::Clock::now();
-  if (draws_.is_any_left()) throw std::logic_error("the last step is to be settled before the next one");
-  check(slots, starts, counts);
+                        std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts) {
+  const auto begun = TokenConstraint::Clock::now();
+  if (sampler_.has_left()) throw std::logic_error("collect what is pending of the last step before the next one");
+  check(slots, starts, counts, num_drafts);
   if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.opened() / 4)
     kv_.prepare(pages.opened() + kv_.stripe());  // at a half the next stripe is opened
   Dims dims{};
   dim(dims, Dim::capacity) = config_.capacity;
   dim(dims, Dim::kv_tiles) = kv_.tiles();
-  rows_.clear();
+  tasks_.clear();
   state_rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
-    gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], dims);
+    gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], num_drafts.empty() ? 0 : num_drafts[i], dims);
   num_sequences_ = slots.size();
   split_attention(dims);
   body_.run(threads_, dims);
 
   StepResult result;
-  result.token_ids.assign(slots.size(), -1);
+  result.token_ids.resize(slots.size());
   result.logprobs.resize(slots.size());
   pool_states(slots, dims, result);
   try {
-    draw(begun, dims, result);
+    sample(begun, dims, result);
   } catch (...) {
-    draws_.stop();
+    sampler_.stop();
     throw;
   }
-  std::vector<bool> is_drawn(slots.size());  // now or later, and shared then
-  for (const LogitRow& row : rows_) is_drawn[row.index] = is_drawn[row.index] || row.sample;
+  std::vector<bool> samples(slots.size());  // now or later, and shared then
+  for (const SamplingTask& task : tasks_) samples[task.index] = samples[task.index] || task.samples;
   for (std::size_t i = 0; i < slots.size(); i++)
-    if (!is_drawn[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
+    if (!samples[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
       sequences_.share(slots[i], starts[i] + counts[i]);
   return result;
 }
 
-std::vector<std::int32_t> Runner::settle(StepResult& result) {
+std::vector<std::int32_t> Runner::collect(StepResult& result) {
   if (result.token_ids.size() != num_sequences_)
     throw std::invalid_argument("a result of " + std::to_string(result.token_ids.size()) +
                                 " sequences is not that of the last step, which had " + std::to_string(num_sequences_));
-  std::vector<std::int32_t> told;
+  std::vector<std::int32_t> collected;
   try {
-    while (draws_.is_any_left() && (told.empty() || draws_.is_next_done()))
-      told.push_back(take_next(rows_.size(), result).index);
+    while (sampler_.has_left() && (collected.empty() || sampler_.is_next_done()))
+      collected.push_back(take_next(tasks_.size(), result));
   } catch (...) {
-    draws_.stop();
+    sampler_.stop();
     throw;
   }
-  return told;
+  result.pending.erase(result.pending.begin(), result.pending.begin() + std::ssize(collected));
+  return collected;
 }
 
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
@@ -115,9 +116,10 @@ bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_compu
 }
 
 void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                   std::span<const std::int64_t> counts) {
-  if (slots.size() != starts.size() || slots.size() != counts.size())
-    throw std::invalid_argument("slots, starts and counts differ in length");
+                   std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts) {
+  if (slots.size() != starts.size() || slots.size() != counts.size() ||
+      (!num_drafts.empty() && slots.size() != num_drafts.size()))
+    throw std::invalid_argument("slots, starts, counts and num_drafts differ in length");
   std::int64_t total = 0;
   for (std::size_t i = 0; i < slots.size(); i++) {
     const Sequence& sequence = sequences_.at(slots[i]);
@@ -134,6 +136,7 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": the hidden state of token " +
                                   std::to_string(sequence.pooling->next()) + " is to be pooled next, and token " +
                                   std::to_string(starts[i]) + " to be computed");
+    if (!num_drafts.empty() && num_drafts[i] != 0) check_drafts(slots[i], end, counts[i], num_drafts[i]);
     total += counts[i];
   }
   if (total > config_.capacity)
@@ -141,7 +144,20 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
                                 std::to_string(config_.capacity));
 }
 
-void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, Dims& dims) {
+void Runner::check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts) {
+  const Sequence& sequence = sequences_.at(slot);
+  const std::int64_t size = std::ssize(sequence.tokens);
+  const std::int64_t most = std::min({count - 1, size - sequence.num_prompt_tokens, config_.logit_capacity - 1});
+  if (num_drafts < 0 || num_drafts > most || end < size || sequence.pooling)
+    throw std::invalid_argument("slot " + std::to_string(slot) + ": num_drafts=" + std::to_string(num_drafts) +
+                                " of a chunk of " + std::to_string(count) + " tokens that ends at " +
+                                std::to_string(end) + " of " + std::to_string(size) +
+                                "; it must be 0 where the chunk does not reach the end or the prompt is pooled, and " +
+                                "here at most " + std::to_string(std::max<std::int64_t>(most, 0)));
+}
+
+void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count,
+                    std::int64_t num_drafts, Dims& dims) {
   Sequence& sequence = sequences_.at(slot);
   const std::int64_t first = dim(dims, Dim::tokens), end = start + count;
   const auto length = static_cast<std::int64_t>(sequence.tokens.size());
@@ -156,16 +172,18 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
   for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry)
     inputs_.entries[dim(dims, Dim::entries)++] = {first + i, std::min(config_.tokens_per_entry, count - i), start + i,
                                                   sequence.pages.data()};
-  if (sequence.sampling.config().prompt_logprobs >= 0)
+  if (sequence.sampling.config().prompt_logprobs)
     for (std::int64_t next = std::max(start + 1, sequence.prompt_logprobs_done);
          next <= end && next < sequence.num_prompt_tokens; next++)
-      rows_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + next - 1 - start), next, false});
+      tasks_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + next - 1 - start), 1, next, false});
   if (sequence.pooling) {
     for (std::int64_t next = std::max(start, sequence.pooling->next()); next < end; next++)
       state_rows_.push_back({index, static_cast<std::int32_t>(first + next - start)});
   } else if (end == length) {
-    rows_.push_back(
-        {index, slot, &sequence, static_cast<std::int32_t>(first + count - 1), length, true, sequence.rule.get()});
+    const std::int64_t position = length - num_drafts;
+    for (std::int64_t i = length; i-- > position;) sequence.sampling.remove(sequence.tokens[i]);
+    tasks_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + position - 1 - start),
+                      static_cast<std::int32_t>(num_drafts + 1), position, true, sequence.constraint.get()});
   }
   dim(dims, Dim::tokens) += count;
 }
@@ -227,56 +245,60 @@ void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const 
   }
 }
 
-void Runner::compute_logits(std::span<LogitRow> rows, Dims& dims) {
-  for (std::size_t i = 0; i < rows.size(); i++) {
-    inputs_.logit_rows[i] = rows[i].row;
-    rows[i].logits = {inputs_.logits + static_cast<std::int64_t>(i) * config_.logit_stride,
-                      static_cast<std::size_t>(config_.vocab_size)};
+void Runner::compute_logits(std::span<SamplingTask> tasks, Dims& dims) {
+  std::int64_t& rows = dim(dims, Dim::logit_rows) = 0;
+  for (SamplingTask& task : tasks) {
+    task.logits = {inputs_.logits + rows * config_.logit_stride, static_cast<std::size_t>(config_.vocab_size)};
+    for (std::int32_t i = 0; i < task.num_rows; i++) inputs_.logit_rows[rows++] = task.first_row + i;
   }
-  dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
   head_.run(threads_, dims);
 }
 
-/// Those with rules are left to `settle`, unless their logits would be overwritten before.
-void Runner::draw(TokenRule::Clock::time_point begun, Dims& dims, StepResult& result) {
-  const bool has_others = std::ranges::any_of(rows_, std::logical_not{}, &LogitRow::rule);
-  const auto at_once = static_cast<std::size_t>(config_.logit_capacity);
-  for (std::size_t first = 0; first < rows_.size(); first += at_once) {
-    const auto rows = std::span(rows_).subspan(first, std::min(rows_.size() - first, at_once));
-    compute_logits(rows, dims);
-    const auto ruled = std::ranges::stable_partition(rows, std::logical_not{}, &LogitRow::rule);
-    const auto now = TokenRule::Clock::now();
-    draws_.begin(rows, now + (now - begun) / kPatience, has_others);
-    const bool is_last = first + rows.size() == rows_.size();
-    const std::size_t end = is_last ? rows.size() - ruled.size() : rows.size();
+/// Constrained sequences are left to `collect`, unless their logits would be overwritten before.
+void Runner::sample(TokenConstraint::Clock::time_point begun, Dims& dims, StepResult& result) {
+  const bool has_others = std::ranges::any_of(tasks_, std::logical_not{}, &SamplingTask::constraint);
+  for (std::size_t first = 0, last = 0; first < tasks_.size(); first = last) {
+    for (std::int64_t rows = 0; last < tasks_.size(); last++)
+      if ((rows += tasks_[last].num_rows) > config_.logit_capacity) break;
+    const auto tasks = std::span(tasks_).subspan(first, last - first);
+    compute_logits(tasks, dims);
+    const auto constrained = std::ranges::stable_partition(tasks, std::logical_not{}, &SamplingTask::constraint);
+    const auto now = TokenConstraint::Clock::now();
+    sampler_.begin(tasks, config_.logit_stride, now + (now - begun) / kPatience, has_others);
+    const bool is_last = last == tasks_.size();
+    const std::size_t end = is_last ? tasks.size() - constrained.size() : tasks.size();
     for (std::size_t i = 0; i < end; i++) take_next(end, result);
     if (is_last)
-      for (const LogitRow& row : ruled) result.token_ids[row.index] = kDrawnLater;
+      for (const SamplingTask& task : constrained) result.pending.push_back(task.index);
   }
 }
 
-const LogitRow& Runner::take_next(std::size_t end, StepResult& result) {
-  const LogitRow& row = draws_.next_row();
-  Drawn& drawn = draws_.take(end);
-  if (row.sample) result.token_ids[row.index] = -1;
-  if (result.errors.contains(row.index)) return row;
-  if (!drawn.is_late) take(row, drawn, result);
-  if (row.sample && !result.errors.contains(row.index)) sequences_.share(row.slot, row.position - drawn.is_late);
-  return row;
+/// Returns the index of the sequence whose outcome it has taken.
+std::int32_t Runner::take_next(std::size_t end, StepResult& result) {
+  const SamplingTask& task = sampler_.next_task();
+  SampledSpan& span = sampler_.take(end);
+  if (!result.errors.contains(task.index)) {
+    if (!span.error.empty())
+      result.errors[task.index] = std::move(span.error);
+    else
+      take_span(task, span, result);
+  }
+  return task.index;
 }
 
-void Runner::take(const LogitRow& row, Drawn& drawn, StepResult& result) {
-  Sequence& sequence = *row.sequence;
-  if (!drawn.error.empty()) {
-    result.errors[row.index] = std::move(drawn.error);
-  } else if (row.sample) {
-    result.token_ids[row.index] = drawn.result.token;
-    result.logprobs[row.index] = std::move(drawn.result.logprobs);
-    sequence.append(drawn.result.token);
-  } else {
-    result.prompt_logprobs[row.index].push_back({drawn.result.token, std::move(*drawn.result.logprobs)});
-    sequence.prompt_logprobs_done = row.position + 1;
+void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& result) {
+  Sequence& sequence = *task.sequence;
+  if (!task.samples) {
+    result.prompt_logprobs[task.index].push_back({span.token_ids.front(), std::move(span.logprobs.front())});
+    sequence.prompt_logprobs_done = task.position + 1;
+    return;
   }
+  sequence.tokens.resize(static_cast<std::size_t>(task.position));  // without drafts: those that hold are in the span
+  sequence.tokens.insert(sequence.tokens.end(), span.token_ids.begin(), span.token_ids.end());
+  sequence.num_followed = std::ssize(sequence.tokens);
+  sequences_.share(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
+  result.token_ids[task.index] = std::move(span.token_ids);
+  result.logprobs[task.index] = std::move(span.logprobs);
 }
 
 }  // namespace quire

@@ -12,17 +12,16 @@
 #include "compute/arena.h"
 #include "compute/plan.h"
 #include "compute/thread_pool.h"
-#include "grammar/token_rule.h"
+#include "grammar/token_constraint.h"
 #include "kv_cache/kv_memory.h"
 #include "kv_cache/sequences.h"
-#include "sampling/draws.h"
+#include "sampling/batch_sampler.h"
 #include "sampling/sampler.h"
 
 namespace quire {
 
 inline constexpr std::int64_t kBlockTokens = 256;  ///< of a block of attention (emit/attention.py)
 inline constexpr std::int64_t kMostParts = 1024;   ///< of a step's attention that are computed apart
-inline constexpr std::int32_t kDrawnLater = -2;    ///< in place of a token that is still being drawn
 
 /// One query chunk of a sequence, as the attention kernel reads it (emit/attention.py).
 struct AttentionEntry {
@@ -78,13 +77,14 @@ struct Position {
   TokenLogprobs logprobs;
 };
 
-/// What a step gave, by index in the batch.
+/// The outcome of a step, by index in the batch.
 struct StepResult {
-  std::vector<std::int32_t> token_ids;  ///< -1 where none was drawn, kDrawnLater where `settle` is going to tell
-  std::vector<std::optional<TokenLogprobs>> logprobs;
+  std::vector<std::vector<std::int32_t>> token_ids;               ///< spans: the tokens that each sequence got
+  std::vector<std::vector<TokenLogprobs>> logprobs;               ///< of each token of a span, where they are wanted
+  std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
-  std::map<std::int32_t, std::string> errors;                     ///< why no token could be drawn
-  std::map<std::int32_t, std::vector<float>> pooled;  ///< of the sequences that are pooled and computed to their end
+  std::map<std::int32_t, std::string> errors;                     ///< why no token could be sampled
+  std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
 };
 
 /// Runs a model: owns its memory, threads, sequences and plan.
@@ -109,20 +109,26 @@ class Runner {
   void split_attention(Dims& dims);
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
-  /// end, draws one token and appends it, or gives the pooled vector. Pages that are full now are shared. Throws
-  /// std::invalid_argument when the batch can't be; nothing has changed then.
+  /// end, samples a span of tokens and appends it, or gives the pooled vector. Pages that are full now are shared.
+  /// Throws std::invalid_argument for a batch that cannot be computed; nothing has changed then.
   ///
-  /// Those that have rules draw last, while the caller goes on with the others until it calls `settle`: their token is
-  /// kDrawnLater so far. The rules follow what is drawn. One that is late is waited for a little while, where others
-  /// have drawn: its sequence draws nothing then, and its last token is to be computed again.
+  /// The last `num_drafts` tokens of a sequence (none without that argument) are drafts. At each of them, and after the
+  /// last, a token is sampled exactly as it would be without drafts, as long as the drafts are what was sampled; then
+  /// come the tokens that the constraint forces, unless log probabilities are asked for. The span takes the place of
+  /// the drafts; the sequence keeps its pages. Of a sequence of n tokens afterwards, the first
+  /// min(n - 1, start + count) are computed.
+  ///
+  /// Constrained sequences are sampled last and deferred: the caller goes on with the others until it calls `collect`.
+  /// Constraints follow the spans. A late one is waited for a little while if others have sampled: the span stays empty
+  /// then, and the last token is to be computed again.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                  std::span<const std::int64_t> counts);
+                  std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts = {});
 
-  /// Adds to the result of the last step what was to be drawn later, and tells whose: that of the next ones in the
-  /// batch, as many as have drawn, but at least one, which is waited for. When all have been told it tells of none, and
-  /// nobody draws any more. Throws std::invalid_argument for the result of another step; if it throws anything else,
-  /// those that it has not told of draw nothing.
-  std::vector<std::int32_t> settle(StepResult& result);
+  /// Adds deferred spans to the result of the last step and returns their indices: the next ones in the batch, as many
+  /// as are sampled, but at least one, which is waited for. Returns none when none is pending; then all threads are
+  /// idle. Throws std::invalid_argument for the result of another step; if it throws anything else, nothing is sampled
+  /// for those that are still pending.
+  std::vector<std::int32_t> collect(StepResult& result);
 
   /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
   /// copy-on-write may as well copy at once.
@@ -135,15 +141,17 @@ class Runner {
   };
 
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-             std::span<const std::int64_t> counts);
-  void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, Dims& dims);
+             std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts);
+  void check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts);
+  void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, std::int64_t num_drafts,
+              Dims& dims);
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
-  void compute_logits(std::span<LogitRow> rows, Dims& dims);
-  void draw(TokenRule::Clock::time_point begun, Dims& dims, StepResult& result);
-  const LogitRow& take_next(std::size_t end, StepResult& result);
-  void take(const LogitRow& row, Drawn& drawn, StepResult& result);
+  void compute_logits(std::span<SamplingTask> tasks, Dims& dims);
+  void sample(TokenConstraint::Clock::time_point begun, Dims& dims, StepResult& result);
+  std::int32_t take_next(std::size_t end, StepResult& result);
+  void take_span(const SamplingTask& task, SampledSpan& span, StepResult& result);
 
   RunnerConfig config_;
   Arena arena_;
@@ -153,9 +161,9 @@ class Runner {
   StepInputs inputs_;
   Plan body_, head_, states_;
   std::size_t num_sequences_ = 0;  ///< of the last step
-  std::vector<LogitRow> rows_;
+  std::vector<SamplingTask> tasks_;
   std::vector<StateRow> state_rows_;
-  Draws draws_;
+  BatchSampler sampler_;
 };
 
 }  // namespace quire

@@ -36,9 +36,23 @@ bool Constraint::restart() {
   const bool is_written = has_mask_ && !mask_.is_ready();  // by another thread
   if (is_written || error_ || !matcher_.reset()) return false;
   forced_.clear();
-  is_stopped_ = has_mask_ = false;
+  is_stopped_ = is_past_stop_ = has_mask_ = false;
   force();
   return !error_;
+}
+
+void Constraint::rollback(std::int64_t num_tokens) {
+  if (num_tokens == 0) return;
+  if (error_) throw std::runtime_error(*error_);
+  if (has_mask_ && !mask_.is_ready())
+    throw std::runtime_error("a constraint cannot go back while another thread writes its mask; wait for it first");
+  if (!matcher_.rollback(static_cast<std::size_t>(num_tokens) + forced_.size() - is_past_stop_)) {
+    fail();
+    throw std::runtime_error(*error_);
+  }
+  forced_.clear();
+  is_stopped_ = is_past_stop_ = has_mask_ = false;
+  force();
 }
 
 bool Constraint::wait_until(Clock::time_point deadline) { return !has_mask_ || mask_.wait_until(deadline); }
@@ -63,7 +77,7 @@ void Constraint::follow(std::int32_t token) {
   if (!forced_.empty()) return forced_.pop_front();
   ++num_followed_;
   if (contains(stop_token_ids_, token)) {
-    is_stopped_ = true;
+    is_stopped_ = is_past_stop_ = true;
   } else if (!matcher_.take({&token, 1})) {
     fail();
   } else if (matcher_.is_stopped()) {
@@ -90,8 +104,8 @@ void Constraint::fail() {
   error_ = "the grammar can't be followed any further: " + words;
 }
 
-std::int32_t Constraint::pop_forced() {
-  if (forced_.empty()) throw std::out_of_range("no token is forced");
+std::optional<std::int32_t> Constraint::take_forced() {
+  if (forced_.empty()) return std::nullopt;
   const std::int32_t token = forced_.front();
   forced_.pop_front();
   return token;

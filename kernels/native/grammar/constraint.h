@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "grammar/llguidance.h"
+#include "grammar/token_constraint.h"
 #include "grammar/token_mask.h"
-#include "grammar/token_rule.h"
 
 namespace quire {
 
@@ -18,7 +18,7 @@ namespace quire {
 /// Tokens that are forced may be given to the request at once. The mask of the others is written when it is needed, or
 /// ahead of that by another thread. From `begin_mask` to the end of `write_mask` the constraint belongs to that thread:
 /// others may only wait, ask for `mask_seconds`, and find that it can't `restart`.
-class Constraint final : public TokenRule {
+class Constraint final : public TokenConstraint {
  public:
   /// `stop_token_ids` end the text where it may end; eos tokens that are none of them come only where nothing else may.
   Constraint(const Matcher& grammar, std::int32_t vocab_size, std::vector<std::int32_t> stop_token_ids);
@@ -37,16 +37,17 @@ class Constraint final : public TokenRule {
   bool allows(std::int32_t token) override;
   const TokenMask& mask() override;  ///< Throws std::runtime_error if there is an `error`.
   void follow(std::int32_t token) override;
+  std::optional<std::int32_t> take_forced() override;
+  void rollback(std::int64_t num_tokens) override;
 
   /// Must come next, in this order; the grammar has them behind it already.
   std::size_t num_forced() const { return forced_.size(); }
-  std::int32_t pop_forced();  ///< Throws std::out_of_range if there is none.
 
   /// Whether the text is whole, and nothing may follow.
   bool is_complete() const { return is_stopped_ && forced_.empty(); }
 
   /// Whether it allows nothing more, or there is an `error`.
-  bool has_ended() const { return is_complete() || error_; }
+  bool has_ended() const override { return is_complete() || error_; }
 
   /// Why it can't go on.
   const std::optional<std::string>& error() const { return error_; }
@@ -72,6 +73,7 @@ class Constraint final : public TokenRule {
   std::optional<std::string> error_;
   std::int64_t num_followed_ = 0;
   bool is_stopped_ = false;
+  bool is_past_stop_ = false;          ///< the last token was one that stops, which the matcher has not taken
   std::atomic<bool> has_mask_{false};  ///< or is going to have it; others may look while one draws
   TokenMask mask_;
 };

@@ -107,6 +107,7 @@ struct LlguidanceLibrary {
     find(get_error, "llg_matcher_get_error");
     find(validate_tokens, "llg_matcher_validate_tokens");
     find(consume_tokens, "llg_matcher_consume_tokens");
+    find(rollback, "llg_matcher_rollback");
     find(reset, "llg_matcher_reset");
     find(is_accepting, "llg_matcher_is_accepting");
     find(is_stopped, "llg_matcher_is_stopped");
@@ -124,6 +125,7 @@ struct LlguidanceLibrary {
   const char* (*get_error)(LlgMatcher*);
   std::int32_t (*validate_tokens)(LlgMatcher*, const std::uint32_t* token_ids, std::size_t count);
   std::int32_t (*consume_tokens)(LlgMatcher*, const std::uint32_t* token_ids, std::size_t count);
+  std::int32_t (*rollback)(LlgMatcher*, std::size_t num_tokens);
   std::int32_t (*reset)(LlgMatcher*);
   bool (*is_accepting)(LlgMatcher*);
   bool (*is_stopped)(const LlgMatcher*);
@@ -222,6 +224,10 @@ bool Matcher::allows(std::int32_t token) {
 
 bool Matcher::take(std::span<const std::int32_t> token_ids) {
   return vocabulary_->library_->consume_tokens(matcher_.get(), unsigned_ids(token_ids), token_ids.size()) == 0;
+}
+
+bool Matcher::rollback(std::size_t num_tokens) {
+  return vocabulary_->library_->rollback(matcher_.get(), num_tokens) == 0;
 }
 
 bool Matcher::reset() { return vocabulary_->library_->reset(matcher_.get()) == 0; }

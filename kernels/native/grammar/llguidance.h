@@ -80,6 +80,9 @@ class Matcher {
   /// Goes on by tokens that may come; false, and then there is an `error`, if they may not.
   bool take(std::span<const std::int32_t> token_ids);
 
+  /// Goes back by the last `num_tokens` taken; false, and then there is an `error`, if it can't.
+  bool rollback(std::size_t num_tokens);
+
   /// Goes back to the beginning; false if it can't. What has been found out about the grammar stays known.
   bool reset();
 

@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "compute/waitable.h"
-#include "grammar/token_rule.h"
+#include "grammar/token_constraint.h"
 
 namespace quire {
 
 /// Which tokens a sequence may draw: a bit for each, the first token in the lowest bit of the first word. One thread
 /// writes it and publishes it while the model runs. From `reset` to `publish` the words belong to the writer, and else
 /// nobody writes.
-class TokenMask final : public TokenRule {
+class TokenMask final : public TokenConstraint {
  public:
   /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
   explicit TokenMask(std::int32_t num_tokens);
@@ -28,6 +28,7 @@ class TokenMask final : public TokenRule {
   bool allows(std::int32_t token) override { return has(token); }
   const TokenMask& mask() override { return *this; }
   void follow(std::int32_t) override {}  ///< it allows the same again
+  void rollback(std::int64_t) override {}
 
   /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
   void set(std::span<const std::int32_t> tokens, bool allowed);

@@ -7,12 +7,6 @@
 
 namespace quire {
 
-void Sequence::replace_last(std::int32_t token) {
-  if (std::ssize(tokens) <= num_prompt_tokens) throw std::logic_error("no token was drawn that could be replaced");
-  if (sampling.counts_outputs()) throw std::logic_error("a token that penalties have counted can't be replaced");
-  tokens.back() = token;
-}
-
 Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size, std::int32_t stripe)
     : pages_(num_pages, stripe), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
 
@@ -23,16 +17,25 @@ Sequences::~Sequences() {
 
 std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
                              const std::optional<std::string>& cache_salt, const std::optional<PoolingConfig>& pooling,
-                             std::shared_ptr<TokenRule> rule) {
+                             std::shared_ptr<TokenConstraint> constraint) {
   if (tokens.empty()) throw std::invalid_argument("a sequence needs at least one token");
   for (std::int32_t token : tokens)
     if (token < 0 || token >= vocab_size_)
       throw std::invalid_argument("token id " + std::to_string(token) + " is not in [0, " +
                                   std::to_string(vocab_size_) + ")");
   SamplingState state(std::move(sampling), tokens, num_prompt_tokens, vocab_size_);
-  auto sequence = std::make_unique<Sequence>(Sequence{
-      std::move(tokens), num_prompt_tokens, 1, {}, RadixTree::kNone, 0, std::move(state), {}, std::move(rule)});
-  if (pooling) sequence->pooling.emplace(*pooling, std::ssize(sequence->tokens));
+  const std::int64_t num_tokens = std::ssize(tokens);
+  auto sequence = std::make_unique<Sequence>(Sequence{std::move(tokens),
+                                                      num_prompt_tokens,
+                                                      1,
+                                                      {},
+                                                      RadixTree::kNone,
+                                                      0,
+                                                      std::move(state),
+                                                      {},
+                                                      std::move(constraint),
+                                                      num_tokens});
+  if (pooling) sequence->pooling.emplace(*pooling, num_tokens);
   if (cache_salt) sequence->root = tree_.enter(*cache_salt);
   if (free_.empty()) {
     slots_.push_back(std::move(sequence));
@@ -58,7 +61,7 @@ Sequences::Match Sequences::match(std::int32_t slot) {
 void Sequences::find(const Sequence& sequence) {
   if (sequence.root == RadixTree::kNone) return;
   auto known = static_cast<std::int64_t>(sequence.tokens.size()) - 1;
-  if (sequence.sampling.config().prompt_logprobs >= 0)  // the logits before the next one to be told are needed
+  if (sequence.sampling.config().prompt_logprobs)  // the logits before the next one to be told are needed
     known = std::min(known, sequence.prompt_logprobs_done - 1);
   if (sequence.pooling) known = std::min(known, sequence.pooling->next());
   tree_.match(sequence.root, std::span(sequence.tokens).first(static_cast<std::size_t>(known)), found_);
@@ -110,6 +113,27 @@ bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   const auto count = static_cast<std::int32_t>(missing);
   tree_.evict(count - pages_.free_pages());
   return pages_.allocate(count, sequence.pages);
+}
+
+std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens) {
+  Sequence& sequence = at(slot);
+  const std::int64_t least = std::max<std::int64_t>(sequence.num_prompt_tokens, 1);
+  if (num_tokens < least || num_tokens > std::ssize(sequence.tokens))
+    throw std::invalid_argument("num_tokens=" + std::to_string(num_tokens) + " to keep of slot " +
+                                std::to_string(slot) + "; it must be from " + std::to_string(least) +
+                                ", its prompt, to " + std::to_string(sequence.tokens.size()) + ", its length");
+  if (sequence.constraint != nullptr && sequence.num_followed > num_tokens) {
+    sequence.constraint->rollback(sequence.num_followed - num_tokens);
+    sequence.num_followed = num_tokens;
+  }
+  for (; std::ssize(sequence.tokens) > num_tokens; sequence.tokens.pop_back())
+    sequence.sampling.remove(sequence.tokens.back());
+  std::int64_t kept = std::min((num_tokens + page_size_ - 1) / page_size_, std::ssize(sequence.pages));
+  if (kept * page_size_ > num_tokens && pages_.references(sequence.pages[static_cast<std::size_t>(kept - 1)]) > 1)
+    kept--;
+  for (; std::ssize(sequence.pages) > kept; sequence.pages.pop_back()) tree_.release(sequence.pages.back());
+  sequence.shared = std::min(sequence.shared, kept);
+  return std::min(num_tokens, kept * page_size_);
 }
 
 void Sequences::share(std::int32_t slot, std::int64_t num_computed) {

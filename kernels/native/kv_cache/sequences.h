@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "grammar/token_rule.h"
+#include "grammar/token_constraint.h"
 #include "kv_cache/page_map.h"
 #include "kv_cache/page_pool.h"
 #include "kv_cache/radix_tree.h"
@@ -17,7 +17,7 @@
 
 namespace quire {
 
-/// A sequence of tokens that the model extends: its tokens, its KV pages and how its next token is drawn.
+/// A sequence of tokens that the model extends: its tokens, its KV pages and how its next token is sampled.
 struct Sequence {
   std::vector<std::int32_t> tokens;
   std::int64_t num_prompt_tokens;
@@ -26,18 +26,15 @@ struct Sequence {
   std::int32_t root;                  ///< of its prefixes in the tree; kNone: it finds none there and leaves none
   std::int64_t shared;                ///< so many of its first pages are the tree's
   SamplingState sampling;
-  std::optional<Pooling> pooling;   ///< if its hidden states are wanted, and no token after them
-  std::shared_ptr<TokenRule> rule;  ///< of what is drawn, if there is one
+  std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
+  std::shared_ptr<TokenConstraint> constraint;
+  std::int64_t num_followed;  ///< tokens up to the last one that the constraint has advanced past
 
-  /// Adds a token that was drawn.
+  /// Adds an output token, or a draft of one.
   void append(std::int32_t token) {
     tokens.push_back(token);
     sampling.append(token);
   }
-
-  /// Takes another token than the one that was drawn last, which must not be computed yet. Throws std::logic_error when
-  /// none was drawn, or penalties have counted it.
-  void replace_last(std::int32_t token);
 };
 
 /// The open sequences and the KV pages that they and the prefix cache have. A sequence is named by its slot: a small
@@ -59,7 +56,7 @@ class Sequences {
   std::int32_t open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
                     const std::optional<std::string>& cache_salt,
                     const std::optional<PoolingConfig>& pooling = std::nullopt,
-                    std::shared_ptr<TokenRule> rule = nullptr);
+                    std::shared_ptr<TokenConstraint> constraint = nullptr);
 
   /// What the prefix cache holds of the slot's tokens now. At least one token is always left to compute, and every
   /// prompt token whose logprobs are still to be told, or whose hidden state is still to be pooled.
@@ -82,6 +79,13 @@ class Sequences {
 
   /// Makes the slot's pages cover `num_tokens` positions: all of them, or none and false when the pool lacks pages.
   bool reserve(std::int32_t slot, std::int64_t num_tokens);
+
+  /// Keeps the first `num_tokens` tokens, of which the prompt is a part; sampling state and constraint go back with
+  /// them. Gives back the pages that hold none of them, and the page that holds the last one if it would have to be
+  /// rewritten in part and another sequence or the prefix cache has it too: a shared page is never written. Returns the
+  /// number of positions whose pages are left. Throws std::invalid_argument, and std::runtime_error where the
+  /// constraint cannot go back; nothing has changed then.
+  std::int64_t truncate(std::int32_t slot, std::int64_t num_tokens);
 
   /// The first `num_computed` tokens are in the slot's pages: from now on others may find those that they fill.
   void share(std::int32_t slot, std::int64_t num_computed);

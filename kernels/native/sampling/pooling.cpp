@@ -20,7 +20,11 @@ void normalise(std::vector<float>& vector) {
 }  // namespace
 
 Pooling::Pooling(const PoolingConfig& config, std::int64_t num_tokens)
-    : config_(config), first_(config.mean ? 0 : num_tokens - 1), next_(first_) {}
+    : config_(config), first_(config.type == "mean" ? 0 : num_tokens - 1), next_(first_) {
+  if ((config.type != "mean" && config.type != "last") || config.dimensions < 0)
+    throw std::invalid_argument("pooling '" + config.type + "' with " + std::to_string(config.dimensions) +
+                                " dimensions is not available; it is mean or last, with 0 dimensions for all, or more");
+}
 
 void Pooling::add(std::span<const float> state) {
   const FlushDenormals flush;

@@ -2,13 +2,14 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace quire {
 
 /// How the hidden states of a prompt become one vector.
 struct PoolingConfig {
-  bool mean = false;            ///< of all positions; otherwise the last one's state alone
+  std::string type = "last";    ///< "last": the last position's state alone; "mean": of all positions
   bool normalize = true;        ///< to length 1
   std::int32_t dimensions = 0;  ///< how many values to keep, the first of them; 0: all
 };
@@ -17,6 +18,7 @@ struct PoolingConfig {
 /// whatever is computed again; so the bits don't depend on the chunks that the prompt is computed in.
 class Pooling {
  public:
+  /// Throws std::invalid_argument for another type, or fewer than 0 dimensions.
   Pooling(const PoolingConfig& config, std::int64_t num_tokens);
 
   /// The position whose state is to be added next. All from it to the prompt's end have to be computed.

@@ -109,17 +109,17 @@ class Draw {
 void check_not_all_banned(bool any, std::size_t vocab_size) {
   if (any) return;
   throw std::runtime_error("none of the " + std::to_string(vocab_size) +
-                           " tokens may be drawn: allowed_token_ids, bad_words and min_tokens (which bans the stop "
+                           " tokens may be sampled: allowed_token_ids, bad_words and min_tokens (which bans the stop "
                            "tokens) together ban them all; allow at least one more");
 }
 
-bool reports(const SamplingState& state) { return state.config().logprobs >= 0; }
+bool reports(const SamplingState& state) { return state.config().logprobs.has_value(); }
 
 /// The result of drawing `token`, where `raw` is what the model gave.
 SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
                     SamplerScratch& scratch) {
   SampleResult result{.token = token, .logprobs = {}};
-  if (reports(state)) result.logprobs = logprobs_of(raw, token, state.config().logprobs, scratch);
+  if (reports(state)) result.logprobs = logprobs_of(raw, token, *state.config().logprobs, scratch);
   return result;
 }
 
@@ -157,9 +157,9 @@ SampleResult sample_allowed(std::span<float> logits, const SamplingState& state,
   return report(token, logits, state, scratch);
 }
 
-/// Draws from all, and from the others again where the rule does not allow what was drawn; none if it allows none of
-/// some. Whatever has been refused, the others' parts are as the model has them, so that the token is drawn as if only
-/// what is allowed had been there.
+/// Draws from all, and from the others again where the constraint does not allow what was drawn; none if it allows none
+/// of some. Whatever has been refused, the others' parts are as the model has them, so that the token is drawn as if
+/// only what is allowed had been there.
 class Guesses {
  public:
   Guesses(std::span<float> logits, const SamplingState& state, std::int64_t position, SamplerScratch& scratch)
@@ -171,10 +171,10 @@ class Guesses {
     least_mass_ = mass_ / kLeastPart;
   }
 
-  std::optional<std::int32_t> first_allowed(TokenRule& rule) {
+  std::optional<std::int32_t> first_allowed(TokenConstraint& constraint) {
     for (std::uint64_t number = 0; number < kGuesses && is_left(); number++) {
       const std::int32_t token = draw(number);
-      if (rule.allows(token)) return token;
+      if (constraint.allows(token)) return token;
       refuse(token);
     }
     return std::nullopt;
@@ -216,18 +216,18 @@ class Guesses {
 }  // namespace
 
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
-                    std::int64_t position, SamplerScratch& scratch, TokenRule* rule) {
+                    std::int64_t position, SamplerScratch& scratch, TokenConstraint* constraint) {
   if (std::ssize(logits) != state.vocab_size()) {
     throw std::invalid_argument(std::to_string(logits.size()) + " logits for a vocabulary of " +
                                 std::to_string(state.vocab_size()));
   }
   const FlushDenormals flush;
-  if (rule != nullptr && state.draws_from_all()) {
-    const std::optional<std::int32_t> token = Guesses(logits, state, position, scratch).first_allowed(*rule);
+  if (constraint != nullptr && state.samples_from_all()) {
+    const std::optional<std::int32_t> token = Guesses(logits, state, position, scratch).first_allowed(*constraint);
     if (token) return report(*token, logits, state, scratch);
-    return sample_allowed(logits, state, position, scratch, rule->mask());
+    return sample_allowed(logits, state, position, scratch, constraint->mask());
   }
-  const TokenMask* mask = rule == nullptr ? nullptr : &rule->mask();
+  const TokenMask* mask = constraint == nullptr ? nullptr : &constraint->mask();
   const bool edits = state.edits_logits(), changes = mask != nullptr || edits;
   const bool yields = mask != nullptr && edits;
   if (changes) {

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "grammar/token_rule.h"
-#include "grammar/vocab_scan.h"
+#include "grammar/token_constraint.h"
 #include "sampling/sampling_state.h"
+#include "sampling/vocab_scan.h"
 
 namespace quire {
 
@@ -27,20 +27,20 @@ struct SampleResult {
 /// Draws the next token of a sequence. `logits` is the model's row and is overwritten; `tokens` are all of the sequence
 /// so far; `position` is the index that the new token will have, which picks its random numbers.
 ///
-/// The order of things is vLLM's: the rule's mask, allowed tokens, bad words, min_tokens, bias, penalties, then (unless
-/// greedy) temperature, min_p, top_k, top_p, each on what the ones before have left. The token is drawn by running
-/// through what is left in order of ids. Equal logits are told apart by id everywhere, the lower one winning. The
-/// result depends on the arguments alone, not on the CPU. Does not update `state`: see SamplingState::append.
+/// The order of things is vLLM's: the constraint's mask, allowed tokens, bad words, min_tokens, bias, penalties, then
+/// (unless greedy) temperature, min_p, top_k, top_p, each on what the ones before have left. The token is drawn by
+/// running through what is left in order of ids. Equal logits are told apart by id everywhere, the lower one winning.
+/// The result depends on the arguments alone, not on the CPU. Does not update `state`: see SamplingState::append.
 ///
-/// `rule`, if there is one, must not have to be waited for; the caller lets it follow the token. Where everything that
-/// it allows is banned by what comes after it, it alone counts: what it demands is drawn, whatever else was asked for.
-/// Where `state.draws_from_all()` a token is drawn as if there were no rule, and another one among those that are left
-/// if it is refused; only if the rule allows none of a few, one is drawn among all that its mask allows. The
-/// distribution is the same, and most masks need not be written.
+/// `constraint`, if there is one, must not have to be waited for; the caller lets it follow the token. Where everything
+/// that it allows is banned by what comes after it, it alone counts: what it demands is drawn, whatever else was asked
+/// for. Where `state.samples_from_all()` a token is drawn as if there were no constraint, and another one among those
+/// that are left if it is refused; only if the rule allows none of a few, one is drawn among all that its mask allows.
+/// The distribution is the same, and most masks need not be written.
 ///
 /// Throws std::runtime_error if a logit is NaN or infinite or if every token is banned.
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
-                    std::int64_t position, SamplerScratch& scratch, TokenRule* rule = nullptr);
+                    std::int64_t position, SamplerScratch& scratch, TokenConstraint* constraint = nullptr);
 
 /// Log probability and rank of `token`, and the `top_n` likeliest tokens. Throws std::invalid_argument if `token` or
 /// `top_n` is out of the vocabulary's range, std::runtime_error if a logit is NaN or infinite.

@@ -27,7 +27,10 @@ void check_tokens(std::span<const std::int32_t> tokens, std::int32_t vocab_size,
 void check(const SamplingConfig& config, std::int32_t vocab_size) {
   require(vocab_size >= 1 && vocab_size <= kMostTokens, "vocab_size", vocab_size,
           "1 to " + std::to_string(kMostTokens));
-  const auto in_vocab = "-1 (none) or 0 to the vocabulary's size " + std::to_string(vocab_size);
+  const auto counts = "none, or 0 to the vocabulary's size " + std::to_string(vocab_size);
+  const auto is_count = [vocab_size](const std::optional<std::int32_t>& count) {
+    return !count || (*count >= 0 && *count <= vocab_size);
+  };
   require(std::isfinite(config.temperature) && config.temperature >= 0, "temperature", config.temperature,
           "a number, 0 (greedy) or more");
   require(config.top_k >= -1, "top_k", config.top_k, "at least 1, or 0 or -1 for all tokens");
@@ -38,18 +41,17 @@ void check(const SamplingConfig& config, std::int32_t vocab_size) {
   require(std::isfinite(config.presence_penalty), "presence_penalty", config.presence_penalty, "a number");
   require(std::isfinite(config.frequency_penalty), "frequency_penalty", config.frequency_penalty, "a number");
   require(config.min_tokens >= 0, "min_tokens", config.min_tokens, "0 or more");
-  require(config.logprobs >= -1 && config.logprobs <= vocab_size, "logprobs", config.logprobs, in_vocab);
-  require(config.prompt_logprobs >= -1 && config.prompt_logprobs <= vocab_size, "prompt_logprobs",
-          config.prompt_logprobs, in_vocab);
+  require(is_count(config.logprobs), "logprobs", config.logprobs.value_or(0), counts);
+  require(is_count(config.prompt_logprobs), "prompt_logprobs", config.prompt_logprobs.value_or(0), counts);
   for (const auto& [token, bias] : config.logit_bias) {
     check_tokens({&token, 1}, vocab_size, "logit_bias");
     require(std::isfinite(bias), "logit_bias", bias, "a finite number for every token");
   }
-  check_tokens(config.allowed, vocab_size, "allowed_token_ids");
+  check_tokens(config.allowed_token_ids, vocab_size, "allowed_token_ids");
   check_tokens(config.stop_token_ids, vocab_size, "stop_token_ids");
-  for (const auto& word : config.bad_words) {
-    require(!word.empty(), "bad_words", word.size(), "at least one token each");
-    check_tokens(word, vocab_size, "bad_words");
+  for (const auto& word : config.bad_words_token_ids) {
+    require(!word.empty(), "bad_words_token_ids", word.size(), "at least one token each");
+    check_tokens(word, vocab_size, "bad_words_token_ids");
   }
 }
 
@@ -66,7 +68,7 @@ SamplingState::SamplingState(SamplingConfig config, std::span<const std::int32_t
   check_tokens(tokens, vocab_size, "token_ids");
   const std::size_t prompt = static_cast<std::size_t>(num_prompt_tokens);
   if (counts_prompt_) {
-    for (const std::int32_t token : tokens.first(prompt)) count_of(token);
+    for (const std::int32_t token : tokens.first(prompt)) count_of(token).in_prompt = true;
   }
   for (const std::int32_t token : tokens.subspan(prompt)) append(token);
 }
@@ -75,55 +77,59 @@ void SamplingState::append(std::int32_t token) {
   if (counts_outputs_) ++count_of(token).outputs;
 }
 
+void SamplingState::remove(std::int32_t token) {
+  if (counts_outputs_) --count_of(token).outputs;
+}
+
 SamplingState::Count& SamplingState::count_of(std::int32_t token) {
   const auto [found, is_new] = index_.try_emplace(token, counts_.size());
-  if (is_new) counts_.push_back({token, 0});
+  if (is_new) counts_.push_back({token, false, 0});
   return counts_[found->second];
 }
 
 bool SamplingState::greedy() const { return config_.temperature < kGreedyBelow; }
 
-bool SamplingState::draws_from_all() const {
+bool SamplingState::samples_from_all() const {
   return !edits_logits() && (greedy() || (config_.top_k <= 0 && config_.top_p >= 1 && config_.min_p <= 0));
 }
 
 bool SamplingState::edits_logits() const {
-  return counts_outputs_ || !config_.logit_bias.empty() || !config_.allowed.empty() || !config_.bad_words.empty() ||
-         (config_.min_tokens > 0 && !config_.stop_token_ids.empty());
+  return counts_outputs_ || !config_.logit_bias.empty() || !config_.allowed_token_ids.empty() ||
+         !config_.bad_words_token_ids.empty() || (config_.min_tokens > 0 && !config_.stop_token_ids.empty());
 }
 
 void SamplingState::process(std::span<float> logits, std::span<const std::int32_t> tokens,
                             std::vector<float>& saved) const {
   const auto outputs = tokens.subspan(static_cast<std::size_t>(num_prompt_tokens_));
-  if (!config_.allowed.empty()) keep_allowed(logits, saved);
+  if (!config_.allowed_token_ids.empty()) keep_allowed(logits, saved);
   ban_bad_words(logits, outputs);
   if (std::ssize(outputs) < config_.min_tokens) {
     for (const std::int32_t token : config_.stop_token_ids) logits[token] = kBanned;
   }
   for (const auto& [token, bias] : config_.logit_bias) logits[token] += bias;
-  if (counts_outputs_) penalise(logits);
+  if (counts_outputs_) penalize(logits);
 }
 
 void SamplingState::keep_allowed(std::span<float> logits, std::vector<float>& saved) const {
   saved.clear();
-  for (const std::int32_t token : config_.allowed) saved.push_back(logits[token]);
+  for (const std::int32_t token : config_.allowed_token_ids) saved.push_back(logits[token]);
   std::fill(logits.begin(), logits.end(), kBanned);
-  for (std::size_t i = 0; i < saved.size(); ++i) logits[config_.allowed[i]] = saved[i];
+  for (std::size_t i = 0; i < saved.size(); ++i) logits[config_.allowed_token_ids[i]] = saved[i];
 }
 
 /// Bans the last token of each bad word whose earlier tokens are the latest of `outputs`.
 void SamplingState::ban_bad_words(std::span<float> logits, std::span<const std::int32_t> outputs) const {
-  for (const auto& word : config_.bad_words) {
+  for (const auto& word : config_.bad_words_token_ids) {
     const auto start = std::span(word).first(word.size() - 1);
     if (start.size() > outputs.size()) continue;
     if (std::ranges::equal(start, outputs.last(start.size()))) logits[word.back()] = kBanned;
   }
 }
 
-void SamplingState::penalise(std::span<float> logits) const {
-  for (const auto& [token, outputs] : counts_) {
+void SamplingState::penalize(std::span<float> logits) const {
+  for (const auto& [token, in_prompt, outputs] : counts_) {
     float& logit = logits[token];
-    if (counts_prompt_) {
+    if (counts_prompt_ && (in_prompt || outputs > 0)) {
       logit = logit > 0 ? logit / config_.repetition_penalty : logit * config_.repetition_penalty;
     }
     if (outputs > 0) {

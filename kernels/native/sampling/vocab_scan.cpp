@@ -1,4 +1,4 @@
-#include "grammar/vocab_scan.h"
+#include "sampling/vocab_scan.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-"""Rules: what the sampler draws under a mask, and a step whose sequences have rules, of which some are late."""
+"""Token constraints: samples under a mask, and steps with constrained sequences, some of which are late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.kernels import _native, options, runner
-from quire.kernels.runner import DRAWN_LATER, Constraint, Matcher, ModelRunner, TokenMask
+from quire.kernels.runner import Constraint, Matcher, ModelRunner, SamplingConfig, TokenMask
 
 
 def mask_of(allowed: list[int], num_tokens: int) -> TokenMask:
@@ -22,7 +22,7 @@ def mask_of(allowed: list[int], num_tokens: int) -> TokenMask:
 
 
 def draw(logits: np.ndarray, mask: TokenMask | None, position: int = 0, **config: Any) -> dict[str, Any]:
-    return _native.sample(logits.astype(np.float32), [], 0, position, config, mask)
+    return _native.sample(logits.astype(np.float32), [], 0, position, SamplingConfig(**config), mask)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 300, 4099])
@@ -101,18 +101,20 @@ def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"allowed": [1, 2]}, {"bad_words": [[5]]}, {"stop_token_ids": [5], "min_tokens": 3}], ids=str
+    "config",
+    [{"allowed_token_ids": [1, 2]}, {"bad_words_token_ids": [[5]]}, {"stop_token_ids": [5], "min_tokens": 3}],
+    ids=str,
 )
 def test_what_the_mask_demands_is_drawn_whatever_else_bans_it(config: dict[str, Any]) -> None:
     assert draw(np.arange(10.0), mask_of([5], 10), temperature=0.0, **config)["token"] == 5
 
 
 def test_bans_hold_as_far_as_the_mask_leaves_a_choice() -> None:
-    assert draw(np.arange(10.0), mask_of([4, 5], 10), temperature=0.0, bad_words=[[5]])["token"] == 4
+    assert draw(np.arange(10.0), mask_of([4, 5], 10), temperature=0.0, bad_words_token_ids=[[5]])["token"] == 4
 
 
 def test_an_empty_mask_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="may be drawn"):
+    with pytest.raises(RuntimeError, match="may be sampled"):
         draw(np.arange(10.0), mask_of([], 10))
 
 
@@ -133,41 +135,50 @@ def engine(demo_model: Path) -> ModelRunner:
     return runner.load_model(options.LoadOptions(str(demo_model), num_pages=400, threads=2))
 
 
-def opened(engine: ModelRunner, tokens: list[int], **sampling: Any) -> int:
-    slot = engine.sequences.open(tokens, len(tokens), **{"seed": 3, **sampling})
+def opened(
+    engine: ModelRunner,
+    tokens: list[int],
+    constraint: Constraint | TokenMask | None = None,
+    cache_salt: str | None = None,
+    **sampling: Any,
+) -> int:
+    config = SamplingConfig(**{"seed": 3, **sampling})
+    slot = engine.sequences.open(tokens, len(tokens), sampling=config, constraint=constraint, cache_salt=cache_salt)
     assert engine.sequences.reserve(slot, len(tokens) + 8)
     return slot
 
 
-def settled(engine: ModelRunner, *step: Any) -> _native.StepResult:
-    result = engine.step(*step)
-    settle(engine, result)
+def step(engine: ModelRunner, *arguments: Any) -> _native.StepResult:
+    """A whole step: nothing is pending."""
+    result = engine.step(*arguments)
+    collect_all(engine, result)
     return result
 
 
-def settle(engine: ModelRunner, result: _native.StepResult) -> list[int]:
-    """The rows that were told of."""
-    told: list[int] = []
-    while rows := engine.settle(result):
-        told += rows
-    return told
+def collect_all(engine: ModelRunner, result: _native.StepResult) -> list[int]:
+    """The rows, as they were collected."""
+    collected: list[int] = []
+    while rows := engine.collect(result):
+        collected += rows
+    assert result.pending == []
+    return collected
 
 
 def test_a_late_mask_delays_its_own_sequence_alone(engine: ModelRunner) -> None:
     tokens = [0, 5, 300, 301, 302]
     allowed = list(range(500, 600))
-    [in_time] = settled(engine, [opened(engine, tokens, rule=mask_of(allowed, 2048))], [0], [5]).token_ids
+    [[in_time]] = step(engine, [opened(engine, tokens, constraint=mask_of(allowed, 2048))], [0], [5]).token_ids
     assert in_time in allowed
     late = mask_of(allowed, 2048)
     late.reset()
-    slot, other = opened(engine, tokens, rule=late), opened(engine, tokens)
-    result = settled(engine, [slot, other], [0, 0], [5, 5])
-    assert result.token_ids[0] == -1
-    assert result.token_ids[1] >= 0
+    slot, other = opened(engine, tokens, constraint=late), opened(engine, tokens)
+    result = step(engine, [slot, other], [0, 0], [5, 5])
+    assert result.token_ids[0] == []
+    assert len(result.token_ids[1]) == 1
     assert not result.errors
     assert engine.sequences.tokens(slot) == tokens
     late.publish()
-    assert settled(engine, [slot, other], [4, 5], [1, 1]).token_ids[0] == in_time
+    assert step(engine, [slot, other], [4, 5], [1, 1]).token_ids[0] == [in_time]
 
 
 def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
@@ -175,12 +186,13 @@ def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
     mask.reset()
     writer = threading.Timer(0.01, mask.publish)
     writer.start()
-    slot = opened(engine, [0, 5, 300], rule=mask)
-    tokens = [-1]
-    while tokens == [-1]:  # a step waits for a while, and then the next one does
-        start = 0 if tokens else 2
-        tokens = settled(engine, [slot], [start], [3 - start]).token_ids
-    assert tokens == [700]
+    slot = opened(engine, [0, 5, 300], constraint=mask)
+    span: list[int] = []
+    start = 0
+    while not span:  # a step waits for a while, and then the next one does
+        [span] = step(engine, [slot], [start], [3 - start]).token_ids
+        start = 2
+    assert span == [700]
     writer.join()
 
 
@@ -196,25 +208,29 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
     engine: ModelRunner, grammar: Matcher, count: int, sampling: dict[str, Any]
 ) -> None:
     """Ahead of the step, or by the thread that draws, if it needs it; every third sequence has no rule."""
-    prompt, sequences, ruled = [0, 5, 300, 301, 302], engine.sequences, [row for row in range(count) if row % 3 != 1]
+    prompt, sequences = [0, 5, 300, 301, 302], engine.sequences
+    constrained = [row for row in range(count) if row % 3 != 1]
     answers = []
     for is_ahead in (False, True):
-        rules = {row: Constraint(grammar, 2048, []) for row in ruled}
-        slots = [opened(engine, prompt, seed=row, logprobs=2, rule=rules.get(row), **sampling) for row in range(count)]
+        constraints = {row: Constraint(grammar, 2048, []) for row in constrained}
+        slots = [
+            opened(engine, prompt, seed=row, logprobs=2, constraint=constraints.get(row), **sampling)
+            for row in range(count)
+        ]
         found = []
         for start, length in ((0, 5), (5, 1)):
-            for rule in rules.values():
-                if is_ahead and rule.begin_mask():
-                    rule.write_mask()
+            for constraint in constraints.values():
+                if is_ahead and constraint.begin_mask():
+                    constraint.write_mask()
             result = engine.step(slots, [start] * count, [length] * count)
-            later = [row for row, token in enumerate(result.token_ids) if token == DRAWN_LATER]
-            assert later == [row for row in ruled if row >= count // 128 * 128]
-            assert settle(engine, result) == later
+            pending = result.pending
+            assert pending == [row for row in constrained if row >= count // 128 * 128]
+            assert collect_all(engine, result) == pending
             found.append((result.token_ids, [result.logprobs(row) for row in range(count)]))
-        assert all(rule.is_complete for rule in rules.values())
-        assert all(500 <= tokens[row] < 600 for tokens, _ in found for row in ruled)
+        assert all(constraint.is_complete for constraint in constraints.values())
+        assert all(500 <= spans[row][0] < 600 for spans, _ in found for row in constrained)
         assert [sequences.tokens(slot) for slot in slots] == [
-            [*prompt, *each] for each in zip(*(tokens for tokens, _ in found), strict=True)
+            [*prompt, *first, *second] for first, second in zip(*(spans for spans, _ in found), strict=True)
         ]
         answers.append(found)
         for slot in slots:
@@ -222,65 +238,65 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
     assert answers[0] == answers[1]
 
 
-def test_a_step_is_settled_before_the_next(engine: ModelRunner, grammar: Matcher) -> None:
-    slot = opened(engine, [0, 5, 300], rule=Constraint(grammar, 2048, []))
+def test_a_step_is_collected_before_the_next(engine: ModelRunner, grammar: Matcher) -> None:
+    slot = opened(engine, [0, 5, 300], constraint=Constraint(grammar, 2048, []))
     result = engine.step([slot], [0], [3])
-    assert result.token_ids == [DRAWN_LATER]
-    with pytest.raises(RuntimeError, match="settled before the next"):
+    assert (result.token_ids, result.pending) == ([[]], [0])
+    with pytest.raises(RuntimeError, match="pending of the last step"):
         engine.step([slot], [3], [1])
-    assert engine.settle(result) == [0]
-    drawn = result.token_ids
-    assert engine.settle(result) == []
-    assert result.token_ids == drawn
-    assert engine.sequences.tokens(slot) == [0, 5, 300, *drawn]
+    assert engine.collect(result) == [0]
+    [span] = result.token_ids
+    assert engine.collect(result) == []
+    assert result.token_ids == [span]
+    assert engine.sequences.tokens(slot) == [0, 5, 300, *span]
 
 
-def test_only_the_last_step_is_settled(engine: ModelRunner, grammar: Matcher) -> None:
+def test_only_the_last_step_is_collected(engine: ModelRunner, grammar: Matcher) -> None:
     other = engine.step([opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])], [0, 0], [3, 3])
-    result = engine.step([opened(engine, [0, 5, 302], rule=Constraint(grammar, 2048, []))], [0], [3])
+    result = engine.step([opened(engine, [0, 5, 302], constraint=Constraint(grammar, 2048, []))], [0], [3])
     with pytest.raises(ValueError, match="a result of 2 sequences is not that of the last step, which had 1"):
-        engine.settle(other)
-    assert engine.settle(result) == [0]
-    assert 500 <= result.token_ids[0] < 600
+        engine.collect(other)
+    assert engine.collect(result) == [0]
+    assert 500 <= result.token_ids[0][0] < 600
 
 
-def test_a_runner_ends_in_the_midst_of_its_draws(demo_model: Path, grammar: Matcher) -> None:
+def test_a_runner_ends_in_the_midst_of_sampling(demo_model: Path, grammar: Matcher) -> None:
     for count in (1, 8):
         runner_of_few = runner.load_model(options.LoadOptions(str(demo_model), num_pages=40, threads=2))
-        slots = [opened(runner_of_few, [0, 5, 300], rule=Constraint(grammar, 2048, [])) for _ in range(count)]
+        slots = [opened(runner_of_few, [0, 5, 300], constraint=Constraint(grammar, 2048, [])) for _ in range(count)]
         runner_of_few.step(slots, [0] * count, [3] * count)
         del runner_of_few
 
 
 def test_a_mask_that_allows_nothing_fails_its_own_sequence_alone(engine: ModelRunner) -> None:
-    slots = [opened(engine, [0, 5, 300 + row], rule=mask_of([700] * row, 2048)) for row in range(2)]
-    result = settled(engine, slots, [0, 0], [3, 3])
-    assert result.token_ids == [-1, 700]
+    slots = [opened(engine, [0, 5, 300 + row], constraint=mask_of([700] * row, 2048)) for row in range(2)]
+    result = step(engine, slots, [0, 0], [3, 3])
+    assert result.token_ids == [[], [700]]
     assert list(result.errors) == [0]
     assert "ban them all" in result.errors[0]
 
 
-@pytest.mark.parametrize("has_rule", [True, False])
-def test_who_fails_leaves_nothing_in_the_prefix_cache(engine: ModelRunner, has_rule: bool) -> None:
+@pytest.mark.parametrize("is_constrained", [True, False])
+def test_who_fails_leaves_nothing_in_the_prefix_cache(engine: ModelRunner, is_constrained: bool) -> None:
     """Its pages may hold what made it fail."""
     prompt = [0, *range(100, 163)]
     banned: dict[str, Any] = {"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}
-    fails = opened(engine, prompt, cache_salt="", **({"rule": mask_of([], 2048)} if has_rule else banned))
-    assert list(settled(engine, [fails], [0], [64]).errors) == [0]
+    fails = opened(engine, prompt, cache_salt="", **({"constraint": mask_of([], 2048)} if is_constrained else banned))
+    assert list(step(engine, [fails], [0], [64]).errors) == [0]
     assert engine.sequences.shared(fails)[0] == 0
     fine = opened(engine, prompt, cache_salt="")
-    assert not settled(engine, [fine], [0], [64]).errors
+    assert not step(engine, [fine], [0], [64]).errors
     assert engine.sequences.shared(fine)[0] == 64
     for slot in (fails, fine):
         engine.sequences.close(slot)
 
 
 def test_a_grammar_that_can_not_go_on_fails_its_own_sequence_alone(engine: ModelRunner, grammar: Matcher) -> None:
-    rules = [Constraint(grammar, 2048, []) for _ in range(2)]
-    rules[0].follow(7)
-    slots = [opened(engine, [0, 5, 300 + row], rule=rule) for row, rule in enumerate(rules)]
-    result = settled(engine, slots, [0, 0], [3, 3])
-    assert result.token_ids[0] == -1
-    assert 500 <= result.token_ids[1] < 600
+    constraints = [Constraint(grammar, 2048, []) for _ in range(2)]
+    constraints[0].follow(7)
+    slots = [opened(engine, [0, 5, 300 + row], constraint=each) for row, each in enumerate(constraints)]
+    result = step(engine, slots, [0, 0], [3, 3])
+    assert result.token_ids[0] == []
+    assert 500 <= result.token_ids[1][0] < 600
     assert list(result.errors) == [0]
     assert "the grammar can't be followed any further" in result.errors[0]

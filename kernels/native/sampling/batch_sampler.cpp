@@ -1,0 +1,130 @@
+#include "sampling/batch_sampler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <utility>
+
+namespace quire {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestWait{100};  // if every task waits for a late constraint
+constexpr std::chrono::milliseconds kLook{1};           // then how often to look whether another task has sampled
+
+}  // namespace
+
+BatchSampler::BatchSampler(ThreadPool& threads)
+    : threads_(threads), scratch_(static_cast<std::size_t>(threads.size())) {}
+
+BatchSampler::~BatchSampler() { stop(); }
+
+void BatchSampler::begin(std::span<const SamplingTask> tasks, std::int64_t stride, Clock::time_point soon,
+                         bool has_others) {
+  tasks_ = tasks;
+  stride_ = stride;
+  spans_ = std::vector<SampledSpan>(tasks.size());
+  next_ = 0;
+  num_taken_ = 0;
+  soon_ = soon;
+  late_ = Clock::now() + kLongestWait;
+  has_others_ = has_others;
+  is_running_ = !tasks.empty();
+  is_alone_ = tasks.size() <= 1 && has_others;  // the caller has it sooner than another thread would come
+  if (is_alone_ || !is_running_) return;
+  threads_.begin(
+      [](void* sampler, int thread) {
+        while (static_cast<BatchSampler*>(sampler)->run_next(thread)) {
+        }
+      },
+      this);
+}
+
+SampledSpan& BatchSampler::take(std::size_t end) {
+  SampledSpan& span = spans_[num_taken_];
+  while (span.is_done.load() == 0)
+    if (!is_worth_running(end) || !run_next(0)) threads_.wait_while(span.is_done, 0);
+  if (++num_taken_ == tasks_.size()) stop();
+  return span;
+}
+
+void BatchSampler::stop() {
+  if (!is_running_) return;
+  is_running_ = false;
+  next_ = tasks_.size();
+  if (!is_alone_) threads_.finish();
+}
+
+/// True if the caller should run the next task: the one that it waits for, or another that need not be waited for.
+bool BatchSampler::is_worth_running(std::size_t end) const {
+  const std::size_t next = next_.load(std::memory_order_relaxed);
+  if (next >= std::min(end, tasks_.size())) return false;
+  TokenConstraint* const constraint = tasks_[next].constraint;
+  return next == num_taken_ || constraint == nullptr || constraint->wait_until({});
+}
+
+/// Returns false if no task is left to begin.
+bool BatchSampler::run_next(int thread) {
+  const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
+  if (i >= tasks_.size()) return false;
+  run(tasks_[i], scratch_[thread], spans_[i]);
+  spans_[i].is_done.store(1);
+  return true;
+}
+
+/// Returns true if the constraint can be asked.
+bool BatchSampler::await(TokenConstraint& constraint) {
+  do {
+    if (constraint.wait_until(std::min(deadline(), Clock::now() + kLook))) {
+      has_others_.store(true);
+      return true;
+    }
+  } while (Clock::now() < deadline());
+  return false;
+}
+
+void BatchSampler::run(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span) {
+  try {
+    if (task.samples) return sample_span(task, scratch, span);
+    const Sequence& sequence = *task.sequence;
+    const std::int32_t token = sequence.tokens[task.position];
+    const std::int32_t count = sequence.sampling.config().prompt_logprobs.value_or(0);
+    span.token_ids.push_back(token);
+    span.logprobs.push_back(logprobs_of(task.logits, token, count, scratch));
+  } catch (const std::exception& error) {
+    if (task.samples && !span.token_ids.empty()) return;  // a step from the token before will fail by itself
+    span.error = error.what();
+  }
+}
+
+void BatchSampler::sample_span(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span) {
+  Sequence& sequence = *task.sequence;
+  const std::span<const std::int32_t> tokens(sequence.tokens);
+  const auto drafts = tokens.subspan(static_cast<std::size_t>(task.position));
+  bool agrees = true;  // the span with the drafts
+  const auto add = [&](std::int32_t token) {
+    const std::size_t i = span.token_ids.size();
+    agrees = agrees && (i >= drafts.size() || drafts[i] == token);
+    span.token_ids.push_back(token);
+    sequence.sampling.append(token);
+  };
+  const bool forces = task.constraint != nullptr && !sequence.sampling.config().logprobs;
+  while (agrees && std::ssize(span.token_ids) < task.num_rows) {
+    if (task.constraint != nullptr && !await(*task.constraint)) return;
+    const std::int64_t i = std::ssize(span.token_ids), position = task.position + i;
+    const std::span row(task.logits.data() + i * stride_, task.logits.size());
+    const auto before = tokens.first(static_cast<std::size_t>(position));
+    SampleResult result = sample(row, sequence.sampling, before, position, scratch, task.constraint);
+    if (task.constraint != nullptr) task.constraint->follow(result.token);
+    add(result.token);
+    if (result.logprobs) span.logprobs.push_back(std::move(*result.logprobs));
+    while (forces && agrees) {  // after a wrong draft nothing is computed that could come before another token
+      const std::optional<std::int32_t> token = task.constraint->take_forced();
+      if (!token) break;
+      add(*token);
+    }
+    if (task.constraint != nullptr && task.constraint->has_ended()) return;
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compute/thread_pool.h"
+#include "compute/waitable.h"
+#include "grammar/token_constraint.h"
+#include "kv_cache/sequences.h"
+#include "sampling/sampler.h"
+
+namespace quire {
+
+/// Rows of logits of one sequence: one for the token after its last one, and one more for each draft. Or a single row,
+/// for the log probability of a prompt token.
+struct SamplingTask {
+  std::int32_t index;  ///< of the sequence in the batch
+  std::int32_t slot;
+  Sequence* sequence;      ///< its last `num_rows - 1` tokens are drafts
+  std::int32_t first_row;  ///< among the step's tokens; the others follow it
+  std::int32_t num_rows;
+  std::int64_t position;  ///< of the token that the first row predicts
+  bool samples;           ///< false: report the prompt token that stands at `position`
+  TokenConstraint* constraint = nullptr;
+  std::span<float> logits = {};  ///< of the first row
+};
+
+/// The outcome of a task.
+struct SampledSpan {
+  std::vector<std::int32_t> token_ids{};  ///< empty without an `error`: the constraint was late
+  std::vector<TokenLogprobs> logprobs{};  ///< of each token, or none
+  std::string error{};
+  Waitable is_done{};  ///< 1 if it is
+};
+
+/// Samples tokens for the sequences of a step, with all threads, a task at a time. The caller takes the outcomes in
+/// order, and may do other work in between. While an outcome is left to be taken, the threads cannot be used for
+/// anything else.
+///
+/// Each row of a task is sampled exactly as it would be in a step of its own, and only as long as the tokens so far
+/// equal the drafts. The sampling state and the constraint follow the tokens of the span; the sequence's tokens do not
+/// change. After a sampled token come the tokens that the constraint forces, unless log probabilities are asked for.
+/// The span ends with the first token that is not the draft in its place; so all tokens before its last one are
+/// computed, as far as there were rows. Where a later row of a task fails, or its constraint is late, the span ends
+/// before it.
+class BatchSampler {
+ public:
+  using Clock = TokenConstraint::Clock;
+
+  explicit BatchSampler(ThreadPool& threads);
+  ~BatchSampler();
+  BatchSampler(const BatchSampler&) = delete;
+  BatchSampler& operator=(const BatchSampler&) = delete;
+
+  /// Begins with `tasks`, which must outlive the last `take`; logits of one row lie `stride` floats after those of the
+  /// row before. Constraints are waited for until `soon`, or longer, until one is ready, if no other task samples
+  /// (`has_others`).
+  void begin(std::span<const SamplingTask> tasks, std::int64_t stride, Clock::time_point soon, bool has_others);
+
+  bool has_left() const { return is_running_; }                            ///< outcomes to be taken
+  const SamplingTask& next_task() const { return tasks_[num_taken_]; }     ///< to be taken
+  bool is_next_done() const { return spans_[num_taken_].is_done.load(); }  ///< so that `take` would not wait
+
+  /// Returns the outcome of `next_task`. While another thread works on it, the caller works on those of the first `end`
+  /// tasks that no thread has begun, unless their constraint is late.
+  SampledSpan& take(std::size_t end);
+
+  /// Begins no other task, and waits for those that have begun.
+  void stop();
+
+ private:
+  bool run_next(int thread);
+  bool is_worth_running(std::size_t end) const;
+  Clock::time_point deadline() const { return has_others_.load() ? soon_ : late_; }
+  bool await(TokenConstraint& constraint);
+  void run(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span);
+  void sample_span(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span);
+
+  ThreadPool& threads_;
+  std::vector<SamplerScratch> scratch_;  ///< one per thread
+  std::span<const SamplingTask> tasks_;
+  std::int64_t stride_ = 0;
+  std::vector<SampledSpan> spans_;
+  std::atomic<std::size_t> next_{0};  ///< task that no thread has begun
+  std::size_t num_taken_ = 0;
+  Clock::time_point soon_, late_;        ///< deadlines of constraints
+  std::atomic<bool> has_others_{false};  ///< tasks that sample, or have sampled
+  bool is_running_ = false;
+  bool is_alone_ = false;  ///< the caller, no other thread samples
+};
+
+}  // namespace quire
