@@ -35,11 +35,16 @@ class RequestStatus(enum.Enum):
 
 
 class StepOutcome:
-    """A `StepResult`, read out once: properties of the native one copy their contents at each access."""
+    """A `StepResult`, read out once: properties of the native one copy their contents at each access.
 
-    __slots__ = ("errors", "logprobs", "pooled", "token_ids")
+    Decodings add the requests that end with the step to `ended`, with their terminal outputs.
+    """
 
-    def __init__(self, result: StepResult) -> None:
+    __slots__ = ("ended", "errors", "logprobs", "now", "pooled", "token_ids")
+
+    def __init__(self, result: StepResult, now: float) -> None:
+        self.now = now
+        self.ended: list[tuple[Request, EngineCoreOutput]] = []
         self.token_ids = result.token_ids
         self.errors = result.errors
         self.pooled = result.pooled
@@ -90,10 +95,10 @@ class Decoding(ABC):
         """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""
 
     @abstractmethod
-    def take(self, request: Request, row: int, outcome: StepOutcome, now: float) -> EngineCoreOutput | None:
-        """Take the result of a step, from `row` on; return what the client gets of it.
+    def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
+        """Take the result of a step, from `row` on; return the output for the client, if there is one.
 
-        The computed tokens are counted already. An output with a `finish_reason` is the last one.
+        The computed tokens are counted already. A request that ends is added to `outcome.ended` with its output.
         """
 
     @abstractmethod

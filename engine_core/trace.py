@@ -60,7 +60,7 @@ class Tracer:
             for request, row in zip(batch.requests, batch.rows, strict=True)
         ]
 
-    def finished(self, request: Request, reason: FinishReason, now: float) -> None:
+    def finished(self, request: Request, reason: FinishReason | None, now: float) -> None:
         """Note that a request has ended."""
         event = _event(request, EventType.FINISHED, now)
         event.finish_reason = reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from quire.engine_core.executor import Executor, StepResult
 from quire.engine_core.grammar.constrained import ConstrainedRequests
@@ -45,12 +45,12 @@ class Finisher:
         output = EngineCoreOutput(request.request_id, error=error)
         output.error_kind = kind if reason is FinishReason.ERROR else None
         self._outputs.add(request.client_id, request.conclude(output, reason, now))
-        self.release(request, reason, now)
+        self.release(request, output, now)
 
-    def release(self, request: Request, reason: FinishReason, now: float) -> None:
-        """Take back all that a request holds, whose terminal output is on its way."""
+    def release(self, request: Request, output: EngineCoreOutput, now: float) -> None:
+        """Take back all that a request holds whose terminal output is on its way."""
         if self._tracer.subscribers:
-            self._tracer.finished(request, reason, now)
+            self._tracer.finished(request, output.finish_reason, now)
         self._scheduler.remove(request)
         self._constrained.end(request)
         if request.num_output_tokens:
@@ -90,11 +90,14 @@ class StepUpdate:
             for row, entries in result.prompt_logprobs.items():
                 batch.requests[batch.index_of(row)].add_prompt_logprobs(entries)
             deferred = dict.fromkeys(batch.index_of(row) for row in result.pending)
-            indices: Sequence[int] = range(len(batch.requests))
-            self._take(batch, result, [i for i in indices if i not in deferred] if deferred else indices, deferred, now)
+            first_rows: Iterable[tuple[Request, int]] = zip(batch.requests, batch.rows, strict=True)
+            if deferred:
+                first_rows = [pair for index, pair in enumerate(first_rows) if index not in deferred]
+            self._take(batch, result, first_rows, deferred, now)
             for complete in self._collect(batch, result, deferred):
-                token_ids = self._take(batch, result, complete, deferred, self._clock())
-                self._constrained.advance([(batch.requests[i], token_ids[batch.rows[i]]) for i in complete])
+                first_rows = [(batch.requests[index], batch.rows[index]) for index in complete]
+                token_ids = self._take(batch, result, first_rows, deferred, self._clock())
+                self._constrained.advance([(request, token_ids[row]) for request, row in first_rows])
         except BaseException:
             while self._executor.collect(result):  # no sample may complete for a request that has ended
                 pass
@@ -112,27 +115,31 @@ class StepUpdate:
             self._fail([batch.requests[index] for index in deferred], error)
 
     def _take(
-        self, batch: Batch, result: StepResult, indices: Sequence[int], deferred: Collection[int], now: float
+        self,
+        batch: Batch,
+        result: StepResult,
+        first_rows: Iterable[tuple[Request, int]],
+        deferred: Collection[int],
+        now: float,
     ) -> Sequence[list[int]]:
-        """Let some requests of a batch take the result, and end those that failed, unless they are `deferred`.
+        """Let requests of a batch take the result, from their first rows on, and return the spans of all rows.
 
-        Returns the spans of all rows.
-
-        The per-token path: keep it short.
+        Requests that failed end, unless they are `deferred`. This is the per-token path: keep it short.
         """
-        outcome, requests = StepOutcome(result), batch.requests
+        outcome = StepOutcome(result, now)
         if outcome.errors:
             self._end_failed(batch, outcome, deferred)
-            indices = [index for index in indices if not requests[index].is_finished]
-        rows, counts, by_client = batch.rows, batch.counts, self._outputs.by_client
-        for index in indices:
-            request, row = requests[index], rows[index]
-            request.num_computed_tokens += counts[row]
-            output = request.decoding.take(request, row, outcome, now)
-            if output is not None:
-                by_client[request.client_id].append(output)
-                if output.finish_reason is not None:
-                    self._finisher.release(request, output.finish_reason, now)
+            first_rows = [pair for pair in first_rows if not pair[0].is_finished]
+        counts, by_client = batch.counts, self._outputs.by_client
+        try:
+            for request, row in first_rows:
+                request.num_computed_tokens += counts[row]
+                output = request.decoding.take(request, row, outcome)
+                if output is not None:
+                    by_client[request.client_id].append(output)
+        finally:  # a request whose terminal output is on its way gets no other, whatever comes
+            for request, output in outcome.ended:
+                self._finisher.release(request, output, now)
         return outcome.token_ids
 
     def _end_failed(self, batch: Batch, outcome: StepOutcome, deferred: Collection[int]) -> None:

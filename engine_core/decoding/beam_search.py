@@ -181,20 +181,21 @@ class BeamSearch(Decoding):
                 return False
         return True
 
-    def take(self, request: Request, row: int, outcome: StepOutcome, now: float) -> EngineCoreOutput | None:
+    def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
         """Move all beams on by a token. The client gets nothing before the end of the search."""
         if not outcome.token_ids[row]:  # amid the prompt
             return None
         self.advance([entry for i in range(len(self.live)) for entry in outcome.logprobs(row + i) or ()])
         request.num_tokens += 1
         if request.num_output_tokens == 1:
-            request.record(EventType.FIRST_TOKEN, now)
+            request.record(EventType.FIRST_TOKEN, outcome.now)
         if not self.done:
             request.slot = self.live[0].source
             return None
         best, *_ = beams = self.best(request.sampling.n)
         output = EngineCoreOutput(request.request_id, stop_reason=best.stop_reason, beams=beams)
-        return request.conclude(output, best.finish_reason, now)
+        outcome.ended.append((request, output))
+        return request.conclude(output, best.finish_reason, outcome.now)
 
     def preempt(self, request: Request, sequences: Sequences) -> None:
         """Begin again with the prompt."""

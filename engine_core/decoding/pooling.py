@@ -29,9 +29,11 @@ class Pooling(SingleSequence):
         pooling = PoolingConfig(type=params.pooling_type, normalize=params.normalize, dimensions=params.dimensions or 0)
         return open_sequence(sequences, request, pooling=pooling)
 
-    def take(self, request: Request, row: int, outcome: StepOutcome, now: float) -> EngineCoreOutput | None:
+    def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
         """End with the vector, once the prompt is computed."""
         vector = outcome.pooled.get(row)
         if vector is None:
             return None
-        return request.conclude(EngineCoreOutput(request.request_id, pooled=vector), FinishReason.STOP, now)
+        output = EngineCoreOutput(request.request_id, pooled=vector)
+        outcome.ended.append((request, output))
+        return request.conclude(output, FinishReason.STOP, outcome.now)

@@ -40,7 +40,7 @@ class SingleSequence(Decoding):
         """Get pages for all tokens."""
         return executor.sequences.reserve(request.slot, request.num_tokens)
 
-    def take(self, request: Request, row: int, outcome: StepOutcome, now: float) -> EngineCoreOutput | None:
+    def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
         """Cut the span at the first token that ends the request. This is the per-token path: keep it short."""
         span = outcome.token_ids[row]
         if not span:  # amid the prompt, or the token mask was late
@@ -58,12 +58,13 @@ class SingleSequence(Decoding):
         output = EngineCoreOutput(request.request_id, span)
         if request.events or request.prompt_logprobs is not None:
             if request.num_output_tokens == len(span):
-                request.record(EventType.FIRST_TOKEN, now)
+                request.record(EventType.FIRST_TOKEN, outcome.now)
             request.attach_to(output)
         if request.sampling.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
             output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
         if is_last or (request.constraint is not None and request.constraint.has_ended):
-            end_output(request, output, self._limits, now, is_cut=is_cut)
+            end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
+            outcome.ended.append((request, output))
         return output
 
     def preempt(self, request: Request, sequences: Sequences) -> None:

@@ -38,15 +38,16 @@ class RunningRequests:
 
     def add(self, running: Iterable[Request]) -> None:
         """Sort these too. Each step asks about all requests: keep it short."""
+        add_decode = self.decodes.append
         for request in running:
-            computed, tokens = request.num_computed_tokens, request.num_tokens
+            computed, tokens, width = request.num_computed_tokens, request.num_tokens, request.width
             if tokens - computed > 1 or computed < request.num_prompt_tokens:
                 self.prefills.append(request)
-            elif request.width == 1:
-                self.decodes.append(request)
+            elif width == 1:
+                add_decode(request)
             else:
                 self.wide_decodes.append(request)
-            if tokens > request.num_reserved_tokens or request.width > 1:
+            if tokens > request.num_reserved_tokens or width > 1:
                 self.growing.append(request)
 
     @property
