@@ -12,12 +12,12 @@ from quire.engine_core.engine import EngineCore
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.protocol.messages import UtilityCall
 
-IDLE_SECONDS = 1.0  # the longest sleep; the loop then looks whether its parent is still there
-_SHUTDOWN = (b"", UtilityCall(0, "shutdown"))  # as a client may call it, but of none
+IDLE_SECONDS = 1.0  # longest sleep, after which the loop checks that its parent is alive
+_SHUTDOWN = (b"", UtilityCall(0, "shutdown"))  # like a client's call, but from none
 
 
 class EngineLoop:
-    """Runs the core until it is told to end. `drain` and `stop` may be called by signal handlers and other threads."""
+    """Runs the core until told to end. `drain` and `stop` may be called by signal handlers and other threads."""
 
     def __init__(
         self, core: EngineCore, server: EngineServer, inbox: Inbox, *, drain_seconds: float, parent: int | None = None
@@ -32,27 +32,27 @@ class EngineLoop:
         self._is_clean = True  # no garbage since the last collection
 
     def drain(self) -> None:
-        """Takes no more requests; ends when those that have come have ended, or after `drain_seconds`."""
+        """Reject new requests; end when the open ones have ended, or after `drain_seconds`."""
         self._inbox.put(_SHUTDOWN)
 
     def stop(self) -> None:
-        """Ends after the step that is running."""
+        """End after the current step."""
         self._deadline = -math.inf
         self._inbox.put(_SHUTDOWN)
 
     def run(self) -> None:
-        """Returns when told to end, all requests having ended. RuntimeError if the server's thread has failed."""
+        """Run until told to end, and end all requests. Raises RuntimeError if the server's thread has failed."""
         try:
             while not self._is_over():
                 self._receive()
                 self._core.step()
                 self._server.last_step = time.monotonic()
         except Exception as error:
-            if self._server.failure is None:  # else nobody can be told
+            if self._server.failure is None:  # else no client can be reached
                 self._core.end_all(f"the engine failed: {error}")
             raise
-        self._core.draining = True
-        self._receive_waiting()  # to be refused, not left without an answer
+        self._core.drain()
+        self._receive_waiting()  # to be rejected, not left without an answer
         self._core.end_all()
 
     def _is_over(self) -> bool:
@@ -73,7 +73,7 @@ class EngineLoop:
         self._receive_waiting()
 
     def _receive_waiting(self) -> None:
-        """All that has come, but not what comes meanwhile, so that a flood cannot keep the loop from stepping."""
+        """Receive what is in the inbox now, not what comes meanwhile: a flood must not keep the loop from stepping."""
         for _ in range(self._inbox.qsize()):
             self._core.receive(*self._inbox.get_nowait())
 
@@ -89,7 +89,7 @@ class EngineLoop:
         self._server.last_step = time.monotonic()
 
     def _collect_garbage(self) -> None:
-        """The collector is off so that it never pauses a step; the engine makes no cycles, and libraries few."""
+        """Collect garbage while idle: the collector is off so that it never pauses a step. Cycles are rare."""
         if not self._is_clean:
             gc.collect()
             self._is_clean = True

@@ -35,7 +35,7 @@ _BAR_CELLS = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one engine; returns the exit status. What is wrong is told on stderr."""
+    """Run one engine; return the exit status. Errors go to stderr."""
     parsed = parse_arguments(arguments)
     faulthandler.enable()
     logging.basicConfig(level=parsed.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -76,7 +76,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
     status = 1
     try:
-        server.start(core.refuse_early)
+        server.start(core.reject_early)
         print("READY", server.address, flush=True)
         tune_interpreter()
         loop.run()
@@ -89,7 +89,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
 
 
 def _leave(status: int) -> None:
-    """Ends the process at once: the interpreter's end would crash in a thread that is inside llguidance."""
+    """End the process at once: a normal exit would crash in a thread that is inside llguidance."""
     if (error := sys.exc_info()[1]) is not None:
         logger.error("the engine failed", exc_info=error)
     logging.shutdown()
@@ -98,7 +98,7 @@ def _leave(status: int) -> None:
 
 
 def _load(parsed: EngineProcessOptions) -> ModelRunner:
-    """The model. Raises ModelError, whatever the reason for which it cannot be had."""
+    """Load the model. Raises ModelError, whatever the reason for the failure."""
     try:
         return load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
     except ModelError:
@@ -129,7 +129,7 @@ def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineLim
 def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: EngineLimits) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
-        model=os.path.abspath(parsed.model),  # noqa: PTH100 - clients may stand in another folder; links stay
+        model=os.path.abspath(parsed.model),  # noqa: PTH100 - clients may have another working directory; links stay
         architecture=runner.architecture,
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
@@ -147,7 +147,7 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
 
 
 def tune_interpreter() -> None:
-    """No garbage collection pauses a step (the loop collects when it is idle), and the IO thread has its turn soon."""
+    """Turn the garbage collector off (the loop collects when idle), and let the IO thread have its turn soon."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()

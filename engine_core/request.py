@@ -1,66 +1,113 @@
-"""A request inside the engine, and the states it goes through."""
+"""A request inside the engine, the states it goes through, and the interface of its decoding."""
 
 from __future__ import annotations
 
 import enum
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from quire.engine_core.decoding.beam_search import BeamSearch
+from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
 from quire.engine_core.limits import EngineLimits
+from quire.kernels.runner import Constraint, Sequences
 from quire.protocol.messages import (
     EngineCoreEvent,
+    EngineCoreOutput,
     EngineCoreRequest,
     EventType,
     FinishReason,
-    PoolingParams,
     SamplingParams,
     TokenLogprobs,
 )
 
-if TYPE_CHECKING:
-    from quire.engine_core.grammar.grammars import Grammar
-    from quire.engine_core.scheduling.siblings import Siblings
-    from quire.kernels.runner import Constraint
-
-
 NO_SLOT = -1
 
 
-class RequestStatus(enum.IntEnum):
-    """Where a request stands; anything past PREEMPTED is finished."""
+class RequestStatus(enum.Enum):
+    """The state of a request in the engine."""
 
-    WAITING = 0
-    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 1
-    RUNNING = 2
-    PREEMPTED = 3
-    FINISHED_STOPPED = 4
-    FINISHED_LENGTH_CAPPED = 5
-    FINISHED_ABORTED = 6
-    FINISHED_IGNORED = 7
-    FINISHED_ERROR = 8
-    FINISHED_TIMEOUT = 9
+    WAITING = enum.auto()
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+    FINISHED = enum.auto()
+
+
+class StepOutcome:
+    """A `StepResult`, read out once: properties of the native one copy their contents at each access.
+
+    Decodings add the requests that end with the step to `ended`, with their terminal outputs.
+    """
+
+    __slots__ = ("ended", "errors", "logprobs", "now", "pooled", "token_ids")
+
+    def __init__(self, result: StepResult, now: float) -> None:
+        self.now = now
+        self.ended: list[tuple[Request, EngineCoreOutput]] = []
+        self.token_ids = result.token_ids
+        self.errors = result.errors
+        self.pooled = result.pooled
+        self.logprobs = result.logprobs
+
+
+class Decoding(ABC):
+    """The decoding of one request: its sequences, the pages that these need, and what a step's result means to it.
+
+    One object a request. Its methods are given the request instead of keeping it, since the engine makes no reference
+    cycles (its garbage collector is off). To the scheduler a request is `width` sequences at most, each of which puts
+    one row into a step once the prompt is computed.
+    """
+
+    __slots__ = ()
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the request has ended."""
-        return self > RequestStatus.PREEMPTED
+    def width(self) -> int:
+        """Most sequences that the request may have at a time."""
+        return 1
 
     @property
-    def finish_reason(self) -> FinishReason:
-        """What users are told; KeyError for a request that has not ended."""
-        return _FINISH_REASONS[self]
+    def needs_every_token(self) -> bool:
+        """True if each prompt token yields a result of its own, which KV pages do not hold."""
+        return False
 
+    @abstractmethod
+    def open(self, request: Request, sequences: Sequences) -> int:
+        """Open a sequence with the prompt (and the tokens sampled so far), without pages; return its slot.
 
-_FINISH_REASONS = {
-    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
-    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
-    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
-    RequestStatus.FINISHED_IGNORED: FinishReason.ERROR,
-    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
-    RequestStatus.FINISHED_TIMEOUT: FinishReason.TIMEOUT,
-}
+        Raises ValueError if the executor rejects it.
+        """
+
+    @abstractmethod
+    def begin(self, request: Request) -> None:
+        """Start, maybe again after a preemption, with the prompt's sequence in `request.slot`."""
+
+    @abstractmethod
+    def slots(self, request: Request) -> list[int]:
+        """Return the slots of all its open sequences: the rows that it puts into the next step."""
+
+    @abstractmethod
+    def pages_lacked(self, request: Request, steps: int) -> int:
+        """Return the KV pages that it lacks for the next `steps` steps, which add a token to each sequence."""
+
+    @abstractmethod
+    def reserve(self, request: Request, executor: Executor) -> bool:
+        """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""
+
+    @abstractmethod
+    def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
+        """Take the result of a step, from `row` on; return the output for the client, if there is one.
+
+        The computed tokens are counted already. A request that ends is added to `outcome.ended` with its output.
+        """
+
+    @abstractmethod
+    def preempt(self, request: Request, sequences: Sequences) -> None:
+        """Give back all pages; what the prefix cache does not keep is computed again."""
+
+    @abstractmethod
+    def close(self, request: Request, sequences: Sequences) -> None:
+        """Close all sequences."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,134 +121,131 @@ class Request:
     client_id: bytes
     request_id: str
     prompt_token_ids: list[int] = field(repr=False)
+    num_prompt_tokens: int
     sampling: SamplingParams = field(repr=False)
+    decoding: Decoding = field(repr=False)
+    width: int  # that of its decoding
+    needs_every_token: bool  # of its prompt: each gives a result that KV pages do not hold
     seed: int
     eos_token_ids: frozenset[int] = field(repr=False)
     stop_token_ids: frozenset[int] = field(repr=False)  # eos_token_ids included, unless they are ignored
-    max_total_tokens: int  # LENGTH at this many tokens
+    max_total_tokens: int  # ends with LENGTH at this many tokens
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
     num_tokens: int  # prompt + sampled
     number: int = 0  # in order of arrival
-    priority: int = 0  # the lower, the sooner
+    priority: int = 0  # lower values are more urgent
     cache_salt: str | None = None  # shares KV pages with requests of the same salt; None: with none
     arrival: float = 0.0  # when the engine received it
-    deadline: float = math.inf  # when it ends, wherever it stands
+    deadline: float = math.inf  # when it ends, whatever its state
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # of these, those that were found computed when it first started
+    num_cached_tokens: int = 0  # of these, found in the prefix cache when it first started
     num_reserved_tokens: int = 0  # positions that its KV pages cover
     num_preemptions: int = 0
-    num_lost_tokens: int = 0  # computed before it was preempted, and perhaps to be computed again
-    num_passed_over: int = 0  # steps in which the policy started one that had come later
-    queue_key: float = 0.0  # its place among those that wait
-    siblings: Siblings | None = field(default=None, repr=False)  # those of the same prompt
-    search: BeamSearch | None = field(default=None, repr=False)
-    pooling: PoolingParams | None = None  # of its prompt, which nothing follows
-    grammar: Grammar | None = field(default=None, repr=False)
+    num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
+    num_times_passed_over: int = 0  # steps in which the policy admitted a later request
+    queue_key: float = 0.0  # its place in the waiting queue
     constraint: Constraint | None = field(default=None, repr=False)
-    slot: int = NO_SLOT  # its handle in the executor, from when it first waits at the front
-    events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet told to the client
-    prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet told to the client
+    slot: int = NO_SLOT  # its sequence in the executor, opened when it first comes to the front of the queue
+    events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet sent to the client
+    prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet sent to the client
 
     @classmethod
     def from_message(
-        cls, client_id: bytes, message: EngineCoreRequest, *, seed: int, now: float, limits: EngineLimits
-    ) -> Request:
-        """The request of a message that `check_request` has accepted; `seed` is used if it names none."""
-        sampling = message.sampling_params
-        prompt = message.prompt_token_ids
-        room = limits.max_model_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
-        if message.pooling is not None:
-            room = 0
-        eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
-        stop = eos.union(sampling.stop_token_ids or ())
+        cls, client_id: bytes, message: EngineCoreRequest, decoding: Decoding, *, seed: int, now: float,
+        limits: EngineLimits,
+    ) -> Request:  # fmt: skip
+        """Make the request of a message that `check_request` has accepted; `seed` is used if it names none."""
+        sampling, prompt = message.sampling_params, message.prompt_token_ids
+        eos, stop = token_ids_that_stop(message)
+        max_total_tokens = len(prompt) + max_output_tokens(message, limits)
         return cls(
             client_id=client_id,
             request_id=message.request_id,
             prompt_token_ids=prompt,
+            num_prompt_tokens=len(prompt),
             sampling=sampling,
+            decoding=decoding,
+            width=decoding.width,
+            needs_every_token=decoding.needs_every_token or sampling.prompt_logprobs is not None,
             seed=seed if sampling.seed is None else sampling.seed,
             eos_token_ids=eos,
             stop_token_ids=stop,
-            max_total_tokens=len(prompt) + room,
+            max_total_tokens=max_total_tokens,
             # A last token is sampled at the pool's last position; it could not be computed in its turn.
-            token_limit=min(len(prompt) + room, limits.pool_tokens + 1),
+            token_limit=min(max_total_tokens, limits.pool_tokens + 1),
             num_tokens=len(prompt),
             priority=message.priority,
             cache_salt=message.cache_salt if limits.enable_prefix_caching else None,
             arrival=now,
             deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
-            search=BeamSearch(sampling, stop, eos, room) if sampling.beam_width else None,
-            pooling=message.pooling,
         )
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that the client gave."""
-        return len(self.prompt_token_ids)
+    def is_finished(self) -> bool:
+        """True once the request has ended."""
+        return self.status is RequestStatus.FINISHED
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
-        return self.num_tokens - len(self.prompt_token_ids)
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens it has but has not computed yet: at least 1 while it is not finished."""
+        """Tokens that are not computed yet: at least 1 while the request is not finished."""
         return self.num_tokens - self.num_computed_tokens
-
-    def record(self, event: EventType, timestamp: float) -> None:
-        """Notes an event; it goes out with the request's next output."""
-        self.events.append(EngineCoreEvent(event, timestamp))
-
-    @property
-    def in_prefill(self) -> bool:
-        """Whether it has more than its last token to compute, or has sampled none yet. Asked of all in each step."""
-        computed = self.num_computed_tokens
-        return self.num_tokens - computed > 1 or computed < len(self.prompt_token_ids)
-
-    @property
-    def width(self) -> int:
-        """How many sequences it may have at a time."""
-        return 1 if self.search is None else self.search.width
 
     @property
     def slots(self) -> list[int]:
-        """Of all its sequences."""
-        if self.search is not None and self.search.live:
-            return self.search.slots
-        return [] if self.slot == NO_SLOT else [self.slot]
+        """Slots of all its open sequences."""
+        return self.decoding.slots(self)
 
-    @property
-    def needs_every_token(self) -> bool:
-        """Whether each token of its prompt gives something that must be computed, and that pages don't hold."""
-        is_mean = self.pooling is not None and self.pooling.pooling_type == "mean"
-        return is_mean or self.sampling.prompt_logprobs is not None
-
-    @property
-    def num_shared_tokens(self) -> int:
-        """Positions of its prompt that it can take over from a sibling: at least one token is left to compute."""
-        return min(self.num_prompt_tokens, self.num_tokens - 1)
-
-    def has_computed_for(self, other: Request) -> bool:
-        """Whether `other`, one of its siblings, can fork from it now."""
-        return 0 < other.num_shared_tokens <= self.num_computed_tokens and not other.needs_every_token
-
-    def keep_a_token_to_compute(self) -> None:
-        """If all its tokens are computed, and none was drawn, as its mask was late, the last is computed again."""
-        self.num_computed_tokens -= self.num_computed_tokens == self.num_tokens
+    def record(self, event: EventType, timestamp: float) -> None:
+        """Note an event; it goes out with the request's next output."""
+        self.events.append(EngineCoreEvent(event, timestamp))
 
     def forget_computed(self) -> None:
-        """Its KV pages are gone: what the prefix cache does not keep has to be computed again.
+        """Note that the KV pages are gone: what the prefix cache does not keep has to be computed again.
 
-        Prompt logprobs stay: the executor gives each of them once, whatever is computed again. A beam search begins
-        again with its prompt.
+        Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
         """
         self.num_lost_tokens = self.num_computed_tokens
         self.num_computed_tokens = 0
         self.num_reserved_tokens = 0
-        if self.search is not None:
-            self.num_lost_tokens += (len(self.search.live) - 1) * self.num_output_tokens
-            self.num_tokens = self.num_prompt_tokens
-            self.search.restart()
+
+    def add_prompt_logprobs(self, entries: Iterable[LogprobsEntry]) -> None:
+        """Keep the prompt logprobs of a chunk until the prompt is computed; nothing if they have been sent."""
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.extend(TokenLogprobs(*entry) for entry in entries)
+
+    def attach_to(self, output: EngineCoreOutput) -> None:
+        """Let `output` carry the events and prompt logprobs that have waited for the request's next output."""
+        if self.events:
+            output.events, self.events = self.events, []
+            output.num_cached_tokens = self.num_cached_tokens
+        if self.prompt_logprobs is not None and self.num_computed_tokens >= self.num_prompt_tokens:
+            output.new_prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
+
+    def conclude(self, output: EngineCoreOutput, reason: FinishReason, now: float) -> EngineCoreOutput:
+        """Make `output`, which carries no token, the terminal output."""
+        output.finish_reason = reason
+        self.record(EventType.FINISHED, now)
+        self.attach_to(output)
+        return output
+
+
+def token_ids_that_stop(message: EngineCoreRequest) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the eos tokens that end a request, and all tokens that do."""
+    sampling = message.sampling_params
+    eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
+    return eos, eos.union(sampling.stop_token_ids or ())
+
+
+def max_output_tokens(message: EngineCoreRequest, limits: EngineLimits) -> int:
+    """Return the length at which the output ends with LENGTH."""
+    if message.pooling is not None:
+        return 0
+    max_tokens = message.sampling_params.max_tokens
+    return limits.max_model_len - len(message.prompt_token_ids) if max_tokens is None else max_tokens

@@ -1,34 +1,49 @@
-"""The engine at one moment, for a person who looks at it. Made when asked for; the steps keep nothing for it."""
+"""A snapshot of the engine for people. Made on request; the steps keep nothing for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.kernels.runner import Sequences
-from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, PageMap, WaitingEntry
+from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, PageMap, SchedulerStats, WaitingEntry
+from quire.protocol.totals import EngineTotals
 
-if TYPE_CHECKING:
-    from quire.engine_core.engine import EngineCore
-
-MAX_BATCH = 256  # requests of the last step that are told of
+MAX_BATCH = 256  # requests of the last step
 MAX_WAITING = 16
 MAX_PREFIXES = 16
 MAX_CELLS = 4096
 
 
-def take_snapshot(core: EngineCore) -> EngineSnapshot:
-    """What `core` did last and what it has now. Of what grows with the pool, only C++ looks at all."""
+class EngineState(Protocol):
+    """The parts of `EngineCore` that snapshots and utility calls read."""
+
+    clock: Callable[[], float]
+    last_batch: Batch
+    scheduler: Scheduler
+    sequences: Sequences
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Statistics as they are now."""
+
+    @property
+    def totals(self) -> EngineTotals:
+        """Counts since the engine's start."""
+
+
+def take_snapshot(core: EngineState) -> EngineSnapshot:
+    """Return the last step and the current state. Only C++ looks at all of what grows with the pool."""
     now, batch, scheduler, totals = core.clock(), core.last_batch, core.scheduler, core.totals
     snapshot = EngineSnapshot(
         timestamp=now,
         stats=core.stats,
         batch=list(islice(_batch_entries(batch), MAX_BATCH)),
-        batch_size=len(batch.requests) + len(batch.searches),
+        batch_size=len(batch.requests),
         waiting=[_waiting_entry(request, now) for request in islice(scheduler.waiting, MAX_WAITING)],
         waiting_tokens=scheduler.waiting.num_tokens,
         page_map=_page_map(core.sequences, scheduler),
@@ -41,22 +56,15 @@ def take_snapshot(core: EngineCore) -> EngineSnapshot:
 
 
 def _batch_entries(batch: Batch) -> Iterator[BatchEntry]:
-    num_decodes = batch.num_decodes - sum(len(rows) for rows in batch.searches.values())
-    for index, (request, count) in enumerate(zip(batch.requests, batch.counts, strict=False)):  # then come the beams
-        yield _batch_entry(request, count, in_prefill=index >= num_decodes)
-    for request, rows in batch.searches.items():
-        yield _batch_entry(request, len(rows), in_prefill=False)
-
-
-def _batch_entry(request: Request, count: int, *, in_prefill: bool) -> BatchEntry:
-    return BatchEntry(
-        request.number,
-        in_prefill,
-        count,
-        request.num_computed_tokens,
-        request.num_prompt_tokens,
-        request.num_output_tokens,
-    )
+    for index, request in enumerate(batch.requests):
+        yield BatchEntry(
+            request.number,
+            index >= batch.num_decode_requests,
+            batch.num_tokens(index),
+            request.num_computed_tokens,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+        )
 
 
 def _waiting_entry(request: Request, now: float) -> WaitingEntry:

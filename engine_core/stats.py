@@ -1,4 +1,4 @@
-"""What the engine tells about itself after each step."""
+"""The engine's statistics, which go out after each step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quire.protocol.messages import SchedulerStats
 from quire.protocol.totals import EngineTotals
 
 
-class LastStep(msgspec.Struct, frozen=True, gc=False):
-    """What the last step did, and how long its parts took."""
+class StepRecord(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of one step, and the seconds of its parts."""
 
     number: int = 0
     prefill_tokens: int = 0
@@ -25,8 +25,8 @@ class LastStep(msgspec.Struct, frozen=True, gc=False):
     update_seconds: float = 0.0
 
 
-def collect_stats(last: LastStep, scheduler: Scheduler, sequences: Sequences) -> SchedulerStats:
-    """Queues and pages as they are now; tokens and times are those of the last step."""
+def collect_stats(last: StepRecord, scheduler: Scheduler, sequences: Sequences) -> SchedulerStats:
+    """Return queues and pages as they are now, with the tokens and times of the last step."""
     return SchedulerStats(
         step=last.number,
         running=len(scheduler.running),
@@ -48,12 +48,12 @@ def collect_stats(last: LastStep, scheduler: Scheduler, sequences: Sequences) ->
 
 
 def num_deferred(waiting: Iterable[Request]) -> int:
-    """How many of those that wait do so for something other than room."""
+    """Count the waiting requests that wait for something other than room."""
     return sum(request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR for request in waiting)
 
 
-def add_step(totals: EngineTotals, last: LastStep) -> None:
-    """Counts a step that has ended."""
+def add_step(totals: EngineTotals, last: StepRecord) -> None:
+    """Add a step to the totals."""
     totals.prefill_tokens += last.prefill_tokens
     totals.decode_tokens += last.decode_tokens
     totals.schedule_seconds += last.schedule_seconds

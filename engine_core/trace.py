@@ -1,4 +1,4 @@
-"""What each step does, told to the clients that have asked to see it."""
+"""Traces of the steps, for the clients that have subscribed to them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.batch import Batch
-from quire.protocol.messages import EventType, RequestEvent, SchedulerStats, SequenceTrace, StepTrace
+from quire.protocol.messages import EventType, FinishReason, RequestEvent, SchedulerStats, SequenceTrace, StepTrace
 
 
 class Tracer:
-    """Collects what happens until the step's `StepTrace` is sent.
+    """Collects events until the step's `StepTrace` is sent.
 
-    Its owner looks at `subscribers` before it calls any of `queued` to `stepped`, so that nobody's steps wait for a
-    trace that nobody wants. Each subscription ends with a trace that is marked as the `last`.
+    Its owner looks at `subscribers` before it calls any of `queued` to `stepped`, so that no step waits for a trace
+    that no client wants. Each subscription ends with a trace that is marked as the `last`.
     """
 
     def __init__(self, send: Callable[[bytes, StepTrace], None]) -> None:
@@ -23,7 +23,7 @@ class Tracer:
         self._sequences: list[SequenceTrace] = []
 
     def start(self, client_id: bytes, waiting: Iterable[Request], now: float) -> None:
-        """Subscribes a client, and tells it who waits already; who runs it sees in the next step."""
+        """Subscribe a client, and send it the waiting requests; it sees the running ones in the next step."""
         self.subscribers[client_id] = None
         events = [
             _event(request, EventType.PREEMPTED, now)
@@ -34,52 +34,48 @@ class Tracer:
         self._send(client_id, StepTrace(now, events=events))
 
     def stop(self, client_id: bytes, now: float) -> None:
-        """Ends a subscription; without one it changes nothing, and the client gets its last trace all the same."""
+        """End a subscription, if there is one; the client gets its last trace in any case."""
         self.flush(now)
         self.forget(client_id)
         self._send(client_id, StepTrace(now, last=True))
 
     def forget(self, client_id: bytes) -> None:
-        """The client is gone."""
+        """Drop a client that is gone."""
         self.subscribers.pop(client_id, None)
         if not self.subscribers:
             self._events = []
 
-    def queued(self, request: Request, now: float) -> None:
-        """A request has come."""
-        self._events.append(_event(request, EventType.QUEUED, now))
+    def queued(self, request: Request) -> None:
+        """Note that a request has arrived."""
+        self._events.append(_event(request, EventType.QUEUED, request.arrival))
 
     def scheduled(self, batch: Batch) -> None:
-        """A step is about to compute `batch`; from here on its requests move."""
-        for move in batch.moves:
-            event = _event(move.request, move.event, move.timestamp)
-            event.num_cached_tokens = move.num_cached_tokens
+        """Note the batch of the next step, before its requests move on. The beams of a search count as one."""
+        for scheduled in batch.events:
+            event = _event(scheduled.request, scheduled.type, scheduled.timestamp)
+            event.num_cached_tokens = scheduled.num_cached_tokens
             self._events.append(event)
         self._sequences = [
-            SequenceTrace(request.number, request.request_id, request.num_computed_tokens, count)
-            for request, count in zip(batch.requests, batch.counts[: len(batch.requests)], strict=True)
-        ]
-        self._sequences += [
-            SequenceTrace(request.number, request.request_id, request.num_computed_tokens, 1)
-            for request in batch.searches
+            SequenceTrace(request.number, request.request_id, request.num_computed_tokens, batch.counts[row])
+            for request, row in zip(batch.requests, batch.rows, strict=True)
         ]
 
-    def finished(self, request: Request, status: RequestStatus, now: float) -> None:
-        """A request has ended."""
+    def finished(self, request: Request, reason: FinishReason | None, now: float) -> None:
+        """Note that a request has ended."""
         event = _event(request, EventType.FINISHED, now)
-        event.finish_reason = status.finish_reason
+        event.finish_reason = reason
         self._events.append(event)
 
     def stepped(self, begun: float, stats: SchedulerStats) -> None:
-        """The step that was scheduled last is over; `begun`: when it began."""
-        self._tell(StepTrace(begun, stats, self._sequences, self._events))
+        """Send the trace of the step that was scheduled last and began at `begun`."""
+        self._send_all(StepTrace(begun, stats, self._sequences, self._events))
 
     def flush(self, now: float) -> None:
-        """Tells what has happened without a step."""
+        """Send the events since the last step, if there are any."""
         if self._events:
-            self._tell(StepTrace(now, events=self._events))
+            self._send_all(StepTrace(now, events=self._events))
 
-    def _tell(self, trace: StepTrace) -> None:
+    def _send_all(self, trace: StepTrace) -> None:
         self._events, self._sequences = [], []  # the old ones are the socket thread's now
         for client_id in self.subscribers:
             self._send(client_id, trace)

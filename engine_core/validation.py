@@ -12,7 +12,7 @@ from quire.engine_core.decoding.beam_search import num_candidates
 from quire.engine_core.grammar.text import grammar_text
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
-from quire.engine_core.scheduling.admission import beam_pages
+from quire.engine_core.scheduling.admission import pages_of_sequences
 from quire.protocol.messages import (
     LOGIT_BIAS,
     MAX_SALT,
@@ -34,7 +34,7 @@ class RequestError(ValueError):
 
 
 class OverloadedError(RequestError):
-    """A request too many for the waiting queue."""
+    """The waiting queue is full."""
 
     kind = ErrorKind.OVERLOADED
 
@@ -81,8 +81,11 @@ def _check_pooling(request: EngineCoreRequest, limits: EngineLimits) -> None:
         )
     if request.sampling_params != SamplingParams():
         raise RequestError("an embedding generates no tokens; leave sampling_params at their defaults")
-    if request.sibling is not None:
-        raise RequestError("an embedding has no siblings, since its prompt is all it computes; leave out sibling")
+    if request.shares_prompt_with is not None:
+        raise RequestError(
+            "an embedding has no samples that could share its prompt, which is all it computes; leave out "
+            "shares_prompt_with"
+        )
 
 
 def _check_length(request: EngineCoreRequest, limits: EngineLimits) -> None:
@@ -133,7 +136,7 @@ def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
         )
 
 
-# Parameters that a beam search does not read, with the values that change nothing.
+# Fields without meaning in a beam search, with the values that change nothing.
 _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
     "temperature": (0.0, 1.0),
     "top_k": (0, -1),
@@ -177,7 +180,7 @@ def _check_beams(request: EngineCoreRequest, limits: EngineLimits) -> None:
         )
     num_prompt = len(request.prompt_token_ids)
     total = limits.max_model_len if sampling.max_tokens is None else num_prompt + sampling.max_tokens
-    if (pages := beam_pages(num_prompt, total - 1, width, limits)) > limits.num_pages:
+    if (pages := pages_of_sequences(num_prompt, total - 1, width, limits)) > limits.num_pages:
         raise RequestError(
             f"beam_width={width} with a prompt of {num_prompt} tokens and max_tokens={total - num_prompt} may need "
             f"{pages} KV pages, and the engine has {limits.num_pages}; lower beam_width or max_tokens, or start the "
@@ -232,7 +235,7 @@ def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: in
 
 
 def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) -> None:
-    """Raise RequestError unless the tokens may be the beginning of a prompt."""
+    """Raise RequestError unless the tokens may begin a prompt."""
     if not limits.enable_prefix_caching:
         raise RequestError(
             "nothing can be pinned: this engine keeps no prefixes; start it without --no-enable-prefix-caching"
@@ -245,13 +248,13 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) ->
     _check_token_ids("token_ids", token_ids, limits)
 
 
-def check_sibling(request: EngineCoreRequest, sibling: Request) -> None:
-    """Raise RequestError unless both requests have the same prompt and salt."""
-    same_salt = sibling.cache_salt in (None, request.cache_salt)  # None: the engine has no prefix cache
-    if sibling.prompt_token_ids != request.prompt_token_ids or not same_salt:
+def check_shared_prompt(request: EngineCoreRequest, other: Request) -> None:
+    """Raise RequestError unless the two have one prompt and one salt."""
+    same_salt = other.cache_salt in (None, request.cache_salt)  # None: the engine has no prefix cache
+    if other.prompt_token_ids != request.prompt_token_ids or not same_salt:
         raise RequestError(
-            f"request {request.request_id!r} names {sibling.request_id!r} as its sibling, which has another prompt or "
-            "another cache_salt; name one that has the same, or none"
+            f"request {request.request_id!r} names {other.request_id!r} in shares_prompt_with, which has another "
+            "prompt or another cache_salt; name a request that has the same, or none"
         )
 
 

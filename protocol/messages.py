@@ -235,9 +235,9 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
 
     Requests with a lower `priority` come first under the scheduling policy "priority". Requests share KV pages only if
     they have the same `cache_salt`. `timeout`: seconds after its arrival at the engine at which the request ends.
-    `sibling` is the id of an earlier request of this client with the same prompt and salt: the prompt is computed once
-    for both. It is ignored if that request has ended already. With `pooling` nothing is generated: the request ends
-    with its embedding when the prompt is computed; `sampling_params` must be the defaults.
+    `shares_prompt_with` is the id of an earlier request of this client with the same prompt and salt: the prompt is
+    computed once for both. It is ignored if that request has ended already. With `pooling` nothing is generated: the
+    request ends with its embedding when the prompt is computed; `sampling_params` must be the defaults.
     """
 
     request_id: str
@@ -248,7 +248,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
-    sibling: str | None = None
+    shares_prompt_with: str | None = None
     pooling: PoolingParams | None = None
 
 

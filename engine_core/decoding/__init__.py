@@ -1,1 +1,19 @@
-"""How a request decodes: single sequences, beam search, pooling."""
+"""Implementations of `Decoding`, one for each kind of request, and the choice among them."""
+
+from __future__ import annotations
+
+from quire.engine_core.decoding.beam_search import BeamSearch
+from quire.engine_core.decoding.pooling import Pooling
+from quire.engine_core.decoding.single import SingleSequence
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Decoding
+from quire.protocol.messages import EngineCoreRequest
+
+
+def decoding_for(message: EngineCoreRequest, limits: EngineLimits) -> Decoding:
+    """Return the decoding that a message asks for."""
+    if message.pooling is not None:
+        return Pooling(message.pooling, limits)
+    if message.sampling_params.beam_width:
+        return BeamSearch.from_message(message, limits)
+    return SingleSequence(limits)

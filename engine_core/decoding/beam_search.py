@@ -1,9 +1,9 @@
 """Beam search: the continuations of one prompt whose tokens are the most probable together.
 
-The rules are those of `transformers`' `generate(num_beams=beam_width, do_sample=False)`. In each step the likeliest
+The definition is that of `transformers`' `generate(num_beams=beam_width, do_sample=False)`. In each step the likeliest
 continuations of all live beams are taken: of the `beam_width` best, those that stop are finished; the best that don't
-stop are the next beams. A finished one is rated by its log probability over its length to the `length_penalty`, and
-the search ends at the full length, or when so many are finished and none that lives can become better than the worst.
+stop are the next beams. A finished one scores its log probability over its length to the `length_penalty`, and the
+search ends at the full length, or when `beam_width` are finished and no live beam can beat the worst of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire.engine_core.executor import LogprobsEntry
+from quire.engine_core.decoding.single import open_sequence, sampling_config
+from quire.engine_core.executor import Executor, LogprobsEntry
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import (
+    NO_SLOT,
+    Decoding,
+    Request,
+    StepOutcome,
+    max_output_tokens,
+    token_ids_that_stop,
+)
 from quire.kernels.runner import Sequences
-from quire.protocol.messages import BeamSequence, FinishReason, SamplingParams, TokenLogprobs
+from quire.protocol.messages import (
+    BeamSequence,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    EventType,
+    FinishReason,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 class Link(NamedTuple):
-    """The last position of a beam, and those before it: beams share their beginnings."""
+    """The last position of a beam, linked to the one before it: beams share their first positions."""
 
     before: Link | None
     entry: TokenLogprobs
@@ -27,7 +45,7 @@ class Link(NamedTuple):
 
 @dataclass(slots=True)
 class Beam:
-    """A continuation that lives. `source` is its slot, or the one that it is still to be forked from."""
+    """A live continuation. `source` is its slot, or the one that it is still to be forked from."""
 
     logprob: float
     path: Link | None
@@ -36,13 +54,13 @@ class Beam:
 
     @property
     def token_id(self) -> int:
-        """Its last token; there is one once it has gone on from the prompt."""
+        """The last token; there is one once the beam has gone on from the prompt."""
         assert self.path is not None
         return self.path.entry.token_ids[0]
 
 
 class Candidate(NamedTuple):
-    """One token more for a beam: the `rank`-th likeliest after it."""
+    """A beam with one more token: the `rank`-th likeliest after it."""
 
     logprob: float
     beam: Beam
@@ -51,11 +69,11 @@ class Candidate(NamedTuple):
 
     @property
     def token_id(self) -> int:
-        """The token."""
+        """The added token."""
         return self.entry[0][self.rank]
 
     def path(self, num_logprobs: int) -> Link:
-        """The beam's path with this token, and the `num_logprobs` likeliest at its position."""
+        """Return the beam's path with this token, and the `num_logprobs` likeliest tokens at its position."""
         token_ids, logprobs, _ = self.entry
         top = slice(1, 1 + num_logprobs)
         own = TokenLogprobs([self.token_id, *token_ids[top]], [logprobs[self.rank], *logprobs[top]], self.rank)
@@ -63,7 +81,7 @@ class Candidate(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A continuation that has ended, and how it is rated."""
+    """A continuation that has ended, and its score."""
 
     score: float
     logprob: float
@@ -72,12 +90,17 @@ class Finished(NamedTuple):
 
 
 def num_candidates(beam_width: int, num_stop_tokens: int) -> int:
-    """Continuations taken in each step: if all others stop, `beam_width` are left."""
+    """Return how many continuations each step takes: even if all that can stop do, `beam_width` are left."""
     return max(2, 1 + num_stop_tokens) * beam_width
 
 
-class BeamSearch:
-    """One search: its live beams, each a sequence in a slot of its own, and the best that are finished."""
+class BeamSearch(Decoding):
+    """One search: its live beams, each a sequence in a slot of its own, and the best finished continuations."""
+
+    __slots__ = (
+        "_eos_token_ids", "_limits", "_max_tokens", "_sampling", "_sequences", "_stop_token_ids", "_width", "done",
+        "finished", "length", "live", "num_candidates",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -85,49 +108,127 @@ class BeamSearch:
         stop_token_ids: frozenset[int],
         eos_token_ids: frozenset[int],
         max_tokens: int,
+        limits: EngineLimits,
     ) -> None:
-        """Beams end with `stop_token_ids`; those of `eos_token_ids` are told as no `stop_reason`."""
-        self.width = sampling.beam_width
-        self.num_candidates = num_candidates(self.width, len(stop_token_ids))
+        """Beams end with one of `stop_token_ids`; one of `eos_token_ids` gives no `stop_reason`."""
+        self._width = sampling.beam_width
+        self.num_candidates = num_candidates(self._width, len(stop_token_ids))
         self._sampling = sampling
         self._stop_token_ids = stop_token_ids
         self._eos_token_ids = eos_token_ids
         self._max_tokens = max_tokens
-        self.restart()
+        self._limits = limits
+        self._restart()
 
-    def restart(self) -> None:
-        """Back to the prompt. The same steps follow as before, since nothing is drawn."""
+    @classmethod
+    def from_message(cls, message: EngineCoreRequest, limits: EngineLimits) -> BeamSearch:
+        """Make the search that a message asks for."""
+        eos, stop = token_ids_that_stop(message)
+        return cls(message.sampling_params, stop, eos, max_output_tokens(message, limits), limits)
+
+    def _restart(self) -> None:
+        """Go back to the prompt. The same steps follow as before, since nothing is random."""
         self.live: list[Beam] = []
         self.finished: list[Finished] = []  # the best first
         self.length = 0
         self.done = False
 
-    def begin(self, slot: int) -> None:
-        """The prompt is in this slot."""
-        self.live = [Beam(0.0, None, slot, slot)]
-
     @property
-    def slots(self) -> list[int]:
-        """Of the live beams that have one; each has, once the scheduler has forked them."""
-        return [beam.slot for beam in self.live if beam.slot is not None]
+    def width(self) -> int:
+        """The `beam_width`."""
+        return self._width
 
-    def advance(self, entries: Sequence[LogprobsEntry], sequences: Sequences) -> None:
-        """One step for all: `entries` are the `num_candidates` likeliest tokens after each live beam."""
+    def open(self, request: Request, sequences: Sequences) -> int:
+        """Open the sequence of the prompt."""
+        self._sequences = sequences
+        return self._open(request)
+
+    def _open(self, request: Request, token_ids: list[int] | None = None) -> int:
+        """Open a sequence that samples any token: the search replaces it by one of the candidates."""
+        config = sampling_config(request)
+        config.temperature, config.logprobs = 0.0, self.num_candidates
+        return open_sequence(self._sequences, request, token_ids, sampling=config)
+
+    def begin(self, request: Request) -> None:
+        """Start with one beam, which is the prompt."""
+        self.live = [Beam(0.0, None, request.slot, request.slot)]
+
+    def slots(self, request: Request) -> list[int]:
+        """Beams that are still to be forked have none."""
+        if self.live:
+            return [beam.slot for beam in self.live if beam.slot is not None]
+        return [] if request.slot == NO_SLOT else [request.slot]
+
+    def pages_lacked(self, request: Request, steps: int) -> int:
+        """Count the beams that are still to be forked too: they need all that the prompt's full pages do not hold."""
+        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
+        pages = self._limits.pages_for(missing) if missing > 0 else 0
+        num_kept = len(self.slots(request))
+        to_fork = self._limits.pages_for(request.num_tokens) - request.num_computed_tokens // self._limits.block_size
+        return num_kept * pages + (len(self.live) - num_kept) * to_fork
+
+    def reserve(self, request: Request, executor: Executor) -> bool:
+        """Fork the beams that have no sequence yet."""
+        for beam in self.live:
+            if beam.slot is None:
+                source = beam.source
+                tokens = [*executor.sequences.tokens(source)[:-1], beam.token_id]
+                beam.slot = beam.source = self._open(request, tokens)
+                done = executor.fork(beam.slot, source, request.num_computed_tokens, request.num_tokens)
+            else:
+                done = executor.sequences.reserve(beam.slot, request.num_tokens)
+            if not done:
+                return False
+        return True
+
+    def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
+        """Move all beams on by a token. The client gets nothing before the end of the search."""
+        if not outcome.token_ids[row]:  # amid the prompt
+            return None
+        self.advance([entry for i in range(len(self.live)) for entry in outcome.logprobs(row + i) or ()])
+        request.num_tokens += 1
+        if request.num_output_tokens == 1:
+            request.record(EventType.FIRST_TOKEN, outcome.now)
+        if not self.done:
+            request.slot = self.live[0].source
+            return None
+        best, *_ = beams = self.best(request.sampling.n)
+        output = EngineCoreOutput(request.request_id, stop_reason=best.stop_reason, beams=beams)
+        outcome.ended.append((request, output))
+        return request.conclude(output, best.finish_reason, outcome.now)
+
+    def preempt(self, request: Request, sequences: Sequences) -> None:
+        """Begin again with the prompt."""
+        num_lost = (len(self.live) - 1) * request.num_output_tokens
+        self.close(request, sequences)
+        request.forget_computed()
+        request.num_lost_tokens += num_lost
+        request.num_tokens = request.num_prompt_tokens
+        self._restart()
+
+    def close(self, request: Request, sequences: Sequences) -> None:
+        """Close the slots of all beams."""
+        for slot in self.slots(request):
+            sequences.close(slot)
+        request.slot = NO_SLOT
+
+    def advance(self, entries: Sequence[LogprobsEntry]) -> None:
+        """Take one step for all beams: `entries` are the `num_candidates` likeliest tokens after each live beam."""
         self.length += 1
         best = heapq.nlargest(self.num_candidates, self._candidates(entries), key=lambda candidate: candidate.logprob)
         at_end = self.length >= self._max_tokens
         stops = [at_end or candidate.token_id in self._stop_token_ids for candidate in best]
-        for candidate, stop in zip(best[: self.width], stops, strict=False):
+        for candidate, stop in zip(best[: self._width], stops, strict=False):
             if stop:
                 self._finish(candidate)
-        successors = [candidate for candidate, stop in zip(best, stops, strict=True) if not stop][: self.width]
-        self.done = at_end or (len(self.finished) == self.width and not self._goes_on(successors[0]))
+        followers = [candidate for candidate, stop in zip(best, stops, strict=True) if not stop][: self._width]
+        self.done = at_end or (len(self.finished) == self._width and not self._goes_on(followers[0]))
         if not self.done:
-            self._follow(successors, sequences)
+            self._follow(followers)
 
     def best(self, count: int) -> list[BeamSequence]:
-        """The `count` best of those that are finished."""
-        return [self._told(finished) for finished in self.finished[:count]]
+        """Return the `count` best finished continuations."""
+        return [self._to_message(finished) for finished in self.finished[:count]]
 
     def _candidates(self, entries: Sequence[LogprobsEntry]) -> list[Candidate]:
         return [
@@ -142,10 +243,10 @@ class BeamSearch:
         path = candidate.path(self._sampling.logprobs or 0)
         self.finished.append(Finished(score, candidate.logprob, path, stopped))
         self.finished.sort(key=lambda finished: -finished.score)
-        del self.finished[self.width :]
+        del self.finished[self._width :]
 
     def _goes_on(self, best: Candidate) -> bool:
-        """Whether to go on with `best` when enough are finished; `transformers` guesses its final length like this."""
+        """Return True if `best` may still beat a finished one; `transformers` guesses its final length like this."""
         sampling = self._sampling
         if sampling.early_stopping is True:
             return False
@@ -153,24 +254,24 @@ class BeamSearch:
         length = self._max_tokens if far else self.length
         return bool(best.logprob / length**sampling.length_penalty > self.finished[-1].score)
 
-    def _follow(self, successors: list[Candidate], sequences: Sequences) -> None:
-        """A beam's first successor takes its slot; others are to fork from it; a beam without any is closed."""
+    def _follow(self, followers: list[Candidate]) -> None:
+        """Give a beam's slot to its first follower; others are to fork from it; close beams without a follower."""
         taken: set[int] = set()
         live = []
-        for candidate in successors:
+        for candidate in followers:
             source = candidate.beam.source  # which is the beam's own slot: it has run
             path = candidate.path(self._sampling.logprobs or 0)
             live.append(Beam(candidate.logprob, path, None if source in taken else source, source))
             if source not in taken:
-                sequences.truncate(source, sequences.num_tokens(source) - 1)  # its likeliest one, not computed yet
-                sequences.append(source, candidate.token_id)
+                self._sequences.truncate(source, self._sequences.num_tokens(source) - 1)  # the sampled token
+                self._sequences.append(source, candidate.token_id)
                 taken.add(source)
-        for slot in self.slots:
-            if slot not in taken:
-                sequences.close(slot)
+        for beam in self.live:
+            if beam.slot is not None and beam.slot not in taken:
+                self._sequences.close(beam.slot)
         self.live = live
 
-    def _told(self, finished: Finished) -> BeamSequence:
+    def _to_message(self, finished: Finished) -> BeamSequence:
         entries = []
         link: Link | None = finished.path
         while link is not None:

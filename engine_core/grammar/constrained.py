@@ -1,102 +1,106 @@
-"""Requests whose text must be as a grammar has it, from their arrival to their end."""
+"""Constrained requests, whose text must match a grammar, from their arrival to their end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from quire.engine_core.grammar.grammars import Grammar, Grammars
 from quire.engine_core.grammar.mask_writer import MaskWriter
 from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
+from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch
-from quire.engine_core.validation import RequestError
-from quire.kernels.runner import Constraint
 from quire.protocol.messages import EventType, SamplingParams
 
 _STOP_SECONDS = 2.0
 
 
-class Constrained:
-    """What the engine does for them at each stage; for others it does nothing."""
+class ConstrainedRequests:
+    """Gives requests their token constraints. Requests without a grammar are none of its business."""
 
-    def __init__(self, grammars: Grammars | None, limits: EngineLimits) -> None:
-        """Without `grammars` there are none."""
+    def __init__(self, grammars: Grammars | None, limits: EngineLimits, admission: Admission) -> None:
+        """Without `grammars` it rejects all constrained requests."""
         self._grammars = grammars
         self._limits = limits
+        self._admission = admission
         self._masks = MaskWriter()
+        self._grammar_of: dict[Request, Grammar] = {}
 
     @property
     def is_compiling(self) -> bool:
-        """Whether `settle` may have something to tell."""
+        """True if `take_compiled` may have something to return."""
         return self._grammars is not None and self._grammars.is_compiling
 
     def find(self, sampling: SamplingParams) -> Grammar | None:
-        """The grammar of a request that comes, None without one. Raises RequestError if it is known to be of no use."""
+        """Return the grammar of a new request, None without one. Raises ValueError if it is known to be invalid."""
         if sampling.structured_outputs is None:
             return None
         if self._grammars is None:
-            raise RequestError("this engine knows no grammars; leave structured_outputs out")
+            raise ValueError("this engine knows no grammars; leave structured_outputs out")
         grammar = self._grammars.find(sampling.structured_outputs)
         if grammar.error is not None:
-            raise RequestError(_explain(grammar))
+            raise ValueError(_explain(grammar))
         return grammar
 
     def begin(self, request: Request, grammar: Grammar | None) -> None:
-        """Lets a request be ruled by its grammar, or wait for it if it is still being compiled."""
+        """Constrain a request by its grammar, or let it wait while the grammar is being compiled."""
         if grammar is None:
             return
         if grammar.is_ready:
-            self._rule(request, grammar)
+            self._constrain(request, grammar)
         else:
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
             grammar.requests[request] = None
-        request.grammar = grammar
+        self._grammar_of[request] = grammar
 
-    def settle(self) -> Iterator[tuple[Request, str | None]]:
-        """The requests that need not wait any longer, and what is wrong with their grammar, if anything is.
-
-        Those in whose grammar nothing is wrong may start; the others are still to be ended.
-        """
+    def take_compiled(self) -> Iterator[tuple[Request, str | None]]:
+        """Yield the requests whose grammar is compiled now, which may start, or the error, with which they must end."""
         assert self._grammars is not None
         for grammar in self._grammars.take_compiled():
             for request in list(grammar.requests):
                 if grammar.error is None:
                     self._grammars.leave(grammar, request)
-                    self._rule(request, grammar)
+                    self._constrain(request, grammar)
                 yield request, None if grammar.error is None else _explain(grammar)
 
     def prepare(self, batch: Batch) -> None:
-        """Has the first mask of those who start written, if that takes long. Later ones are begun by `follow`."""
-        for move in batch.moves:
-            if move.event is EventType.SCHEDULED and move.request.constraint is not None:
-                self._masks.prepare(move.request.constraint)
+        """Have the first masks of requests that start written, if that takes long. `advance` begins later ones."""
+        for event in batch.events:
+            if event.type is EventType.SCHEDULED and event.request.constraint is not None:
+                self._masks.prepare(event.request.constraint)
 
-    def follow(self, constraint: Constraint, is_last: bool) -> bool:
-        """Have the next mask written, if that takes long; return whether the request ends instead.
+    def advance(self, taken: Iterable[tuple[Request, list[int]]]) -> None:
+        """Have the next masks written for constrained requests that have taken these spans, if that takes long.
 
-        It does if its last token is the last by itself, or the grammar has come to its end.
+        Forced tokens count as output here: with the sampled one they are computed as a chunk, which is no decode.
         """
-        if is_last or constraint.has_ended:
-            return True
-        self._masks.prepare(constraint)
-        return False
+        for request, span in taken:
+            if len(span) > 1:
+                self._admission.decoded(len(span))
+            if request.constraint is not None and not request.is_finished:
+                self._masks.prepare(request.constraint)
+
+    def is_at_fault(self, request: Request) -> bool:
+        """Return True if a request failed since its own constraint did."""
+        constraint = request.constraint
+        return constraint is not None and constraint.wait(0.0) and constraint.error is not None
 
     def end(self, request: Request) -> None:
-        """A request ends, wherever it stands."""
-        grammar, constraint = request.grammar, request.constraint
+        """Take the constraint of a request that ends, whatever its state."""
+        grammar = self._grammar_of.pop(request, None)
         if self._grammars is None or grammar is None:
             return
-        if constraint is None:
+        if request.constraint is None:
             self._grammars.leave(grammar, request)
         else:
-            self._grammars.give_back(grammar, constraint)
+            self._grammars.give_back(grammar, request.constraint)
 
     def stop(self) -> bool:
-        """Ends the threads; False if one of them is at something that takes too long, and can't be interrupted."""
+        """End the threads; return False if one of them is in a call that takes too long and can't be interrupted."""
         has_written = self._masks.stop(_STOP_SECONDS)
         return (self._grammars is None or self._grammars.stop(_STOP_SECONDS)) and has_written
 
-    def _rule(self, request: Request, grammar: Grammar) -> None:
+    def _constrain(self, request: Request, grammar: Grammar) -> None:
         assert self._grammars is not None
         request.constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
 

@@ -1,4 +1,4 @@
-"""Grammars: compiled on a thread of their own, within a time limit, and kept."""
+"""Grammars, compiled within a time limit on a thread of their own, and kept for later requests."""
 
 from __future__ import annotations
 
@@ -7,29 +7,26 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from quire.engine_core.grammar.text import grammar_source, grammar_text
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.engine_core.request import Request
 from quire.kernels.runner import Constraint, Matcher
 from quire.protocol.messages import StructuredOutputs
 
-if TYPE_CHECKING:
-    from quire.engine_core.request import Request
-
-MOST_GRAMMARS = 256  # that are kept
-_MOST_SPARES = 256  # constraints, of 50 to 100 KiB
-_MOST_FOLLOWED = 32_768  # tokens by one of these; each may have left a KiB of lexer states
-_MOST_KNOWN = 262_144  # tokens that these have followed
-_MOST_WORDS = 500  # characters of what is told of one that is wrong
-_MOST_STUCK = 4  # threads whose grammar takes too long, before others have to wait for one of them
+MAX_GRAMMARS = 256  # that are kept
+_MAX_SPARES = 256  # constraints, of 50 to 100 KiB
+_MAX_FOLLOWED = 32_768  # tokens by one spare constraint; each may have left a KiB of lexer states
+_MAX_ALL_FOLLOWED = 262_144  # tokens by all spare constraints
+_MAX_ERROR = 500  # characters of a grammar's error
+_MAX_STUCK = 4  # threads whose grammar takes too long, before other grammars have to wait for one of them
 
 Key = tuple[str, str, bool, str | None]
 Compile = Callable[[StructuredOutputs], Matcher]
 
 
 class Grammar:
-    """One grammar, from when it is first asked for: `matcher` is at its beginning, or `error` says what is wrong."""
+    """One grammar, from when it is first asked for. Compiled, it has a `matcher` at its start, or an `error`."""
 
     def __init__(self, key: Key, structured: StructuredOutputs) -> None:
         self.key = key
@@ -40,12 +37,12 @@ class Grammar:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known what came of it."""
+        """True once it is compiled, or has failed."""
         return self.matcher is not None or self.error is not None
 
 
 class Grammars:
-    """Gives requests their constraints. One loop calls it; other threads only compile, one at a time.
+    """Compiles grammars, and makes constraints of them. One loop calls it; other threads only compile, one at a time.
 
     llguidance can't be interrupted: a thread whose grammar takes longer than `timeout` seconds is left to itself, and
     another one takes its place.
@@ -59,17 +56,17 @@ class Grammars:
         wake: Callable[[], None] = lambda: None,
         compile_grammar: Compile | None = None,
     ) -> None:
-        """`wake` is called on another thread when `take_compiled` has something to give."""
+        """`wake` is called on another thread when `take_compiled` has something to return."""
         self.num_compiled = 0
         self._timeout = timeout
         self._wake = wake
         self._compile = compile_grammar or partial(compile_matcher, tokenizer)
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
-        self._spares: dict[Constraint, Grammar] = {}  # the last one given back is the last
-        self._num_known = 0  # tokens that these have followed
+        self._spares: dict[Constraint, Grammar] = {}  # in order of their return
+        self._num_followed = 0  # tokens that the spare constraints have followed
         self._pending: set[Grammar] = set()
-        self._lock = threading.Lock()  # of what follows
-        self._queue: dict[Grammar, float] = {}  # since when
+        self._lock = threading.Lock()  # guards the attributes below
+        self._queue: dict[Grammar, float] = {}  # with the time of its queueing
         self._done: list[tuple[Grammar, Matcher | None, str | None]] = []
         self._running: Grammar | None = None
         self._begun = 0.0
@@ -79,11 +76,11 @@ class Grammars:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether `take_compiled` may have something to give, now or later."""
+        """True if `take_compiled` may have something to return, now or later."""
         return bool(self._pending)
 
     def find(self, structured: StructuredOutputs) -> Grammar:
-        """The grammar, which is being compiled from now on if it is not kept."""
+        """Return the grammar; begin to compile it if it is new."""
         kind = structured.kinds[0]
         key = kind, grammar_text(structured), structured.disable_any_whitespace, structured.whitespace_pattern
         grammar = self._kept.get(key)
@@ -94,7 +91,7 @@ class Grammars:
         return grammar
 
     def constrain(self, grammar: Grammar, vocab_size: int, stop_token_ids: Collection[int]) -> Constraint:
-        """A constraint at the beginning of a grammar that has been compiled: one that was given back, if one was."""
+        """Return a constraint at the start of a compiled grammar: a spare one, if there is one."""
         stops = sorted(stop_token_ids)
         spare = next((each for each, of in reversed(self._spares.items()) if of is grammar), None)
         if spare is None:
@@ -105,23 +102,23 @@ class Grammars:
         return spare
 
     def give_back(self, grammar: Grammar, constraint: Constraint) -> None:
-        """Another request may have it: it knows the grammar better than a new one.
+        """Keep a constraint for another request: what it has learned of the grammar makes it faster than a new one.
 
-        The last one that was given back is taken first, so that few come to know much. The oldest make room.
+        The last one given back is used first, so that few of them grow large. The oldest are dropped first.
         """
-        if constraint.num_followed > _MOST_FOLLOWED or not constraint.restart():
+        if constraint.num_followed > _MAX_FOLLOWED or not constraint.restart():
             return
         self._spares[constraint] = grammar
-        self._num_known += constraint.num_followed
-        while len(self._spares) > _MOST_SPARES or self._num_known > _MOST_KNOWN:
+        self._num_followed += constraint.num_followed
+        while len(self._spares) > _MAX_SPARES or self._num_followed > _MAX_ALL_FOLLOWED:
             self._take_spare(next(iter(self._spares)))
 
     def _take_spare(self, spare: Constraint) -> None:
         del self._spares[spare]
-        self._num_known -= spare.num_followed
+        self._num_followed -= spare.num_followed
 
     def leave(self, grammar: Grammar, request: Request) -> None:
-        """A request waits for it no longer. If nobody does, and it has not been begun, it need not be compiled."""
+        """Note that a request no longer waits for a grammar. One for which none waits is not compiled, if queued."""
         del grammar.requests[request]
         if grammar.requests:
             return
@@ -132,7 +129,7 @@ class Grammars:
             self._forget(grammar)
 
     def take_compiled(self) -> list[Grammar]:
-        """Those of which it has become known since the last call what came of them."""
+        """Return the grammars that have been compiled, or have failed, since the last call."""
         with self._lock:
             done, self._done = self._done, []
             late = self._take_late()
@@ -149,7 +146,7 @@ class Grammars:
         return [grammar for grammar, _, _ in done] + late
 
     def stop(self, seconds: float) -> bool:
-        """Begins with no other grammar; whether all threads have ended within so many seconds."""
+        """Begin with no other grammar; return True if all threads end within `seconds`."""
         with self._lock:
             self._queue.clear()
             threads = list(self._threads)
@@ -169,20 +166,20 @@ class Grammars:
         self._kept.pop(grammar.key, None)
 
     def _forget_oldest(self) -> None:
-        while len(self._kept) > MOST_GRAMMARS + len(self._pending):
+        while len(self._kept) > MAX_GRAMMARS + len(self._pending):
             self._forget(next(grammar for grammar in self._kept.values() if grammar.is_ready))
 
     def _take_late(self) -> list[Grammar]:
-        """The grammar that is being compiled if it takes too long; its thread is not waited for any more.
+        """Return the grammar that is being compiled if it takes too long; its thread is left to itself.
 
-        When no thread is left that could begin with them, also those that have waited for as long.
+        When no thread is left to begin with them, queued grammars that have waited for as long are returned too.
         """
         now, late = time.monotonic(), list[Grammar]()
         if self._running is not None and now - self._begun > self._timeout:
             late.append(self._running)
             self._running, self._has_thread = None, False
             self._num_stuck += 1
-        if self._num_stuck >= _MOST_STUCK and not self._has_thread:
+        if self._num_stuck >= _MAX_STUCK and not self._has_thread:
             late += [grammar for grammar, since in self._queue.items() if now - since > self._timeout]
             self._queue = {grammar: since for grammar, since in self._queue.items() if grammar not in late}
         return late
@@ -194,11 +191,11 @@ class Grammars:
             "the engine with a longer --grammar-timeout"
         )
 
-    # On the threads that compile
+    # On the compiling threads
 
     def _ensure_thread(self) -> None:
         with self._lock:
-            if self._has_thread or not self._queue or self._num_stuck >= _MOST_STUCK:
+            if self._has_thread or not self._queue or self._num_stuck >= _MAX_STUCK:
                 return
             self._has_thread = True
             thread = threading.Thread(target=self._run, name="quire-grammars", daemon=True)
@@ -236,11 +233,11 @@ class Grammars:
         try:
             return self._compile(grammar.structured), None
         except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
-            return None, str(error)[:_MOST_WORDS] or type(error).__name__
+            return None, str(error)[:_MAX_ERROR] or type(error).__name__
 
 
 def compile_matcher(tokenizer: GrammarTokenizer, structured: StructuredOutputs) -> Matcher:
-    """ValueError for a grammar that is wrong, or allows no text at all."""
+    """Compile a grammar. Raises ValueError if it is wrong, or allows no text at all."""
     matcher = Matcher(tokenizer.get(), *grammar_source(structured))
     if (words := matcher.error) is None and not matcher.allows_any():
         words = matcher.error or "NoExtension"

@@ -1,4 +1,4 @@
-"""Writes masks of constrained requests ahead of their draws, where they take long."""
+"""A thread that writes slow token masks before the sampler needs them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LONG_SECONDS = 1e-4
 
 
 class MaskWriter:
-    """A thread that writes masks in the order in which they are asked for; it starts when it is first needed.
+    """Writes masks in the order in which they are asked for; its thread starts when it is first needed.
 
-    Most tokens need none, and masks that take little are written by the threads that draw, when they need them: where
-    all cores compute, a thread that is woken takes one of them away in the midst of a step.
+    Most tokens need no mask, and the sampler's threads write fast masks themselves when they need them: where all cores
+    compute, a thread that is woken takes one of them away in the middle of a step.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class MaskWriter:
         self._thread: threading.Thread | None = None
 
     def prepare(self, constraint: Constraint) -> None:
-        """Has its mask written from now on, if that takes long."""
+        """Begin to write a constraint's mask, if that takes long."""
         if constraint.mask_seconds <= _LONG_SECONDS or not constraint.begin_mask():
             return
         if self._thread is None:
@@ -31,7 +31,7 @@ class MaskWriter:
         self._queue.put(constraint)
 
     def stop(self, seconds: float) -> bool:
-        """Ends the thread when it has written what it was asked for; whether it has ended within so many seconds."""
+        """End the thread once its queue is empty; return True if it ends within `seconds`."""
         if self._thread is None:
             return True
         self._queue.put(None)
@@ -43,7 +43,7 @@ class MaskWriter:
             pass
 
     def _write_next(self) -> bool:
-        """False at the end. What was written is not kept while the thread sleeps."""
+        """Write the next mask; return False at the end. No constraint is kept alive while the thread sleeps."""
         constraint = self._queue.get()
         if constraint is not None:
             constraint.write_mask()

@@ -1,4 +1,4 @@
-"""Grammars as llguidance reads them."""
+"""Translation of structured outputs into grammars for llguidance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _ANY_OBJECT = '{"type":"object"}'
-_WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"  # bounded, since a small model may write blanks for ever
+_WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"  # bounded, since a small model may write blanks without end
 
 
 def grammar_text(structured: StructuredOutputs) -> str:
-    """What the client gave, as text."""
+    """Return what the client gave, as text."""
     kind = structured.kinds[0]
     if kind == "json_object":
         return _ANY_OBJECT
@@ -26,8 +26,8 @@ def grammar_text(structured: StructuredOutputs) -> str:
 
 
 def grammar_source(structured: StructuredOutputs) -> tuple[str, str]:
-    """The same for `Matcher`: its kind, and what it is. ValueError for what is no JSON object, and unreadable GBNF."""
-    # Here, since it takes a while to load, and many engines never need it.
+    """Return the kind and text of the grammar for `Matcher`. Raises ValueError if it cannot be read."""
+    # Imported here, since it takes a while to load, and many engines never need it.
     from llguidance import LLMatcher, gbnf_to_lark
 
     kind, text = structured.kinds[0], grammar_text(structured)
@@ -47,7 +47,7 @@ def grammar_source(structured: StructuredOutputs) -> tuple[str, str]:
 
 
 def _json_options(structured: StructuredOutputs) -> JsonCompileOptions:
-    """What a schema itself may say in "x-guidance" can make it lenient or slow, so that all is said here."""
+    """Return all options, since a schema's own "x-guidance" could make it lenient or slow."""
     if structured.disable_any_whitespace:
         return {"lenient": False, "whitespace_flexible": False}
     pattern = structured.whitespace_pattern or _WHITESPACE

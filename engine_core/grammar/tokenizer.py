@@ -1,4 +1,4 @@
-"""The model's tokenizer as llguidance has it: what each token writes."""
+"""The model's vocabulary for llguidance: the bytes of each token."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class GrammarTokenizer:
-    """Made when it is first needed, and then kept.
+    """Reads the vocabulary when it is first needed, and keeps it.
 
-    To make one of 150,000 tokens takes a second or two, in which no other Python runs, so that all streams would pause:
-    who is going to need it, and minds, lets it `preload` while the model is loaded.
+    150,000 tokens take a second or two, in which no other Python runs, so that all streams pause. `preload` reads the
+    vocabulary while the model is loaded.
     """
 
     def __init__(self, folder: str) -> None:
@@ -28,13 +28,13 @@ class GrammarTokenizer:
         self._vocabulary: Vocabulary | None = None
 
     def preload(self) -> None:
-        """Begins to make it, on a thread. If it can't be made, `get` tells who needs it."""
+        """Begin to read it on a thread. If that fails, `get` raises the error."""
         threading.Thread(target=self._try, name="quire-grammar-tokenizer", daemon=True).start()
 
     def get(self) -> Vocabulary:
-        """What tokens write; from any thread.
+        """Return the vocabulary; from any thread.
 
-        ValueError if there is no tokenizer that can be read, RuntimeError if llguidance is of no use.
+        Raises ValueError if there is no tokenizer that can be read, RuntimeError if llguidance does not work.
         """
         with self._lock:
             if self._vocabulary is None:
@@ -55,12 +55,12 @@ class GrammarTokenizer:
             return Vocabulary(_lib.__file__, _texts(own), own.eos_tokens, own.tokenize_bytes)
         except (OSError, ValueError, ModelError) as error:
             raise ValueError(
-                f"this engine can't tell what tokens write, since {path} can't be read: {error}; put the model's "
+                f"structured_outputs need the model's tokenizer, and {path} can't be read: {error}; put the model's "
                 "tokenizer.json there, or leave structured_outputs out"
             ) from None
 
 
 def _texts(tokenizer: LLTokenizer) -> list[bytes]:
-    """What each token writes, as `Vocabulary` wants it."""
+    """Return the bytes of each token in the form that `Vocabulary` takes: special tokens begin with 0xff."""
     tokens = range(tokenizer.vocab_size)
     return [b"\xff" * tokenizer.is_special_token(token) + tokenizer.decode_bytes([token]) for token in tokens]

@@ -1,7 +1,9 @@
-"""What one step computes."""
+"""The batch that one step computes, and the running requests by what the step does for them."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,52 +11,103 @@ from quire.engine_core.request import Request
 from quire.protocol.messages import EventType
 
 
-class Move(NamedTuple):
-    """A request was started or preempted, and when; `num_cached_tokens` of it need not be computed."""
+class ScheduleEvent(NamedTuple):
+    """The start or preemption of a request; `num_cached_tokens` of it need not be computed."""
 
     request: Request
-    event: EventType
+    type: EventType
     timestamp: float
     num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
+class RunningRequests:
+    """The running requests. Each is in one of the first three lists, in the order in which it started."""
+
+    decodes: list[Request] = field(default_factory=list)  # of one sequence
+    wide_decodes: list[Request] = field(default_factory=list)  # of several sequences
+    prefills: list[Request] = field(default_factory=list)
+    growing: list[Request] = field(default_factory=list)  # may lack pages for their next tokens
+
+    @classmethod
+    def of(cls, running: Iterable[Request]) -> RunningRequests:
+        """Sort all of them in one pass."""
+        requests = cls()
+        requests.add(running)
+        return requests
+
+    def add(self, running: Iterable[Request]) -> None:
+        """Sort these too. Each step asks about all requests: keep it short."""
+        add_decode = self.decodes.append
+        for request in running:
+            computed, tokens, width = request.num_computed_tokens, request.num_tokens, request.width
+            if tokens - computed > 1 or computed < request.num_prompt_tokens:
+                self.prefills.append(request)
+            elif width == 1:
+                add_decode(request)
+            else:
+                self.wide_decodes.append(request)
+            if tokens > request.num_reserved_tokens or width > 1:
+                self.growing.append(request)
+
+    @property
+    def num_decode_requests(self) -> int:
+        """Number of decoding requests."""
+        return len(self.decodes) + len(self.wide_decodes)
+
+    @property
+    def num_decode_rows(self) -> int:
+        """Rows of the step for decoding requests: one for each sequence."""
+        return len(self.decodes) + sum(len(request.slots) for request in self.wide_decodes)
+
+
+@dataclass(slots=True)
 class Batch:
-    """What one step computes: `counts[i]` tokens of `requests[i]`, and then one token of each beam of `searches`."""
+    """The rows of one step: first those of decoding requests, one for each sequence, then one for each prompt.
+
+    Row i computes tokens `[starts[i], starts[i] + counts[i])` of `slots[i]`; `rows[j]` is the first row of
+    `requests[j]`.
+    """
 
     requests: list[Request] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)  # of all rows
-    searches: dict[Request, range] = field(default_factory=dict)  # and the rows of their beams
-    num_decodes: int = 0
-    prefill_cost: float = 0.0  # as Pace counts it
-    num_cached_tokens: int = 0  # that those who start in this step need not compute
-    moves: list[Move] = field(default_factory=list)  # since the step before
+    rows: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    num_decode_requests: int = 0
+    num_decode_rows: int = 0
+    prefill_cost: float = 0.0  # as PrefillBudget counts it
+    num_cached_tokens: int = 0  # of the requests that start in this step
+    events: list[ScheduleEvent] = field(default_factory=list)  # since the step before
     failed: list[tuple[Request, str]] = field(default_factory=list)  # could not be opened; still to be released
 
-    @property
-    def slots(self) -> list[int]:
-        """The executor's handle of each row."""
-        slots = [request.slot for request in self.requests]
-        return slots + [slot for request in self.searches for slot in request.slots]
+    def fill(self, running: RunningRequests, shares: Sequence[tuple[Request, int]]) -> None:
+        """Add a token for each decoding sequence, and these chunks of prompts."""
+        decodes = running.decodes
+        self.num_decode_requests, self.num_decode_rows = running.num_decode_requests, running.num_decode_rows
+        self.requests = decodes + running.wide_decodes + [request for request, _ in shares]
+        self.counts = [1] * self.num_decode_rows + [count for _, count in shares]
+        if not running.wide_decodes:
+            self.rows = list(range(len(self.requests)))
+            self.slots = [request.slot for request in self.requests]
+            self.starts = [request.num_computed_tokens for request in self.requests]
+            return
+        for request in self.requests:
+            self.rows.append(len(self.slots))
+            slots = request.slots
+            self.slots += slots
+            self.starts += [request.num_computed_tokens] * len(slots)
 
-    @property
-    def starts(self) -> list[int]:
-        """The first position of each chunk."""
-        starts = [request.num_computed_tokens for request in self.requests]
-        return starts + [request.num_computed_tokens for request, rows in self.searches.items() for _ in rows]
+    def index_of(self, row: int) -> int:
+        """Return the index of the request that a row belongs to."""
+        return bisect_right(self.rows, row) - 1
 
-    def owner(self, row: int) -> Request:
-        """Whose row it is."""
-        if row < len(self.requests):
-            return self.requests[row]
-        return next(request for request, rows in self.searches.items() if row in rows)
-
-    def add_search(self, request: Request) -> None:
-        """Adds one token of each beam, when all `requests` are there."""
-        self.searches[request] = range(len(self.counts), len(self.counts) + len(request.slots))
-        self.counts.extend(1 for _ in request.slots)
+    def num_tokens(self, index: int) -> int:
+        """Return how many tokens the step computes of a request, all its sequences together."""
+        end = self.rows[index + 1] if index + 1 < len(self.rows) else len(self.counts)
+        return sum(self.counts[self.rows[index] : end])
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens of prompts, and those computed again after a preemption."""
-        return sum(self.counts) - self.num_decodes
+        """Tokens of prompts, those computed again after a preemption included."""
+        return sum(self.counts) - self.num_decode_rows

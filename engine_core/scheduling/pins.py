@@ -1,4 +1,4 @@
-"""Prefixes that are kept in the cache although nobody uses them at the moment."""
+"""Pinned prefixes, which stay in the prefix cache while no request uses them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Pins:
 
     @property
     def slots(self) -> list[int]:
-        """Of the pinned prefixes."""
+        """Slots of the pinned prefixes."""
         return list(self._slots.values())
 
     def pin(self, token_ids: Sequence[int], cache_salt: str) -> int:
-        """Keeps the pages that the cache holds of a prefix; returns how many of its tokens these hold.
+        """Pin the pages that the cache holds of a prefix; return how many of its tokens these hold.
 
-        ValueError for tokens that the model does not have.
+        Raises ValueError for tokens that the model does not have.
         """
         prefix = cache_salt, tuple(token_ids)
         self.unpin(*prefix)
@@ -40,14 +40,14 @@ class Pins:
         return found
 
     def unpin(self, cache_salt: str, token_ids: Sequence[int]) -> bool:
-        """Lets a prefix be evicted again; tells whether it was pinned."""
+        """Let a prefix be evicted again; return True if it was pinned."""
         slot = self._slots.pop((cache_salt, tuple(token_ids)), None)
         if slot is not None:
             self._sequences.close(slot)
         return slot is not None
 
     def unpin_all(self) -> bool:
-        """The same for all; tells whether there were any."""
+        """Unpin all prefixes; return True if there were any."""
         had_some = bool(self._slots)
         for prefix in list(self._slots):
             self.unpin(*prefix)

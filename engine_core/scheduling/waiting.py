@@ -1,4 +1,4 @@
-"""The queue of those that wait."""
+"""The queue of waiting requests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from quire.engine_core.request import Request
-from quire.engine_core.scheduling.policies.base import Policy
+from quire.engine_core.scheduling.policies import Policy
 
 
 class WaitingQueue:
     """Requests in the order of their policy's keys, and then of their arrival.
 
-    Some can't start yet, whoever comes before them: they are held back, and count among those that wait.
+    Some are held back, as they can't start yet whatever their place; they count as waiting.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -30,26 +30,26 @@ class WaitingQueue:
 
     @property
     def has_ready(self) -> bool:
-        """Whether one of them can start."""
+        """True if one of them can start."""
         return bool(self._entries)
 
     def ready(self) -> Iterator[Request]:
-        """Those that can start, in their order."""
+        """Return the requests that can start, in order."""
         return (request for _, _, request in self._entries)
 
     def hold(self, request: Request) -> None:
-        """Queues a request that can't start before it is added."""
+        """Queue a request that can't start until it is removed and added."""
         self._held[request] = None
         self.num_tokens += request.num_prompt_tokens
 
     def add(self, request: Request) -> None:
-        """Queues a request, which keeps its place by `queue_key`."""
+        """Queue a request by its `queue_key`."""
         request.queue_key = self._policy.key(request)
         insort(self._entries, (request.queue_key, request.number, request))
         self.num_tokens += request.num_prompt_tokens
 
     def remove(self, request: Request) -> None:
-        """Takes a request out, wherever it stands."""
+        """Remove a request, held back or not; KeyError if it is not here."""
         if request in self._held:
             del self._held[request]
             self.num_tokens -= request.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""When requests are sent: at their own time, or when there is room and their session's turn before has ended."""
+"""Times at which requests are sent: their own, or when a user is free and the session's previous turn has ended."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from collections.abc import Iterable
 
 from quire.protocol.simulation import SimulatedRequest
 
-_MOST_IDLE = 1 << 17  # sessions without a turn that runs or waits, of which the end of the last turn is remembered
+_MOST_IDLE = 1 << 17  # sessions without a running or waiting turn whose last end is remembered
 
 
 class Arrivals:
     """A stream of requests in order of arrival, of which one is read ahead, and the turns that have to wait.
 
-    With `concurrency` it is a closed loop: so many users, each of whom takes the next request when the last has ended.
+    With `concurrency` it is a closed loop of that many users, each of whom sends the next request when the last ends.
     """
 
     def __init__(self, requests: Iterable[SimulatedRequest], concurrency: int | None = None) -> None:
         self._stream = iter(requests)
         self._next = next(self._stream, None)
         self._released: list[tuple[float, int, SimulatedRequest]] = []  # a heap, by time and index
-        # Of sessions that have a turn which runs, or has a known time: the other turns, since when they are due.
+        # Sessions with a turn that runs or has a known time: their other turns, with the times at which they are due.
         self._busy: dict[str, deque[tuple[float, SimulatedRequest]]] = {}
-        self._idle: OrderedDict[str, float] = OrderedDict()  # and when the last turn ended
-        self._users = None if concurrency is None else [0.0] * concurrency  # a heap: since when each is free
+        self._idle: OrderedDict[str, float] = OrderedDict()  # the time at which the last turn ended
+        self._users = (
+            None if concurrency is None else [0.0] * concurrency
+        )  # a heap: the times since which users are free
 
     @property
     def time(self) -> float:
-        """Of the next one that is known of; infinite without any."""
+        """Time of the next request that is known of; infinite without any."""
         own = self._due()
         return min(own, self._released[0][0]) if self._released else own
 
     def _due(self) -> float:
-        """When the stream's next request is."""
+        """Return the time of the stream's next request."""
         if self._next is None:
             return math.inf
         if self._users is None:
@@ -42,7 +44,7 @@ class Arrivals:
         return self._users[0] if self._users else math.inf
 
     def pop(self) -> tuple[float, SimulatedRequest] | None:
-        """The next one and when it is sent; None if that one has to wait. ValueError if the stream is out of order."""
+        """Return the next request and its time, or None if it has to wait. ValueError if the stream is out of order."""
         due = self._due()
         if self._released and self._released[0][0] <= due:
             time, _, released = heapq.heappop(self._released)
@@ -65,7 +67,7 @@ class Arrivals:
         return None
 
     def ended(self, request: SimulatedRequest, time: float) -> None:
-        """A request that was sent has ended."""
+        """Note that a request that was sent has ended."""
         if self._users is not None:
             heapq.heappush(self._users, time)
         if request.session is None:

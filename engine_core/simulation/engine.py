@@ -1,4 +1,4 @@
-"""One simulated engine: everything a real one has, but a model and a socket."""
+"""One simulated engine: a real one without a model and a socket."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.simulation.clock import VirtualClock
-from quire.engine_core.simulation.core import SimulatedCore
-from quire.engine_core.simulation.executor import SimulatedExecutor
-from quire.engine_core.simulation.run import Run
+from quire.engine_core.simulation.executor import SimulatedExecutor, VirtualClock
+from quire.engine_core.simulation.foresight import ForeseenSteps, SimulatedCore
 from quire.engine_core.simulation.tokens import EOS, VOCAB_SIZE, prompt_tokens
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
@@ -33,13 +31,13 @@ _CLIENT = b"simulation"
 
 
 def limits_of(shape: EngineShape) -> EngineLimits:
-    """What an engine of this shape allows; its tokens are the simulation's."""
+    """Return the limits of an engine of this shape, with the vocabulary of the simulation."""
     return EngineLimits(**msgspec.structs.asdict(shape) | {"vocab_size": VOCAB_SIZE})
 
 
 @dataclass(slots=True)
-class Answer:
-    """What has come of one request so far; times are the engine's, in virtual seconds."""
+class SimulatedAnswer:
+    """The answer to one request so far; times are the engine's, in virtual seconds."""
 
     request: SimulatedRequest
     sent: float  # by the client
@@ -53,11 +51,11 @@ class Answer:
 
 
 class SimulatedEngine:
-    """Steps when it is told to, and tells the first token and the end of each request as soon as it knows them.
+    """An engine that steps on request, and reports the first token and the end of each request.
 
-    Steps in which no request begins or ends are put off until one does, or comes, and then done at once; with
-    `is_stepwise` each is done alone, which comes to the same. `wake_seconds` tells how long it takes to begin when it
-    has had nothing to do for so many seconds.
+    Steps in which no request begins or ends are put off until one does, or arrives, and then taken at once; with
+    `is_stepwise` each is taken alone, with the same result. `wake_seconds` returns how long the engine takes to begin
+    after some seconds without work.
     """
 
     def __init__(
@@ -68,8 +66,8 @@ class SimulatedEngine:
         wake_seconds: Callable[[float], float] = lambda _: 0.0,
         tells_lengths: bool = True,
         is_stepwise: bool = False,
-        on_first_token: Callable[[Answer], None] = lambda _: None,
-        on_end: Callable[[Answer], None] = lambda _: None,
+        on_first_token: Callable[[SimulatedAnswer], None] = lambda _: None,
+        on_end: Callable[[SimulatedAnswer], None] = lambda _: None,
     ) -> None:
         self.limits = limits
         self.clock = VirtualClock()
@@ -80,36 +78,36 @@ class SimulatedEngine:
         self._idle_seconds = 0.0
         self._wake_seconds = wake_seconds
         self._is_stepwise = is_stepwise
-        self._run = Run(0.0)
+        self._foreseen = ForeseenSteps(0.0)
         self._tells_lengths = tells_lengths
         self._on_first_token = on_first_token
         self._on_end = on_end
         self._coming: deque[tuple[float, SimulatedRequest]] = deque()
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, SimulatedAnswer] = {}
 
     def send(self, request: SimulatedRequest, sent: float, queued: float) -> None:
-        """Lets a request that was sent at one time come to the queue at another, not before those sent earlier."""
+        """Queue a request at time `queued` that was sent at time `sent`; requests must come in order of both."""
         self.num_requests += 1
-        self._answers[str(request.index)] = Answer(request, sent)
+        self._answers[str(request.index)] = SimulatedAnswer(request, sent)
         self._coming.append((queued, request))
-        self._run.cut(queued)
+        self._foreseen.cut(queued)
 
     @property
     def next_step(self) -> float:
-        """When the next step begins that is not put off; infinite when there is nothing to do."""
+        """The time at which the next step begins that is not put off; infinite when there is nothing to do."""
         if self.core.has_requests:
-            return self._run.end
+            return self._foreseen.end
         if not self._coming:
             return math.inf
         now, first = self.clock.now, self._coming[0][0]
         if first < now:
-            return now  # who came during the last step is found after it
+            return now  # a request that came during the last step is found after it
         return first + self._wake_seconds(first - now)
 
     def step(self) -> None:
-        """Goes on to the next step and does it; before, it takes what has come.
+        """Move the clock to the next step, receive the requests that have arrived, and step.
 
-        RuntimeError if there is work and time doesn't pass, as this would go on for ever.
+        Raises RuntimeError if there is work and time doesn't pass, as this would go on for ever.
         """
         began = self.next_step
         self.catch_up(began)
@@ -124,24 +122,24 @@ class SimulatedEngine:
         self._foresee()
 
     def catch_up(self, until: float) -> None:
-        """Does the steps that begin before `until`, of those that are put off."""
-        run = self._run.take(until)
-        if not run.ends:
+        """Take the steps that were put off and begin before `until`."""
+        steps = self._foreseen.take(until)
+        if not steps.ends:
             return
-        self.core.pass_through(run)
-        self.clock.now = run.end
-        self.num_output_tokens += len(run.ends) * len(run.decodes)
-        for request in run.decodes:
-            self._answers[request.request_id].token_times.extend(run.ends)
+        self.core.pass_through(steps)
+        self.clock.now = steps.end
+        self.num_output_tokens += len(steps.ends) * len(steps.decodes)
+        for request in steps.decodes:
+            self._answers[request.request_id].token_times.extend(steps.ends)
 
     def _foresee(self) -> None:
-        self._run = Run(self.clock.now) if self._is_stepwise else self.core.foresee()
+        self._foreseen = ForeseenSteps(self.clock.now) if self._is_stepwise else self.core.foresee()
         if self._coming:
-            self._run.cut(self._coming[0][0])
+            self._foreseen.cut(self._coming[0][0])
 
     @property
     def summary(self) -> EngineSummary:
-        """What it has done, and what it holds."""
+        """Counts of its work, and the pages that it holds."""
         stats, counters = self.core.stats, self.core.scheduler.counters
         return EngineSummary(
             requests=self.num_requests,
@@ -169,7 +167,7 @@ class SimulatedEngine:
         return EngineCoreRequest(str(request.index), tokens, params, [EOS])
 
     def _take(self, _client: bytes, message: EngineMessage) -> None:
-        """The engine's messages. This is the per-token path: keep it short."""
+        """Take the engine's messages. This is the per-token path: keep it short."""
         assert isinstance(message, EngineCoreOutputs)
         now, answers = message.timestamp, self._answers
         for output in message.outputs:
@@ -182,13 +180,13 @@ class SimulatedEngine:
             if output.finish_reason is not None:
                 self._end(answer, output, now)
 
-    def _take_events(self, answer: Answer, output: EngineCoreOutput) -> None:
+    def _take_events(self, answer: SimulatedAnswer, output: EngineCoreOutput) -> None:
         answer.events += output.events
         answer.cached_tokens = max(answer.cached_tokens, output.num_cached_tokens)
         if len(answer.token_times) == 1 and output.new_token_ids:
             self._on_first_token(answer)
 
-    def _end(self, answer: Answer, output: EngineCoreOutput, now: float) -> None:
+    def _end(self, answer: SimulatedAnswer, output: EngineCoreOutput, now: float) -> None:
         del self._answers[output.request_id]
         answer.ended, answer.finish_reason = now, output.finish_reason
         answer.error, answer.error_kind = output.error, output.error_kind

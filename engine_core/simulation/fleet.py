@@ -1,4 +1,4 @@
-"""Engines behind a router, and all that happens to them in order of time."""
+"""A fleet of engines behind a router; takes all events in order of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from quire.engine_core.simulation.arrivals import Arrivals
-from quire.engine_core.simulation.engine import Answer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.routers import ROUTERS, FleetShape
 from quire.protocol.simulation import (
     SimulatedRequest,
@@ -19,12 +19,13 @@ from quire.protocol.simulation import (
     SimulationSetup,
 )
 
-_AnswerEvent = tuple[float, int, bool, int, Answer]
-"""When the client knows, the request's index, whether it is the end or the first token, the engine."""
+_AnswerEvent = tuple[float, int, bool, int, SimulatedAnswer]
+"""The time at which the client learns of it, the request's index, True for the end, False for the first token, the
+number of the engine, and the answer."""
 
 
 class Fleet:
-    """Runs once. Nothing is kept of a request that has ended; `emit` gets what came of it."""
+    """One run. Nothing is kept of a request that has ended; `emit` gets its result."""
 
     def __init__(
         self,
@@ -51,12 +52,12 @@ class Fleet:
         shape = FleetShape(setup.num_engines, setup.engine, setup.step, setup.seed)
         self.router = ROUTERS[setup.router](shape)
         self._steps: list[tuple[float, int]] = []  # a heap: next steps, some of which have been moved forward since
-        self._answers: list[_AnswerEvent] = []  # a heap: what clients are to know
-        self._free = [0.0] * setup.num_engines  # since when the client of each engine sends nothing
+        self._answers: list[_AnswerEvent] = []  # a heap: news for clients
+        self._free = [0.0] * setup.num_engines  # the time since which the client of each engine has sent nothing
         self._ended = 0.0
 
     def run(self, requests: Iterable[SimulatedRequest]) -> SimulationEnd:
-        """Serves requests in order of arrival; returns when the last one has ended. ValueError if they are not."""
+        """Serve requests until the last one has ended. Raises ValueError unless they are in order of arrival."""
         self._arrivals = arrivals = Arrivals(requests, self._setup.concurrency)
         sample = 1  # the number of the next one
         while (time := min(self._next_step, arrivals.time, self._next_answer)) < math.inf:
@@ -81,7 +82,7 @@ class Fleet:
         return self._answers[0][0] if self._answers else math.inf
 
     def _step(self) -> None:
-        """The next step of the engine whose is first."""
+        """Take the next step, of whichever engine it is."""
         time, number = heapq.heappop(self._steps)
         engine = self.engines[number]
         if engine.next_step == time:
@@ -105,8 +106,8 @@ class Fleet:
         if engine.next_step < before:
             self._plan(number)
 
-    def _answered(self, number: int, is_end: bool, answer: Answer) -> None:
-        """An engine has done something that its client will know."""
+    def _answered(self, number: int, is_end: bool, answer: SimulatedAnswer) -> None:
+        """Plan to tell the client of an engine's first token or end."""
         time = (answer.ended if is_end else answer.token_times[0]) + self._setup.client.to_client
         heapq.heappush(self._answers, (time, answer.request.index, is_end, number, answer))
 
@@ -120,7 +121,7 @@ class Fleet:
         self._ended = max(self._ended, time)
         self._emit(self._result(answer, time, number))
 
-    def _result(self, answer: Answer, ended: float, number: int) -> SimulatedResult:
+    def _result(self, answer: SimulatedAnswer, ended: float, number: int) -> SimulatedResult:
         request, delay, times = answer.request, self._setup.client.to_client, answer.token_times
         return SimulatedResult(
             index=request.index,
@@ -138,16 +139,16 @@ class Fleet:
         )
 
     def _sample_after(self, number: int, time: float) -> int:
-        """The number of the sample after that one. While no engine has work, nothing changes until `time`.
+        """Return the number of the sample after that one. While no engine has work, nothing changes until `time`.
 
-        Then only the last one before that is taken, so that the line of a chart stays flat: a trace over months would
-        have millions.
+        Then only the last one before that is taken, so that a chart stays flat: a trace over months would have millions
+        of samples.
         """
         is_idle = all(math.isinf(engine.next_step) for engine in self.engines)
         return max(number + 1, math.floor(time / self._setup.sample_seconds) if is_idle else 0)
 
     def _sample(self, time: float) -> None:
-        """What all engines are at; those that compute a step at that time have it behind them."""
+        """Sample all engines; a step that an engine is computing at that time counts as done."""
         for engine in self.engines:
             engine.catch_up(time)
         cores = [engine.core.scheduler for engine in self.engines]

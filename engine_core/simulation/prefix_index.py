@@ -1,4 +1,4 @@
-"""What a router believes that an engine has in its prefix cache."""
+"""A router's guess at the contents of an engine's prefix cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def prefix_keys(blocks: Sequence[int], block_tokens: int, prompt_tokens: int) -> list[int]:
-    """A name for each prefix of a prompt that ends with a block it fills, the shortest first."""
+    """Return a key for each prefix of a prompt that ends with a full block, the shortest first."""
     keys, key = [], block_tokens
     for block in blocks[: prompt_tokens // block_tokens]:
         key = hash((key, abs(block), block < 0))  # -1 and -2 have the same hash
@@ -29,14 +29,14 @@ class PrefixIndex:
         return len(self._keys)
 
     def match(self, keys: Sequence[int]) -> int:
-        """How many of the prefixes are there, from the shortest on."""
+        """Return how many of the prefixes are present, from the shortest on."""
         for count, key in enumerate(keys):
             if key not in self._keys:
                 return count
         return len(keys)
 
     def add(self, keys: Sequence[int]) -> None:
-        """Notes prefixes of one prompt. A shorter one is forgotten after those that it begins."""
+        """Add the prefixes of one prompt. A prefix is forgotten after its extensions."""
         for key in reversed(keys):
             self._keys[key] = None
             self._keys.move_to_end(key)

@@ -1,7 +1,7 @@
-"""The process that simulates: a setup and lists of requests come as frames on stdin, what comes of them on stdout.
+"""The simulation process: a setup and lists of requests come as frames on stdin, results go out on stdout.
 
-Requests are read when their time comes and results are written when there are some, so that neither pipe's other end
-can be outrun: whoever writes waits.
+Requests are read when their time comes and results are written when there are some, so that neither end of a pipe can
+outrun the other: the writer waits.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _MOST_RESULTS = 256  # that are written together
 
 
 def main() -> int:
-    """Simulates; the status to exit with. What is wrong with the setup, or the requests, is said on stderr."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner has it too, and ends this one
-    gc.disable()  # nothing makes garbage in cycles, and all there is would be looked at again and again
+    """Simulate; return the exit status. Errors of the setup or the requests go to stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner gets it too, and ends this process
+    gc.disable()  # there are no cycles, and each collection would look at all objects
     try:
         _simulate(sys.stdin.buffer, sys.stdout.buffer)
     except (ValueError, RuntimeError, MemoryError, msgspec.MsgspecError, ProtocolError) as error:
@@ -52,13 +52,13 @@ def main() -> int:
 
 def _simulate(inputs: BinaryIO, outputs: BinaryIO) -> None:
     setup = _read_setup(inputs)
-    results = Results(outputs)
+    results = ResultWriter(outputs)
     results.add(Fleet(setup, results.add).run(_requests(inputs)))
     results.flush()
 
 
-class Results:
-    """Writes what it is given in lists, and not later than with the next sample."""
+class ResultWriter:
+    """Writes results in lists, and not later than with the next sample."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -66,13 +66,13 @@ class Results:
         self._waiting: SimulationOutput = []
 
     def add(self, result: SimulatedResult | SimulationSample | SimulationEnd) -> None:
-        """Takes one."""
+        """Add a result."""
         self._waiting.append(result)
         if len(self._waiting) >= _MOST_RESULTS or isinstance(result, SimulationSample):
             self.flush()
 
     def flush(self) -> None:
-        """Writes those that wait."""
+        """Write the results that wait."""
         write_frame(self._stream, self._encoder.encode(self._waiting))
         self._waiting.clear()
 

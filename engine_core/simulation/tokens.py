@@ -1,4 +1,4 @@
-"""What simulated prompts and answers are made of. Tokens have no meaning here: they must only differ where they should.
+"""Tokens of simulated prompts and answers. They have no meaning: they only have to differ where they should.
 
 A token is a byte, since Python keeps the small integers ready: the lists of a million prompts cost no objects.
 """
@@ -10,16 +10,16 @@ from hashlib import blake2b
 
 VOCAB_SIZE = 257
 EOS = 256
-"""The token that ends an answer whose length nobody knows; no prompt has it."""
+"""The token that ends an answer of unknown length; no prompt has it."""
 
 _NAME_TOKENS = 16  # of a block or an answer: enough that no two have the same, or any part of their pages
 _ANSWERS = b"answers"
 
 
 def prompt_tokens(blocks: Sequence[int], block_tokens: int, length: int) -> list[int]:
-    """The first `length` tokens of a prompt of these blocks: equal where they are, and different where they differ.
+    """Return the first `length` tokens of a prompt of these blocks, which are equal where the blocks are.
 
-    ValueError if the blocks are fewer than its tokens need.
+    Raises ValueError if there are fewer blocks than the tokens need.
     """
     if len(blocks) * block_tokens < length or block_tokens < 1:
         raise ValueError(
@@ -33,7 +33,7 @@ def prompt_tokens(blocks: Sequence[int], block_tokens: int, length: int) -> list
 
 
 def answer_tokens(number: int) -> bytes:
-    """Tokens that no prompt and no other answer has, to be drawn one after the other, over and over."""
+    """Return tokens that no prompt and no other answer has, to be sampled in turn, over and over."""
     return _name(number, _NAME_TOKENS, _ANSWERS)
 
 

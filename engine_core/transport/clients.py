@@ -1,4 +1,4 @@
-"""The clients of the engine as its IO thread knows them: who has said Hello, and what is still to be sent to whom."""
+"""The engine's clients as its IO thread sees them: their connections, and the messages that wait for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServerCounters(msgspec.Struct):
-    """What the IO thread has seen so far; for the utility call `stats`."""
+    """Counts of the IO thread; for the utility call `stats`."""
 
     clients: int = 0
     frames_refused: int = 0
@@ -39,11 +39,11 @@ class ServerCounters(msgspec.Struct):
 class _Sent(enum.Enum):
     YES = enum.auto()
     FULL = enum.auto()  # the client does not read
-    GONE = enum.auto()  # the connection is no more
+    GONE = enum.auto()  # the connection is closed
 
 
 class _Client:
-    """While a client does not read, `frame` waits to be sent and `mailbox` holds what follows it."""
+    """One client. While it does not read, `frame` waits to be sent and `mailbox` holds what follows it."""
 
     __slots__ = ("frame", "heard", "id", "mailbox")
 
@@ -64,7 +64,7 @@ class Clients:
         counters: ServerCounters,
         max_waiting_values: int,
     ) -> None:
-        """`on_leave` is called once for each client that was added and is no more, whatever the reason."""
+        """`on_leave` is called once for each client that leaves, whatever the reason."""
         self._router = router
         self._on_leave = on_leave
         self._counters = counters
@@ -80,16 +80,16 @@ class Clients:
 
     @property
     def blocked(self) -> int:
-        """How many clients have something waiting; `flush` tries them again."""
+        """Number of clients that have something waiting; `flush` tries them again."""
         return len(self._blocked)
 
     def add(self, client_id: ClientId, now: float) -> None:
-        """A client said Hello; saying it twice changes nothing."""
+        """Add a client that has said Hello; a second Hello changes nothing."""
         self._clients.setdefault(client_id, _Client(client_id, now))
         self._counters.clients = len(self._clients)
 
     def remove(self, client_id: ClientId, goodbye: Goodbye) -> None:
-        """The one way a client leaves. What waits for it is dropped."""
+        """Remove a client, the only way that one leaves. What waits for it is dropped."""
         del self._clients[client_id]
         self._blocked.pop(client_id, None)
         self._counters.clients = len(self._clients)
@@ -97,28 +97,28 @@ class Clients:
         _LOG.info("client %s left: %.80r", client_id.hex(), goodbye.reason)
 
     def heard(self, client_id: ClientId, now: float) -> None:
-        """Anything that a client sends shows that it is alive."""
+        """Note that a client has sent something, and so is alive."""
         if (client := self._clients.get(client_id)) is not None:
             client.heard = now
 
-    def forgive(self, seconds: float, now: float) -> None:
-        """The engine itself did not run for so long: nobody's silence counts."""
+    def extend_heartbeats(self, seconds: float, now: float) -> None:
+        """Excuse the clients' silence while the engine itself did not run, for `seconds`."""
         for client in self._clients.values():
             client.heard = min(now, client.heard + seconds)
 
     def remove_silent(self, since: float) -> None:
-        """Removes the clients that were not heard of after `since`."""
+        """Remove the clients that have sent nothing after `since`."""
         for client in [client for client in self._clients.values() if client.heard < since]:
             self._counters.clients_silent += 1
             self.remove(client.id, Goodbye("silent"))
 
     def broadcast(self, message: EngineMessage) -> None:
-        """Delivers to all."""
+        """Deliver a message to all clients."""
         for client_id in list(self._clients):
             self.deliver(client_id, message)
 
     def deliver(self, client_id: ClientId, message: EngineMessage) -> None:
-        """Sends a message or has it wait, never blocks. A stranger gets errors only, and only if it reads."""
+        """Send a message or let it wait; never block. An unknown client gets errors only, and only if it reads."""
         client = self._clients.get(client_id)
         if client is None:
             sent = isinstance(message, ErrorMessage) and self._transmit(client_id, encode(message)[0]) is _Sent.YES
@@ -129,7 +129,7 @@ class Clients:
             self._keep(client, message)
 
     def flush(self) -> None:
-        """Tries again to send what waits."""
+        """Try again to send what waits."""
         for client in list(self._blocked.values()):
             self._flush(client)
 
@@ -143,7 +143,7 @@ class Clients:
             sent = self._push(client, message)
 
     def _push(self, client: _Client, message: EngineMessage) -> bool:
-        """Sends a message; tells whether the client can take another."""
+        """Send a message; return True if the client can take another."""
         try:
             frame = encode(message)[0]
         except ProtocolError as error:
@@ -170,7 +170,7 @@ class Clients:
             self.remove(client.id, Goodbye(f"slow: more than {self._max_waiting_values} numbers wait to be read"))
 
     def _report(self, client: _Client, message: EngineMessage, error: ProtocolError) -> bool:
-        """The engine made a message that has no encoding: a fault of ours, to be heard of and to be survived."""
+        """Report a message of the engine that has no encoding: a bug, which must be seen and survived."""
         _LOG.error("a message to client %s was not sent: %s", client.id.hex(), error)
         if isinstance(message, UtilityResult):
             return self._push(client, UtilityResult(message.call_id, error=f"the result cannot be sent: {error}"))

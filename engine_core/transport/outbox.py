@@ -1,7 +1,7 @@
 """The mailbox of a client that does not read as fast as the engine writes.
 
-Increments of one request merge while they wait, so what waits grows with the tokens, not with the steps, and one output
-a request remains. `waiting` measures it, so that the server can give up on a client that never reads.
+Increments of one request merge while they wait, so the mailbox grows with the tokens, not with the steps, and holds one
+output a request. `waiting` measures it, so that the server can give up on a client that never reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.protocol.messages import (
     StepTrace,
 )
 
-_OUTPUT_VALUES = 16  # an output with its lists takes about the memory of so many numbers
+_OUTPUT_VALUES = 16  # an output with its lists takes about the memory of 16 numbers
 _NUMBER_BYTES = 36
 _CONTROL_VALUES = 64
 _MAX_ERRORS = 16
@@ -30,7 +30,7 @@ _MAX_TRACE_VALUES = 1_000_000  # some 1000 steps of 256 requests
 
 
 class Mailbox:
-    """What waits for one client: replies first in, first out, then the merged outputs, traces, a farewell last."""
+    """The messages that wait for one client: replies in order, then merged outputs, then traces, a farewell last."""
 
     def __init__(self) -> None:
         self._replies: deque[EngineMessage] = deque()
@@ -46,16 +46,16 @@ class Mailbox:
 
     @property
     def waiting(self) -> int:
-        """The memory of what waits, in numbers (of a Python list, of _NUMBER_BYTES each).
+        """Memory of the waiting messages, in numbers (of a Python list, of _NUMBER_BYTES each).
 
         Traces do not count: they have a limit of their own, beyond which they are dropped.
         """
         return self._values + _CONTROL_VALUES * len(self._replies)
 
     def put(self, message: EngineMessage) -> int:
-        """Adds a message that is no trace; returns how many outputs of it were merged into others.
+        """Add a message that is no trace; return how many of its outputs were merged into others.
 
-        Nothing of it is changed: its lists are copied before anything is appended to them.
+        The message stays unchanged: its lists are copied before anything is appended to them.
         """
         if isinstance(message, EngineCoreOutputs):
             self._stats = message.stats or self._stats
@@ -68,11 +68,11 @@ class Mailbox:
         return 0
 
     def put_trace(self, trace: StepTrace) -> int:
-        """Adds a trace; returns how many older ones had to make room for it."""
+        """Add a trace; return how many older ones were dropped for it."""
         return self._traces.put(trace)
 
     def take(self, max_values: int) -> EngineMessage | None:
-        """Removes and returns the next message, outputs up to about `max_values` numbers; None if nothing waits."""
+        """Remove and return the next message, outputs up to about `max_values` numbers; None if nothing waits."""
         if self._replies:
             return self._replies.popleft()
         if self._outputs or self._stats:
@@ -83,19 +83,19 @@ class Mailbox:
         return goodbye
 
     def _put_reply(self, message: EngineMessage) -> None:
-        """Pongs and errors are news, of which the latest suffice; results of calls are all kept."""
+        """Keep the latest of pongs and errors, and all results of calls."""
         same = [waiting for waiting in self._replies if type(waiting) is type(message)]
         if (isinstance(message, Pong) and same) or (isinstance(message, ErrorMessage) and len(same) >= _MAX_ERRORS):
             self._replies.remove(same[0])
         self._replies.append(message)
 
     def _put_output(self, output: EngineCoreOutput) -> bool:
-        """Adds an output; tells whether it was merged."""
+        """Add an output; return True if it was merged."""
         waiting = self._outputs.get(output.request_id)
         if waiting is None:
             self._outputs[output.request_id] = _copy(output)
             self._values += weigh(output)
-        elif waiting.finish_reason is None:  # else the request is over: a second end must not reach the client
+        elif waiting.finish_reason is None:  # else the request has ended: a second end must not reach the client
             _merge(waiting, output)
             self._values += weigh(output) - _OUTPUT_VALUES
             return True
@@ -117,7 +117,7 @@ class Mailbox:
 
 
 class TraceQueue:
-    """Traces of steps, the latest of them: what comes first is dropped first, and counted."""
+    """The latest traces: the oldest are dropped first, and counted."""
 
     def __init__(self) -> None:
         self._traces: deque[StepTrace] = deque()
@@ -128,7 +128,7 @@ class TraceQueue:
         return bool(self._traces)
 
     def put(self, trace: StepTrace) -> int:
-        """Adds a trace; returns how many others that dropped."""
+        """Add a trace; return how many others that dropped."""
         self._traces.append(trace)
         self._values += weigh_trace(trace)
         before = self._dropped
@@ -138,7 +138,7 @@ class TraceQueue:
         return self._dropped - before
 
     def take(self) -> StepTrace:
-        """Removes and returns the oldest, which says how many before it are lost. IndexError if there is none."""
+        """Remove and return the oldest, with the number of traces lost before it. IndexError if there is none."""
         trace = self._traces.popleft()  # other clients may get the same one
         self._values -= weigh_trace(trace)
         dropped, self._dropped = self._dropped, 0
@@ -146,12 +146,12 @@ class TraceQueue:
 
 
 def weigh_trace(trace: StepTrace) -> int:
-    """How much memory a trace takes, in numbers."""
+    """Return the memory of a trace, in numbers."""
     return _TRACE_VALUES + 4 * len(trace.sequences) + 6 * len(trace.events)
 
 
 def weigh(output: EngineCoreOutput) -> int:
-    """How much memory an output takes, in numbers."""
+    """Return the memory of an output, in numbers."""
     values = _OUTPUT_VALUES + len(output.new_token_ids) + 4 * len(output.events)
     for logprobs in (output.new_logprobs, output.new_prompt_logprobs):
         if logprobs is not None:
@@ -164,7 +164,7 @@ def weigh(output: EngineCoreOutput) -> int:
 
 
 def _copy(output: EngineCoreOutput) -> EngineCoreOutput:
-    """A copy with lists of its own; the engine may have kept the original's."""
+    """Return a copy with lists of its own; the engine may have kept the original's."""
     return msgspec.structs.replace(
         output,
         new_token_ids=list(output.new_token_ids),
@@ -175,7 +175,7 @@ def _copy(output: EngineCoreOutput) -> EngineCoreOutput:
 
 
 def _merge(waiting: EngineCoreOutput, more: EngineCoreOutput) -> None:
-    """Appends `more` to `waiting`, which has not ended."""
+    """Append `more` to `waiting`, which has not ended."""
     waiting.new_token_ids.extend(more.new_token_ids)
     if more.new_logprobs is not None:
         waiting.new_logprobs = waiting.new_logprobs or []

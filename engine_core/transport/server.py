@@ -37,10 +37,10 @@ __all__ = ["ClientId", "EngineServer", "Inbox", "ServerCounters"]
 
 Inbox = queue.SimpleQueue[tuple[ClientId, ClientMessage]]
 
-Refuse = Callable[[ClientId, EngineCoreRequest], EngineMessage | None]
-"""The answer to a request for which there is no room; None lets it in."""
+Reject = Callable[[ClientId, EngineCoreRequest], EngineMessage | None]
+"""Return the answer to a request for which there is no room; None lets it in."""
 
-_RETRY_SECONDS = 0.01  # libzmq tells when some client can take a message, not when a given one can
+_RETRY_SECONDS = 0.01  # libzmq reports that some client can take a message, not which one
 _RECEIVE_AT_ONCE = 256  # then outputs have their turn
 
 _LOG = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ class EngineServer:
     ) -> None:
         """`address` may be `tcp://host:0`. Pong comes every `ready.heartbeat_seconds`.
 
-        A client that says nothing for `silent_heartbeats` of them is taken for dead. One for whom more than
-        `max_waiting_values` numbers wait (about 36 bytes each) is given up.
+        A client that sends nothing for `silent_heartbeats` of them counts as dead. One for which more than
+        `max_waiting_values` numbers wait (about 36 bytes each) is dropped.
         """
         if not ready.heartbeat_seconds > 0:
             raise ValueError(f"heartbeat_seconds={ready.heartbeat_seconds} must be above 0")
@@ -96,15 +96,15 @@ class EngineServer:
 
     @property
     def address(self) -> str:
-        """Where the engine listens; after `start` with the port resolved."""
+        """The address on which the engine listens; after `start` with the port resolved."""
         return self._address
 
-    def start(self, refuse: Refuse = _let_in) -> None:
-        """Binds and starts the thread, which asks `refuse` about every request.
+    def start(self, reject: Reject = _let_in) -> None:
+        """Bind and start the thread, which asks `reject` about every request.
 
         Raises AddressError or KeyFileError with a text for the user.
         """
-        self._refuse_request = refuse
+        self._reject_request = reject
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: Gate | None = None
         try:
@@ -119,9 +119,9 @@ class EngineServer:
         self._thread.start()
 
     def send(self, client_id: ClientId, message: EngineMessage) -> None:
-        """Hands a message over; never blocks, any thread. The message is the server's from here on: do not change it.
+        """Hand a message over, from any thread; never block. Do not change the message afterwards.
 
-        What is sent to a client that has left is dropped. Raises RuntimeError if the IO thread failed.
+        Messages to a client that has left are dropped. Raises RuntimeError if the IO thread failed.
         """
         if self.failure is not None:
             raise RuntimeError("the engine's IO thread failed; the engine cannot answer any more") from self.failure
@@ -129,7 +129,7 @@ class EngineServer:
         self._waker.wake()
 
     def stop(self, linger: float = 1.0, reason: str = "the engine was stopped") -> None:
-        """Sends what waits, for at most `linger` seconds, and EngineGoodbye to all; removes the socket file."""
+        """Send what waits, for at most `linger` seconds, and EngineGoodbye to all; remove the socket file."""
         if self._thread.ident is None:  # never started
             self._waker.close()
             return
@@ -145,7 +145,7 @@ class EngineServer:
             while self._farewell is None:
                 self._turn({key for key, _ in poller.poll(self._timeout())})
             self._say_farewell(*self._farewell)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must hear of it, not wait for ever
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must learn of it, not wait forever
             _LOG.exception("the engine's IO thread failed")
             self.failure = error
             self._inbox.put((b"", Goodbye("the IO thread failed")))
@@ -153,7 +153,7 @@ class EngineServer:
             self._close()
 
     def _timeout(self) -> int | None:
-        """Milliseconds until something is due; None when only a socket can bring work."""
+        """Return the milliseconds until something is due; None when only a socket can bring work."""
         due = self._next_beat - time.monotonic()
         if self._clients.blocked:
             due = min(due, _RETRY_SECONDS)
@@ -186,14 +186,14 @@ class EngineServer:
             try:
                 message = self._decoder.decode(frames)
             except ProtocolError as error:
-                self._refuse(client_id, error)
+                self._reject_frame(client_id, error)
             else:
                 self._accept(client_id, message, now)
 
-    def _refuse(self, client_id: ClientId, error: ProtocolError) -> None:
+    def _reject_frame(self, client_id: ClientId, error: ProtocolError) -> None:
         self.counters.frames_refused += 1
         self.counters.frames_oversized += isinstance(error, FrameTooLargeError)
-        _LOG.debug("refused a frame of client %s: %s", client_id.hex(), error)
+        _LOG.debug("rejected a frame of client %s: %s", client_id.hex(), error)
         self._clients.deliver(client_id, ErrorMessage(str(error)))
 
     def _accept(self, client_id: ClientId, message: ClientMessage, now: float) -> None:
@@ -207,7 +207,7 @@ class EngineServer:
         elif isinstance(message, Goodbye):
             self._clients.remove(client_id, message)
         elif (
-            isinstance(message, EngineCoreRequest) and (answer := self._refuse_request(client_id, message)) is not None
+            isinstance(message, EngineCoreRequest) and (answer := self._reject_request(client_id, message)) is not None
         ):
             self._clients.deliver(client_id, answer)
         else:
@@ -224,10 +224,10 @@ class EngineServer:
         _LOG.info("client %s (%.80r) attached", client_id.hex(), hello.client_name)
 
     def _beat(self, now: float) -> None:
-        """A heartbeat: forgets the silent, tells the others that the engine lives."""
+        """Remove silent clients, and tell the others that the engine is alive."""
         heartbeat = self._ready.heartbeat_seconds
         if (late := now - self._next_beat) > heartbeat:  # the process was stopped, or the host asleep
-            self._clients.forgive(late, now)
+            self._clients.extend_heartbeats(late, now)
         self._clients.remove_silent(now - self._silence)
         self._clients.broadcast(self._pong(now))
         self._next_beat = now + heartbeat if self._clients else math.inf
@@ -244,14 +244,14 @@ class EngineServer:
         self._router.close(linger=max(100, math.ceil((deadline - time.monotonic()) * 1000)))
 
     def _close(self) -> None:
-        self._refuse_request = _let_in  # or server and core would keep each other in memory
+        self._reject_request = _let_in  # or server and core would keep each other in memory
         self._context.destroy(linger=None)
         self._waker.close()
         remove_address(self._address)
 
 
 def _objection(client_id: ClientId, hello: Hello) -> str | None:
-    """Why this client cannot be served; None if it can."""
+    """Return why this client cannot be served; None if it can."""
     if hello.protocol_version != PROTOCOL_VERSION:
         return (
             f"the client speaks protocol version {hello.protocol_version}, this engine version {PROTOCOL_VERSION}; "

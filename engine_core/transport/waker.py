@@ -1,4 +1,4 @@
-"""Wakes a thread that polls its sockets, once for any number of things that it should look at."""
+"""A waker for a thread that polls its sockets: any number of wake-ups before it looks are one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 class Waker:
     """A flag, and a byte on a socket when it goes up.
 
-    The woken thread calls `lower` before it looks for work, so work that was added while the flag was up will be seen.
+    The woken thread calls `lower` before it looks for work, so it sees work that was added while the flag was up.
     """
 
     def __init__(self) -> None:
@@ -17,19 +17,19 @@ class Waker:
         self._up = False
 
     def wake(self) -> None:
-        """Makes `receiver` readable, if it is not; from any thread."""
+        """Make `receiver` readable, if it is not; from any thread."""
         if not self._up:
             self._up = True
-            with contextlib.suppress(OSError):  # closed: nobody is left to wake
+            with contextlib.suppress(OSError):  # closed: no thread is left to wake
                 self._sender.send(b"\0")
 
     def lower(self) -> None:
-        """Takes the byte away; when `receiver` is readable."""
+        """Take the byte away, once `receiver` is readable."""
         self.receiver.recv(64)
         self._up = False
 
     def close(self) -> None:
-        """Closes both ends; `wake` does nothing from here on."""
+        """Close both ends; `wake` does nothing from here on."""
         self._up = True
         self._sender.close()
         self.receiver.close()

@@ -67,7 +67,7 @@ class TimedCore(EngineCore):
         begin = time.perf_counter()
         super().step()
         self.seconds["whole step"] += time.perf_counter() - begin
-        last = self._last
+        last = self.last_step
         self.seconds["schedule"] += last.schedule_seconds
         self.seconds["execute"] += last.execute_seconds
         self.seconds["update"] += last.update_seconds
@@ -90,7 +90,7 @@ def main() -> None:
     core = TimedCore(executor, limits, server.send)
     loop = EngineLoop(core, server, inbox, drain_seconds=1.0)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-    server.start(core.refuse_early)
+    server.start(core.reject_early)
     print("READY", server.address, flush=True)
     tune_interpreter()
     loop.run()

@@ -10,7 +10,7 @@ import numpy as np
 from bench.simulation import Simulation, first_token_seconds, percentiles
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.simulation.engine import Answer
+from quire.engine_core.simulation.engine import SimulatedAnswer
 from quire.frontend.evaluation.workload.blocks import blocks_for
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.simulation import StepTime, StepWork
@@ -65,7 +65,7 @@ class MixedLoad:
         return WorkloadRequest(arrival, prompt, output, tuple(range(first, first + blocks_for(prompt))))
 
 
-def _gaps(answers: Iterable[Answer], since: float, until: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _gaps(answers: Iterable[SimulatedAnswer], since: float, until: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the inter-token latencies of tokens that arrived in this interval."""
     gaps = []
     for answer in answers:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.scheduling.policies.base import WINDOW
-from quire.engine_core.simulation.engine import Answer, SimulatedEngine
+from quire.engine_core.scheduling.policies import WINDOW
+from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.messages import EventType, FinishReason
 from quire.protocol.simulation import SimulatedRequest, StepTime
@@ -24,7 +24,7 @@ class Simulation:
     def __init__(self, limits: EngineLimits, step_time: StepTime) -> None:
         self.limits = limits
         self.engine = SimulatedEngine(limits, step_time, tells_lengths=False, is_stepwise=True, on_end=self._end)
-        self.answers: list[Answer] = []
+        self.answers: list[SimulatedAnswer] = []
         self.most_passed_over = 0  # by what lpm counts
         self._steps = array("d"), array("d"), array("d"), array("d")  # seconds, running, waiting, held pages
 
@@ -43,10 +43,10 @@ class Simulation:
         state = len(scheduler.running), len(scheduler.waiting), self.engine.core.sequences.held_pages
         for column, value in zip(self._steps, (self.engine.clock.now - began, *state), strict=True):
             column.append(value)
-        passed_over = (request.num_passed_over for request in islice(scheduler.waiting, WINDOW))
+        passed_over = (request.num_times_passed_over for request in islice(scheduler.waiting, WINDOW))
         self.most_passed_over = max(self.most_passed_over, max(passed_over, default=0))
 
-    def _end(self, answer: Answer) -> None:
+    def _end(self, answer: SimulatedAnswer) -> None:
         self.answers.append(answer)
 
     def times_overtaken(self) -> list[int]:
@@ -99,7 +99,7 @@ class Simulation:
         }
 
 
-def waits(answer: Answer) -> list[tuple[float, float]]:
+def waits(answer: SimulatedAnswer) -> list[tuple[float, float]]:
     """Return the begin and end of each of the request's waits in the queue."""
     found, queued = [], 0.0
     for event in answer.events:
@@ -110,7 +110,7 @@ def waits(answer: Answer) -> list[tuple[float, float]]:
     return found
 
 
-def first_token_seconds(answer: Answer) -> float:
+def first_token_seconds(answer: SimulatedAnswer) -> float:
     """Return the seconds from the arrival to the first token."""
     return answer.token_times[0] - answer.sent
 

@@ -18,7 +18,7 @@ from quire.protocol.messages import EngineCoreRequest, FinishReason, SamplingPar
 
 
 class FakeServer:
-    """Where the loop leaves its signs of life."""
+    """A server that records the loop's signs of life."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None

@@ -70,14 +70,14 @@ class Engine:
         remove_address(self.address)
 
     def ended(self) -> int:
-        """Its exit status; nothing of its socket may be left."""
+        """Return the exit status; nothing of its socket may be left."""
         status = self.process.wait(TIMEOUT)
         assert not Path(self.address.removeprefix("ipc://")).exists()
         return status
 
 
 class Client:
-    """A DEALER in the hands of the test. `messages` is what has come beside outputs and Pongs."""
+    """A DEALER under the test's control. `messages` are all that have come but outputs and Pongs."""
 
     def __init__(self, address: str, version: int | None = PROTOCOL_VERSION, heartbeat: float = HEARTBEAT) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -184,7 +184,7 @@ def client(engine: Engine) -> Iterator[Client]:
         connected.socket.close(linger=1000)
 
 
-def test_ready_says_what_a_client_needs(engine: Engine, client: Client, demo_model: Path) -> None:
+def test_ready_has_all_that_a_client_needs(engine: Engine, client: Client, demo_model: Path) -> None:
     ready = client.first(Ready)
     assert ready.model == str(demo_model)
     assert (ready.engine_pid, ready.num_pages, ready.block_size) == (engine.process.pid, 256, 32)
@@ -202,7 +202,7 @@ def test_a_request_streams_its_tokens_and_the_same_ones_again(client: Client) ->
     client.wait_until_at_rest()
 
 
-def test_bad_requests_are_refused_and_a_good_one_is_unharmed(client: Client) -> None:
+def test_bad_requests_are_rejected_and_a_good_one_is_unharmed(client: Client) -> None:
     client.request("good", 100)
     client.request("long", 10**6)
     client.request("nan", temperature=float("nan"))
@@ -213,7 +213,7 @@ def test_bad_requests_are_refused_and_a_good_one_is_unharmed(client: Client) -> 
     assert len(client.tokens("good")) == 100
 
 
-def test_frames_that_are_no_messages_are_answered_and_harm_nobody(engine: Engine, client: Client) -> None:
+def test_frames_that_are_no_messages_are_answered_and_do_no_harm(engine: Engine, client: Client) -> None:
     client.request("good", 200)
     with Client(engine.address) as noisy:
         noisy.first(Ready)
@@ -228,7 +228,7 @@ def test_frames_that_are_no_messages_are_answered_and_harm_nobody(engine: Engine
     assert client.call("stats")["frames_refused"] >= 5
 
 
-def test_a_client_of_another_version_is_told_at_once(engine: Engine) -> None:
+def test_a_client_of_another_version_is_rejected_at_once(engine: Engine) -> None:
     with Client(engine.address, version=PROTOCOL_VERSION + 1) as stranger:
         error = stranger.first(ErrorMessage)
         assert error.fatal
@@ -261,7 +261,7 @@ def cpu_seconds(process_id: int) -> float:
 
 
 def test_at_rest_it_uses_less_than_a_hundredth_of_a_core(demo_model: Path) -> None:
-    """With a client attached, and after it has worked."""
+    """The engine has worked, and a client is attached."""
     with Engine(demo_model, "--heartbeat-seconds", "1") as engine, Client(engine.address, heartbeat=1.0) as client:
         client.request("a", 20)
         client.end("a")
@@ -334,22 +334,23 @@ def test_it_ends_when_its_parent_is_killed(demo_model: Path) -> None:
     remove_address(address)
 
 
-def refused(model: Path, *flags: str) -> str:
-    """The words in which an engine refuses to start."""
+def start_error(model: Path, *flags: str) -> str:
+    """Return the error of an engine that does not start."""
     result = subprocess.run(command(model, *flags), capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (result.returncode, result.stdout) == (1, "")
     return result.stderr
 
 
-def test_an_address_in_use_is_refused_and_its_owner_unharmed(engine: Engine, client: Client, demo_model: Path) -> None:
-    assert refused(demo_model, "--engine-address", engine.address).startswith(
+def test_an_address_in_use_is_rejected_and_its_owner_unharmed(engine: Engine, demo_model: Path) -> None:
+    assert start_error(demo_model, "--engine-address", engine.address).startswith(
         f"error: address '{engine.address}' is in use by another process"
     )
-    client.request("a")
-    assert len(client.tokens("a")) == 8
+    with Client(engine.address) as client:  # only now: it sends no heartbeats while the other engine starts
+        client.request("a")
+        assert len(client.tokens("a")) == 8
 
 
-def test_memory_for_less_than_a_page_is_refused(demo_model: Path) -> None:
+def test_memory_for_less_than_a_page_is_rejected(demo_model: Path) -> None:
     arguments = [
         flag for flag in command(demo_model, "--kv-cache-memory-bytes", "1KiB") if flag not in {"--num-pages", "256"}
     ]
@@ -360,7 +361,7 @@ def test_memory_for_less_than_a_page_is_refused(demo_model: Path) -> None:
 
 def test_threads_without_a_cpu_each_cannot_be_pinned(demo_model: Path) -> None:
     threads = len(os.sched_getaffinity(0)) + 1
-    error = refused(demo_model, "--pin-threads", "--threads", str(threads))
+    error = start_error(demo_model, "--pin-threads", "--threads", str(threads))
     assert error.startswith(f"error: {threads} threads can't be bound to a CPU each here; give fewer (--threads)")
 
 
@@ -371,8 +372,8 @@ def test_pinned_threads_give_the_same_tokens(demo_model: Path, client: Client) -
         assert other.tokens("pinned") == client.tokens("pinned")
 
 
-def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    error = refused(tmp_path / "nothing")
+def test_a_missing_model_is_rejected(tmp_path: Path) -> None:
+    error = start_error(tmp_path / "nothing")
     assert error.startswith("error: ")
     assert "nothing" in error
     assert "Traceback" not in error
@@ -411,7 +412,7 @@ def test_wrong_arguments_are_named(flags: list[str], words: str, tmp_path: Path)
     [ValueError("too wide"), MemoryError("std::bad_alloc"), MemoryError(), OverflowError("too large")],
     ids=repr,
 )
-def test_whatever_a_model_cannot_be_loaded_for_is_one_line(
+def test_any_failure_to_load_a_model_is_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def load_model(*_arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""What a snapshot tells of the engine."""
+"""Snapshots of the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPT = list(range(100, 122))  # 5 pages of 4, and 2 tokens
 
 
 def snapshot(engine: Engine) -> EngineSnapshot:
-    """Whose pages add up."""
+    """Take a snapshot whose pages add up."""
     taken = take_snapshot(engine.core)
     free, held, shared, cached, pinned = taken.page_map.num_pages
     stats = taken.stats
@@ -26,7 +26,7 @@ def test_an_engine_that_has_done_nothing() -> None:
     assert taken.page_map.num_pages == [100, 0, 0, 0, 0]
 
 
-def test_who_decodes_and_who_is_in_prefill() -> None:
+def test_decoding_requests_and_requests_in_prefill() -> None:
     engine = Engine()
     engine.add("a", [1, 2, 3], max_tokens=5)
     engine.step()
@@ -53,7 +53,7 @@ def test_beams_are_one_entry() -> None:
     engine.finish()
 
 
-def test_those_who_wait() -> None:
+def test_waiting_requests() -> None:
     engine = Engine(max_num_seqs=1)
     for name in "abc":
         engine.add(name, PROMPT, max_tokens=30)
@@ -95,7 +95,7 @@ def test_the_pages_of_a_prefix_that_several_have_and_of_one_that_is_pinned() -> 
     engine.finish()
 
 
-def test_hot_prefixes_tell_no_tokens_of_a_salt() -> None:
+def test_hot_prefixes_have_no_tokens_of_a_salt() -> None:
     engine = Engine()
     for salt in ("", "", "mine", "mine", "mine"):
         engine.add("a", PROMPT, max_tokens=1, cache_salt=salt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paged_executor import Engine, Result
+from paged_executor import Engine, PagedStepResult
 
 from quire.protocol.messages import EventType, SchedulerStats
 
@@ -22,7 +22,7 @@ class Timed(Engine):
             self.now += 1
             return schedule()
 
-        def timed_step(*arguments: Any) -> Result:
+        def timed_step(*arguments: Any) -> PagedStepResult:
             self.now += 10
             return step(*arguments)
 
@@ -146,9 +146,9 @@ def test_events_carry_their_times() -> None:
     engine.finish()
     assert times(engine, "a")[:3] == [(EventType.QUEUED, 5), (EventType.SCHEDULED, 8), (EventType.FIRST_TOKEN, 18)]
     assert times(engine, "b")[0] == (EventType.QUEUED, 7)
-    told = times(engine, "b")
-    preempted = [time for kind, time in told if kind is EventType.PREEMPTED]
-    scheduled = [time for kind, time in told if kind is EventType.SCHEDULED]
+    received = times(engine, "b")
+    preempted = [time for kind, time in received if kind is EventType.PREEMPTED]
+    scheduled = [time for kind, time in received if kind is EventType.SCHEDULED]
     assert len(scheduled) == len(preempted) + 1 > 1
-    assert [time for _, time in told] == sorted(time for _, time in told)
+    assert [time for _, time in received] == sorted(time for _, time in received)
     assert all((time - 7) % 11 == 1 for time in preempted)  # in `schedule`

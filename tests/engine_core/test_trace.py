@@ -1,4 +1,4 @@
-"""What subscribers are told of the steps, against what the executor was asked to compute."""
+"""Traces of the steps, against the steps that the executor was asked to compute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kinds(engine: Engine, number: int) -> list[EventType]:
     return [event.type for trace in traces(engine) for event in trace.events if event.number == number]
 
 
-def test_a_trace_tells_of_every_step_what_was_computed() -> None:
+def test_a_trace_has_the_tokens_of_every_step() -> None:
     engine = Engine(num_pages=20)
     engine.expect_no_output()
     call(engine, "trace_start")
@@ -46,8 +46,10 @@ def test_a_trace_tells_of_every_step_what_was_computed() -> None:
     engine.finish()
     call(engine, "trace_stop")
     steps = [trace for trace in traces(engine) if trace.stats is not None]
-    told = [{sequence.request_id: (sequence.start, sequence.count) for sequence in step.sequences} for step in steps]
-    assert told == engine.executor.steps
+    received = [
+        {sequence.request_id: (sequence.start, sequence.count) for sequence in step.sequences} for step in steps
+    ]
+    assert received == engine.executor.steps
     for step in steps:
         assert step.stats is not None
         counts = [sequence.count for sequence in step.sequences]
@@ -61,7 +63,7 @@ def test_a_trace_tells_of_every_step_what_was_computed() -> None:
     assert [trace.last for trace in traces(engine)] == [False] * (len(traces(engine)) - 1) + [True]
 
 
-def test_events_tell_the_cached_tokens_and_the_reason_of_the_end() -> None:
+def test_events_have_the_cached_tokens_and_the_finish_reason() -> None:
     engine = Engine()
     call(engine, "trace_start")
     for name in "ab":
@@ -75,15 +77,15 @@ def test_events_tell_the_cached_tokens_and_the_reason_of_the_end() -> None:
     ]
 
 
-def test_one_that_starts_and_is_preempted_between_two_steps_is_told_of_both() -> None:
-    """It takes over from a sibling that ends, and then two others need a page each of which one is left."""
+def test_a_start_and_a_preemption_between_two_steps_are_both_traced() -> None:
+    """A successor starts, and then two others need a page each, of which one is left."""
     engine = Engine(num_pages=7, max_num_seqs=3)
     engine.expect_no_output()
     call(engine, "trace_start")
     for index in range(2):
         engine.add(f"other {index}", [index] * 8, max_tokens=4)
     engine.add("first", PROMPT[:6], max_tokens=1)
-    engine.add("heir", PROMPT[:6], max_tokens=2, sibling="first")
+    engine.add("heir", PROMPT[:6], max_tokens=2, shares_prompt_with="first")
     engine.step()
     assert engine.executor.num_forks == 1
     engine.step()
@@ -98,7 +100,7 @@ def test_one_that_starts_and_is_preempted_between_two_steps_is_told_of_both() ->
     ]
 
 
-def test_only_subscribers_are_told_and_only_while_they_are() -> None:
+def test_only_subscribers_get_traces() -> None:
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=9)
     engine.step()
@@ -115,7 +117,7 @@ def test_only_subscribers_are_told_and_only_while_they_are() -> None:
     assert traces(engine, b"client") == []
 
 
-def test_whoever_comes_late_is_told_who_waits() -> None:
+def test_a_late_subscriber_gets_the_waiting_requests() -> None:
     engine = Engine(max_num_seqs=1)
     engine.add("a", PROMPT, max_tokens=9)
     engine.now = 3.0
@@ -126,7 +128,7 @@ def test_whoever_comes_late_is_told_who_waits() -> None:
     assert traces(engine) == [StepTrace(5.0, events=[RequestEvent(2, "b", EventType.QUEUED, 3.0, 2)])]
 
 
-def test_what_ends_without_a_step_is_told_too() -> None:
+def test_ends_without_a_step_are_traced_too() -> None:
     engine = Engine()
     call(engine, "trace_start")
     engine.add("a", PROMPT, max_tokens=9)

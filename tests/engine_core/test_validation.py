@@ -1,4 +1,4 @@
-"""Validation of requests, and the texts of its errors."""
+"""Rejected requests, and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = EngineLimits(
 
 
 def refusal(prompt: list[int] | None = None, limits: EngineLimits = LIMITS, **fields: Any) -> str | None:
-    """Return the error of a request, None if it is valid."""
+    """Return the error of a rejected request, None if it is accepted."""
     of_request = {name: fields.pop(name) for name in ("eos_token_ids", "priority") if name in fields}
     prompt = [1, 2, 3] if prompt is None else prompt
     try:
@@ -167,7 +167,7 @@ def test_an_empty_bad_word() -> None:
     assert "empty entry" in (refusal(bad_words_token_ids=[[1], []]) or "")
 
 
-def test_what_the_engine_would_have_to_ignore_is_rejected() -> None:
+def test_fields_that_the_engine_would_ignore_are_rejected() -> None:
     assert refusal(n=2) == "n=2: the engine gives one answer a request; send a request for each of them"
     assert "leave it at 0" in (refusal(priority=1) or "")
     assert refusal(stop=["a", "b"]) == (
@@ -196,8 +196,8 @@ def test_what_the_engine_would_have_to_ignore_is_rejected() -> None:
         },
     ),
 )
-def test_every_request_is_judged(prompt: list[int], fields: dict[str, Any]) -> None:
-    """An error is always a RequestError with a text, never another exception."""
+def test_any_request_passes_or_is_rejected(prompt: list[int], fields: dict[str, Any]) -> None:
+    """A rejection is always a RequestError with a text, never another exception."""
     assert refusal(prompt, **fields) != ""
 
 

@@ -13,7 +13,7 @@ from bench.mixed import MixedLoad
 from bench.simulation import Simulation, first_token_seconds
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.scheduling.policies.lpm import MOST_PASSES
+from quire.engine_core.scheduling.policies import MAX_TIMES_PASSED_OVER
 from quire.frontend.evaluation.workload.request import BLOCK_TOKENS, WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits
 from quire.protocol.messages import FinishReason
@@ -94,7 +94,7 @@ def test_overload_of_a_small_pool_neither_thrashes_nor_passes_over_for_ever(poli
     assert report["evictions"] > 0
     assert report["held_mean"] > 0.5
     assert report["preemptions"] <= 0.01 * len(requests)
-    assert report["most_passed_over"] <= MOST_PASSES
+    assert report["most_passed_over"] <= MAX_TIMES_PASSED_OVER
 
 
 def test_passed_over_requests_are_counted_from_the_events() -> None:
@@ -102,11 +102,12 @@ def test_passed_over_requests_are_counted_from_the_events() -> None:
     shared = tuple(range(4))
     requests = [WorkloadRequest(0, 4 * BLOCK_TOKENS, 20, shared), WorkloadRequest(0.001, 100, 1, (100,))]
     requests += [
-        WorkloadRequest(0.002, 5 * BLOCK_TOKENS, 1, (*shared, 200 + number)) for number in range(2 * MOST_PASSES)
+        WorkloadRequest(0.002, 5 * BLOCK_TOKENS, 1, (*shared, 200 + number))
+        for number in range(2 * MAX_TIMES_PASSED_OVER)
     ]
     simulation = serve(requests, scheduling_policy="lpm", max_num_seqs=1)
     passes = simulation.times_overtaken()
-    assert passes[1] == max(passes) == MOST_PASSES
+    assert passes[1] == max(passes) == MAX_TIMES_PASSED_OVER
     assert max(serve(requests, scheduling_policy="fcfs", max_num_seqs=1).times_overtaken()) == 0
 
 

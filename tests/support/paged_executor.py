@@ -1,6 +1,6 @@
 """An executor without a model: a real page pool, and tokens that depend on the sequence and its seed alone.
 
-It is strict: a step that computes what was computed already, skips a position, writes beyond its pages or exceeds a
+It is strict: a step that computes a position twice, skips a position, writes beyond its pages or exceeds a
 limit fails the test.
 """
 
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.engine_core.decoding.beam_search import BeamSearch
+from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.limits import EngineLimits
@@ -30,12 +32,12 @@ Entry = tuple[list[int], list[float], int]
 
 
 def next_token(tokens: list[int], seed: int, vocab_size: int) -> int:
-    """What the "model" says after `tokens`."""
+    """Return the token that the "model" samples after `tokens`."""
     return zlib.crc32(repr((seed, tokens)).encode()) % vocab_size
 
 
 def allowed_tokens(mask: TokenMask) -> list[int]:
-    """What a mask allows, which has been written."""
+    """Return the tokens that a written mask allows."""
     assert mask.is_ready
     return mask.token_ids
 
@@ -74,7 +76,7 @@ def logprobs_entry(token_id: int) -> Entry:
 
 
 @dataclass
-class Result:
+class PagedStepResult:
     token_ids: list[list[int]]
     pending: list[int] = field(default_factory=list)
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -92,18 +94,18 @@ class PagedExecutor:
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
         self.sequences = FailingSequences(limits.num_pages, limits.block_size, limits.vocab_size)
-        self.requests: Callable[[], Iterable[Request]] = list  # those that run
+        self.requests: Callable[[], Iterable[Request]] = list  # the running ones
         self.num_forks = 0
         self.steps: list[dict[str, tuple[int, int]]] = []  # each step's (start, count) by request id
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
-        self.fail_with_token = False  # whether a token is given for it nevertheless
+        self.fail_with_token = False  # give it a token nevertheless
         self.fail_step: Exception | None = None
         self.fail_collect: Exception | None = None
         self.num_late_constraints = 0  # that can't be asked in time from now on
-        self._draws: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until they are collected
+        self._pending: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until they are collected
         self._memory: dict[tuple[int, int], int] = {}
-        self._states: dict[int, list[int]] = {}  # by request: what was pooled of its hidden states
-        self._told: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
+        self._states: dict[int, list[int]] = {}  # by request: its pooled "hidden states"
+        self._num_sent: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
         if not self.sequences.fork(slot, source, num_computed, num_tokens):
@@ -116,36 +118,38 @@ class PagedExecutor:
         self.num_forks += 1
         return True
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> Result:
+    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PagedStepResult:
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
-        assert not self._draws
+        assert not self._pending
         if self.fail_step is not None:
             error, self.fail_step = self.fail_step, None
             raise error
-        result = Result([[] for _ in slots])
+        result = PagedStepResult([[] for _ in slots])
         requests = {slot: request for request in self.requests() for slot in request.slots}
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             self._compute(index, requests[slot], slot, start, count, result)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            if index not in result.errors and index not in self._draws:
+            if index not in result.errors and index not in self._pending:
                 self.sequences.share(slot, start + count)
         return result
 
-    def collect(self, result: Result) -> list[int]:
+    def collect(self, result: PagedStepResult) -> list[int]:
         """Collect all but one at once, and then that one, if there are several."""
-        if self.fail_collect is not None and len(self._draws) <= 1:
+        if self.fail_collect is not None and len(self._pending) <= 1:
             error, self.fail_collect = self.fail_collect, None
-            self._draws, result.pending = {}, []
+            self._pending, result.pending = {}, []
             raise error
-        collected = list(self._draws)[: max(1, len(self._draws) - 1)]
+        collected = list(self._pending)[: max(1, len(self._pending) - 1)]
         for index in collected:
-            self._collect(index, *self._draws.pop(index), result)
+            self._collect(index, *self._pending.pop(index), result)
             result.pending.remove(index)
         return collected
 
-    def _collect(self, index: int, slot: int, request: Request, constraint: Constraint, result: Result) -> None:
+    def _collect(
+        self, index: int, slot: int, request: Request, constraint: Constraint, result: PagedStepResult
+    ) -> None:
         tokens = self.sequences.tokens(slot)
         is_late = self.num_late_constraints > 0
         self.num_late_constraints -= is_late
@@ -153,7 +157,7 @@ class PagedExecutor:
             return
         if not is_late:
             try:
-                token = self._draw(tokens, request, constraint)
+                token = self._sample(tokens, request, constraint)
             except RuntimeError as error:
                 result.errors[index] = str(error)
                 return
@@ -164,10 +168,10 @@ class PagedExecutor:
             for each in span:
                 self.sequences.append(slot, each)
             result.token_ids[index] = span
-            self._tell(index, None if request.sampling.logprobs is None else logprobs_entry(token), result)
+            self._add_logprobs(index, None if request.sampling.logprobs is None else logprobs_entry(token), result)
         self.sequences.share(slot, len(tokens) - is_late)
 
-    def _draw(self, tokens: list[int], request: Request, constraint: Constraint) -> int:
+    def _sample(self, tokens: list[int], request: Request, constraint: Constraint) -> int:
         """Guesses first, as the native runner does."""
         assert constraint.wait(60)
         guesses = [next_token(tokens, seed, self.limits.vocab_size) for seed in (request.seed, ~request.seed)]
@@ -184,7 +188,7 @@ class PagedExecutor:
         slot: int,
         start: int,
         count: int,
-        result: Result,
+        result: PagedStepResult,
     ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
@@ -201,37 +205,39 @@ class PagedExecutor:
         if self.fail_sequence == request.request_id:
             self.fail_sequence = None
             result.errors[index] = "the logits are not a number"
-            if request.constraint is not None and end == len(tokens):  # it may still be drawn for
+            if request.constraint is not None and end == len(tokens):  # its sample may be pending
                 result.pending.append(index)
-                self._draws[index] = slot, request, request.constraint
+                self._pending[index] = slot, request, request.constraint
             elif self.fail_with_token:
                 result.token_ids[index] = [0]
             return
         if request.sampling.prompt_logprobs is not None:
-            self._tell_prompt(index, request, end, result)
-        if request.pooling is not None:
-            self._pool(index, request, request.pooling.pooling_type, start, end, result)
-        if end < len(tokens) or request.pooling is not None:
+            self._add_prompt_logprobs(index, request, end, result)
+        if isinstance(request.decoding, Pooling):
+            self._pool(index, request, request.decoding.params.pooling_type, start, end, result)
+        if end < len(tokens) or isinstance(request.decoding, Pooling):
             return
         if request.constraint is not None:
             result.pending.append(index)
-            self._draws[index] = slot, request, request.constraint
+            self._pending[index] = slot, request, request.constraint
             return
         token = next_token(tokens, request.seed, self.limits.vocab_size)
         entry = None if request.sampling.logprobs is None else logprobs_entry(token)
-        if request.search is not None:
-            entry = likeliest(tokens, request.search.num_candidates, self.limits.vocab_size)
+        if isinstance(request.decoding, BeamSearch):
+            entry = likeliest(tokens, request.decoding.num_candidates, self.limits.vocab_size)
             token = entry[0][0]
         self.sequences.append(slot, token)
         result.token_ids[index] = [token]
-        self._tell(index, entry, result)
+        self._add_logprobs(index, entry, result)
 
     @staticmethod
-    def _tell(index: int, entry: Entry | None, result: Result) -> None:
+    def _add_logprobs(index: int, entry: Entry | None, result: PagedStepResult) -> None:
         if entry is not None:
             result.entries[index] = entry
 
-    def _pool(self, index: int, request: Request, pooling_type: str, start: int, end: int, result: Result) -> None:
+    def _pool(
+        self, index: int, request: Request, pooling_type: str, start: int, end: int, result: PagedStepResult
+    ) -> None:
         """Each position once a request, and all of them for a mean."""
         prompt = request.prompt_token_ids
         first = 0 if pooling_type == "mean" else len(prompt) - 1
@@ -242,12 +248,12 @@ class PagedExecutor:
         if end == len(prompt):
             result.pooled[index] = repr(states).encode()
 
-    def _tell_prompt(self, index: int, request: Request, end: int, result: Result) -> None:
+    def _add_prompt_logprobs(self, index: int, request: Request, end: int, result: PagedStepResult) -> None:
         """Each position once a request, as the native runner does, whatever is computed again."""
-        told = self._told.get(request.number, 1)
-        if entries := [logprobs_entry(token) for token in request.prompt_token_ids[told : end + 1]]:
+        sent = self._num_sent.get(request.number, 1)
+        if entries := [logprobs_entry(token) for token in request.prompt_token_ids[sent : end + 1]]:
             result.prompt_logprobs[index] = entries
-            self._told[request.number] = told + len(entries)
+            self._num_sent[request.number] = sent + len(entries)
 
 
 class FailingSequences(Sequences):
@@ -263,7 +269,7 @@ class FailingSequences(Sequences):
 
 
 class Engine:
-    """An EngineCore over a PagedExecutor, with what each client has been sent. `step` checks all accounts."""
+    """An EngineCore over a PagedExecutor, with the messages to each client. `step` checks all accounts."""
 
     def __init__(self, grammars: Grammars | None = None, **limits: Any) -> None:
         sizes: dict[str, Any] = {
@@ -311,7 +317,7 @@ class Engine:
         )
 
     def step(self) -> dict[str, tuple[int, int]]:
-        """Steps, and returns what it computed."""
+        """Step, and return the (start, count) that it computed of each request."""
         num_steps = len(self.executor.steps)
         self.core.step()
         self.check_accounts()
@@ -344,12 +350,12 @@ class Engine:
         return outputs[-1]
 
     def end_now(self, request_id: str) -> EngineCoreOutput:
-        """The same, without another step."""
+        """Return the terminal output without another step."""
         self.core.flush()
         return self.end(request_id)
 
     def check_accounts(self) -> None:
-        """Every page is free, or cached, or held by those that run or by a pin; the queue is in order of arrival."""
+        """Check that every page is free, cached, or held by a running request or a pin; that the queue is in order."""
         sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.block_size
         slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
         held = {page for slot in slots for page in sequences.pages(slot)}
@@ -361,7 +367,7 @@ class Engine:
             assert request.num_reserved_tokens * len(request.slots) == len(pages) * page_size
             assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
             assert request.status is RequestStatus.RUNNING or not pages
-            assert not request.status.is_finished
+            assert not request.is_finished
             assert request.num_new_tokens > 0
         assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
         if self.limits.scheduling_policy == "fcfs":

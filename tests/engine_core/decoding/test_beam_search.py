@@ -91,7 +91,7 @@ def test_an_eos_token_is_no_stop_reason() -> None:
 
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("num_pages", [16, 20, 26])
-def test_beside_others_with_few_pages(cache: bool, num_pages: int) -> None:
+def test_concurrent_requests_with_few_pages(cache: bool, num_pages: int) -> None:
     """Searches are preempted as a whole, and find the same again."""
     engine = Engine(vocab_size=VOCAB_SIZE, num_pages=num_pages, enable_prefix_caching=cache, max_num_batched_tokens=9)
     engine.expect_no_output()
@@ -117,7 +117,7 @@ def test_only_the_pages_where_beams_differ_are_their_own() -> None:
     assert engine.end("a").beams is None
 
 
-def test_it_counts_by_its_width_among_those_that_run() -> None:
+def test_it_counts_by_its_width_among_running_requests() -> None:
     engine = Engine(vocab_size=VOCAB_SIZE, max_num_seqs=5)
     search(engine, "a", 4, max_tokens=8)
     search(engine, "b", 4, max_tokens=8)
@@ -169,7 +169,7 @@ def test_a_failed_step_ends_it() -> None:
         ({"best_of": 2}, "best_of=2: the engine gives one answer a request"),
     ],
 )
-def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+def test_rejected_requests(options: dict[str, Any], message: str) -> None:
     engine = Engine(vocab_size=VOCAB_SIZE)
     engine.add("a", PROMPT, **options)
     engine.finish()

@@ -37,7 +37,7 @@ def test_it_ends_with_its_prompt(pooling_type: Literal["last", "mean"]) -> None:
 
 
 @pytest.mark.parametrize(("pooling_type", "computed"), [("last", 2), ("mean", 22)])
-def test_what_it_takes_from_the_prefix_cache_and_leaves_there(
+def test_pages_that_it_finds_in_the_prefix_cache_and_leaves_there(
     pooling_type: Literal["last", "mean"], computed: int
 ) -> None:
     engine = Engine()
@@ -109,12 +109,12 @@ def test_it_may_fill_the_context_and_all_pages() -> None:
             "257 tokens is too long, as this model's maximum context length is 256 tokens; shorten it",
         ),
         (EngineCoreRequest("r", [7], SamplingParams(max_tokens=3)), "leave sampling_params at their defaults"),
-        (EngineCoreRequest("r", [7], SamplingParams(), sibling="s"), "has no siblings"),
+        (EngineCoreRequest("r", [7], SamplingParams(), shares_prompt_with="s"), "leave out shares_prompt_with"),
         (EngineCoreRequest("r", [1000], SamplingParams()), "the token id 1000 at position 0"),
         (EngineCoreRequest("r", [7], SamplingParams(), priority=1), "priority=1 has no effect"),
     ],
 )
-def test_refusals(message: EngineCoreRequest, words: str) -> None:
+def test_rejected_requests(message: EngineCoreRequest, words: str) -> None:
     engine = Engine()
     message.pooling = PoolingParams()
     engine.core.receive(b"client", message)
@@ -134,7 +134,7 @@ def test_dimensions_out_of_range(dimensions: int) -> None:
     assert "from 1 to 64" in (engine.end("r").error or "")
 
 
-def test_a_vector_waits_for_its_client_and_weighs_what_it_is() -> None:
+def test_a_vector_that_waits_for_its_client_counts_its_memory() -> None:
     mailbox = Mailbox()
     mailbox.put(EngineCoreOutputs([EngineCoreOutput("r", events=[])]))
     end = EngineCoreOutput("r", finish_reason=FinishReason.STOP, pooled=bytes(3600))

@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar, and what rules them then; llguidance is real, the model is not."""
+"""Requests that wait for their grammar, and their constraints then; llguidance is real, the model is not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DATE = StructuredOutputs(regex=r"\d{4}-\d\d-\d\d")
 
 
 class Gate:
-    """Compiles as ever, but only what it is told to let through."""
+    """Compiles grammars, but each only once it is let through."""
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +56,7 @@ _BENCHES: list[Bench] = []
 
 
 class Bench:
-    """An engine with grammars, and what wakes its loop."""
+    """An engine with grammars, and the semaphore that wakes its loop."""
 
     def __init__(
         self, tokenizer: GrammarTokenizer, timeout: float = 60.0, *, is_open: bool = False, **limits: Any
@@ -76,7 +76,9 @@ class Bench:
         self.engine.add(name, list(prompt), structured_outputs=structured, **more)
 
     def status(self, name: str) -> RequestStatus:
-        return self.engine.core._requests[b"client"][name].status
+        request = self.engine.core._requests.find(b"client", name)
+        assert request is not None
+        return request.status
 
     def finish(self) -> int:
         """Steps until nothing is left, sleeping as the loop does."""
@@ -106,7 +108,7 @@ def tokenizer(demo_model: Path) -> GrammarTokenizer:
 
 @pytest.fixture(scope="module")
 def native(demo_model: Path) -> LLTokenizer:
-    """The same as llguidance has it in Python."""
+    """Return llguidance's own tokenizer."""
     from llguidance import LLTokenizer
 
     text = (demo_model / "tokenizer.json").read_text(encoding="utf-8")
@@ -119,7 +121,7 @@ def text_of(native: LLTokenizer) -> Callable[[list[int]], str]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_waits_for_a_grammar_that_is_not_his(
+def test_no_request_waits_for_the_grammar_of_another(
     tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str], policy: str
 ) -> None:
     bench = Bench(tokenizer, scheduling_policy=policy)
@@ -157,7 +159,9 @@ def test_a_grammar_is_compiled_once(tokenizer: GrammarTokenizer) -> None:
 
 
 @pytest.mark.parametrize("leave", [Abort(["a"]), Goodbye()])
-def test_who_leaves_while_it_is_compiled_leaves_nothing(tokenizer: GrammarTokenizer, leave: Abort | Goodbye) -> None:
+def test_a_request_that_ends_while_its_grammar_is_compiled_leaves_nothing(
+    tokenizer: GrammarTokenizer, leave: Abort | Goodbye
+) -> None:
     bench = Bench(tokenizer)
     bench.add("a")
     assert bench.gate.has_begun.wait(60)
@@ -169,12 +173,12 @@ def test_who_leaves_while_it_is_compiled_leaves_nothing(tokenizer: GrammarTokeni
     bench.engine.step()
     assert not bench.grammars.is_compiling
     assert bench.engine.core.stats.waiting == 0
-    bench.add("b")  # what was begun is not lost
+    bench.add("b")  # the grammar that was begun is not lost
     assert bench.status("b") is RequestStatus.WAITING
     bench.finish()
 
 
-def test_what_nobody_wants_any_more_is_not_begun(tokenizer: GrammarTokenizer) -> None:
+def test_a_grammar_that_no_request_wants_any_more_is_not_compiled(tokenizer: GrammarTokenizer) -> None:
     bench = Bench(tokenizer)
     bench.add("a")
     bench.add("b", StructuredOutputs(regex="b+"))
@@ -185,11 +189,11 @@ def test_what_nobody_wants_any_more_is_not_begun(tokenizer: GrammarTokenizer) ->
     assert bench.gate.begun == [DATE.regex, "c{3}"]
 
 
-def test_siblings_wait_together_and_share_the_prompt(tokenizer: GrammarTokenizer) -> None:
+def test_parallel_samples_wait_together_and_share_the_prompt(tokenizer: GrammarTokenizer) -> None:
     bench = Bench(tokenizer, enable_prefix_caching=False)
     prompt = tuple(range(10, 40))
     for index in range(4):
-        bench.add(str(index), prompt=prompt, seed=index, sibling="0" if index else None)
+        bench.add(str(index), prompt=prompt, seed=index, shares_prompt_with="0" if index else None)
     bench.engine.core.receive(b"client", Abort(["0"]))
     bench.gate.open()
     bench.finish()
@@ -197,7 +201,7 @@ def test_siblings_wait_together_and_share_the_prompt(tokenizer: GrammarTokenizer
     assert [bench.engine.end(name).finish_reason for name in "123"] == [FinishReason.STOP] * 3
 
 
-def test_those_who_wait_for_grammars_fill_the_queue(tokenizer: GrammarTokenizer) -> None:
+def test_requests_that_wait_for_grammars_fill_the_queue(tokenizer: GrammarTokenizer) -> None:
     bench = Bench(tokenizer, max_waiting_requests=2)
     for name in "abc":
         bench.add(name)
@@ -221,7 +225,7 @@ def test_time_is_up_while_it_is_compiled(tokenizer: GrammarTokenizer) -> None:
 def test_an_engine_that_drains_lets_them_end(tokenizer: GrammarTokenizer) -> None:
     bench = Bench(tokenizer)
     bench.add("a")
-    bench.engine.core.draining = True
+    bench.engine.core.drain()
     bench.add("b")
     bench.gate.open()
     bench.finish()
@@ -248,8 +252,8 @@ def test_a_grammar_that_takes_too_long(tokenizer: GrammarTokenizer) -> None:
 
 
 def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes then is not begun with, and waits no longer than the others."""
-    monkeypatch.setattr(module, "_MOST_STUCK", 1)
+    """Later grammars are not begun, and wait no longer than the others."""
+    monkeypatch.setattr(module, "_MAX_STUCK", 1)
     bench = Bench(tokenizer, timeout=1e-9)
     bench.add("a")
     bench.add("b", StructuredOutputs(regex="b+"))
@@ -261,7 +265,7 @@ def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monke
 
 
 def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_GRAMMARS", 2)
+    monkeypatch.setattr(module, "MAX_GRAMMARS", 2)
     bench = Bench(tokenizer, is_open=True)
     for regex in ("a{3}", "b{3}", "a{3}", "c{3}", "a{3}", "b{3}"):
         bench.add(regex, StructuredOutputs(regex=regex))
@@ -269,7 +273,7 @@ def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypa
     assert bench.gate.begun == ["a{3}", "b{3}", "c{3}", "b{3}"]
 
 
-def test_forced_tokens_are_not_drawn(tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str]) -> None:
+def test_forced_tokens_are_not_sampled(tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str]) -> None:
     """They come in one output with the token that they follow, and are computed as a chunk."""
     text = "the quick brown fox jumps over the lazy dog"
     bench = Bench(tokenizer, is_open=True)
@@ -363,7 +367,7 @@ def test_masks_that_are_written_ahead_change_no_token(
 def test_a_token_is_allowed_as_the_mask_has_it(
     tokenizer: GrammarTokenizer, regex: str, stop_token_ids: list[int]
 ) -> None:
-    """Of all tokens, on a walk through the grammar; those that have the mask already, and those that don't."""
+    """Check all tokens on a walk through the grammar, with constraints that have the mask already and that don't."""
     matcher, random = compile_matcher(tokenizer, StructuredOutputs(regex=regex)), Random(regex)
     num_tokens = tokenizer.get().num_tokens
     unmasked, masked = (Constraint(matcher, num_tokens, stop_token_ids) for _ in range(2))
@@ -372,13 +376,13 @@ def test_a_token_is_allowed_as_the_mask_has_it(
         if masked.begin_mask():
             masked.write_mask()
         allowed = allowed_tokens(masked.mask)
-        for ruled in (unmasked, masked):
-            assert [token for token in range(num_tokens + 9) if ruled.allows(token)] == allowed
+        for constraint in (unmasked, masked):
+            assert [token for token in range(num_tokens + 9) if constraint.allows(token)] == allowed
         if not (going_on := [token for token in allowed if token != EOS]):
             break
         token = random.choice(going_on)
-        for ruled in (unmasked, masked):
-            ruled.follow(token)
+        for constraint in (unmasked, masked):
+            constraint.follow(token)
         num_followed += 1
         assert unmasked.num_forced == masked.num_forced
         assert unmasked.has_ended == masked.has_ended
@@ -400,45 +404,45 @@ def test_eos_tokens_are_allowed_as_the_mask_has_it(
     [letter] = native.tokenize_str("a")
     for _ in range(3):
         assert [token for token in range(native.vocab_size) if unmasked.allows(token)] == masked.mask.token_ids
-        for ruled in (unmasked, masked):
-            ruled.follow(letter)
+        for constraint in (unmasked, masked):
+            constraint.follow(letter)
 
 
 @pytest.mark.parametrize(("grammar", "allowed"), [('start: ("a" | <|end|>) "b"', "a"), ('start: <|end|> "b"', None)])
 def test_an_eos_that_the_text_may_have_and_that_does_not_stop(
     tokenizer: GrammarTokenizer, native: LLTokenizer, grammar: str, allowed: str | None
 ) -> None:
-    """It comes only where nothing else may, whether the mask is written or not."""
+    """An eos token is allowed only where nothing else is, with a written mask and without."""
     matcher = compile_matcher(tokenizer, StructuredOutputs(grammar=grammar))
-    ruled = Constraint(matcher, native.vocab_size, [])
-    assert ruled.allows(EOS) == (allowed is None)
-    assert allowed_tokens(ruled.mask) == ([EOS] if allowed is None else native.tokenize_str(allowed))
-    assert ruled.allows(EOS) == (allowed is None)
+    constraint = Constraint(matcher, native.vocab_size, [])
+    assert constraint.allows(EOS) == (allowed is None)
+    assert allowed_tokens(constraint.mask) == ([EOS] if allowed is None else native.tokenize_str(allowed))
+    assert constraint.allows(EOS) == (allowed is None)
 
 
 def test_a_stop_token_ends_the_text(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
     matcher = compile_matcher(tokenizer, StructuredOutputs(regex="[a-z]+"))
-    ruled, [letter] = Constraint(matcher, native.vocab_size, [EOS]), native.tokenize_str("x")
-    assert not ruled.allows(EOS)
-    ruled.follow(letter)
-    assert ruled.allows(EOS)
-    assert not ruled.has_ended
-    ruled.follow(EOS)
-    assert ruled.is_complete
-    assert ruled.has_ended
+    constraint, [letter] = Constraint(matcher, native.vocab_size, [EOS]), native.tokenize_str("x")
+    assert not constraint.allows(EOS)
+    constraint.follow(letter)
+    assert constraint.allows(EOS)
+    assert not constraint.has_ended
+    constraint.follow(EOS)
+    assert constraint.is_complete
+    assert constraint.has_ended
 
 
-def test_a_token_that_may_not_come_is_told(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
-    ruled = Constraint(compile_matcher(tokenizer, DATE), native.vocab_size, [EOS])
-    ruled.follow(native.tokenize_str("x")[0])
-    assert "can't be followed any further" in (ruled.error or "")
-    assert ruled.has_ended
-    assert not ruled.restart()
+def test_a_forbidden_token_is_an_error(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    constraint = Constraint(compile_matcher(tokenizer, DATE), native.vocab_size, [EOS])
+    constraint.follow(native.tokenize_str("x")[0])
+    assert "can't be followed any further" in (constraint.error or "")
+    assert constraint.has_ended
+    assert not constraint.restart()
     with pytest.raises(RuntimeError, match="can't be followed any further"):
-        _ = ruled.mask
+        _ = constraint.mask
 
 
-def test_what_is_given_back_begins_anew(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+def test_a_returned_constraint_starts_anew(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
     """Wherever it was: at the end, in the midst, with forced tokens left, with a mask; with other stop tokens."""
     structured = StructuredOutputs(json={"type": "object", "properties": {"name": {"type": "string"}}})
     matcher, random = compile_matcher(tokenizer, structured), Random(3)
@@ -453,8 +457,8 @@ def test_what_is_given_back_begins_anew(tokenizer: GrammarTokenizer, native: LLT
                 break
             assert allowed_tokens(used.mask) == allowed_tokens(fresh.mask)
             token = random.choice(allowed_tokens(fresh.mask))
-            for ruled in (used, fresh):
-                ruled.follow(token)
+            for constraint in (used, fresh):
+                constraint.follow(token)
             assert used.num_forced == fresh.num_forced
             assert used.is_complete == fresh.is_complete
             if random.random() < 0.5:
@@ -464,8 +468,8 @@ def test_what_is_given_back_begins_anew(tokenizer: GrammarTokenizer, native: LLT
     assert not used.restart()  # it is being written
 
 
-def test_requests_share_what_is_known_of_a_grammar(tokenizer: GrammarTokenizer) -> None:
-    """Whoever comes later gets the constraint of one who has ended, of its own grammar, and the same tokens."""
+def test_requests_share_what_a_constraint_has_learned(tokenizer: GrammarTokenizer) -> None:
+    """Later requests get the constraint of an ended one with their grammar, and the same tokens."""
     bench = Bench(tokenizer, is_open=True)
     for name, structured in [("a", DATE), ("b", StructuredOutputs(regex="[a-z]{9}")), ("c", DATE), ("d", DATE)]:
         bench.add(name, structured)
@@ -477,9 +481,9 @@ def test_requests_share_what_is_known_of_a_grammar(tokenizer: GrammarTokenizer) 
 def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For those that are too many, or know too much together."""
-    monkeypatch.setattr(module, "_MOST_SPARES", 3)
-    monkeypatch.setattr(module, "_MOST_KNOWN", 40)
+    """Spare constraints are dropped if there are too many, or they have followed too many tokens."""
+    monkeypatch.setattr(module, "_MAX_SPARES", 3)
+    monkeypatch.setattr(module, "_MAX_ALL_FOLLOWED", 40)
     bench = Bench(tokenizer, is_open=True)
     bench.add("first", StructuredOutputs(regex="[a-z]{9}"))
     bench.finish()
@@ -500,8 +504,8 @@ def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
         used[4].follow(allowed_tokens(used[4].mask)[0])
     bench.grammars.give_back(grammar, used[4])
     assert [*bench.grammars._spares] == []
-    monkeypatch.setattr(module, "_MOST_FOLLOWED", used[4].num_followed)
-    monkeypatch.setattr(module, "_MOST_KNOWN", 1000)
+    monkeypatch.setattr(module, "_MAX_FOLLOWED", used[4].num_followed)
+    monkeypatch.setattr(module, "_MAX_ALL_FOLLOWED", 1000)
     bench.grammars.give_back(grammar, used[4])
     assert [*bench.grammars._spares] == [used[4]]
     assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
@@ -511,7 +515,7 @@ def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
 
 
 def test_forced_texts_are_tokenized_as_by_the_tokenizer(native: LLTokenizer) -> None:
-    """Also long ones; those that come again are not asked for again, but where the tokenizer failed they are."""
+    """Long texts too; repeated ones are tokenized once, but again where the tokenizer failed."""
     import llguidance
 
     text = "the quick brown fox, " * 40
@@ -529,9 +533,9 @@ def test_forced_texts_are_tokenized_as_by_the_tokenizer(native: LLTokenizer) -> 
         asked.clear()
         matcher = Matcher(vocabulary, "lark", f'start: "x" "{text}" | "y"')
         for _ in range(2):
-            ruled = Constraint(matcher, native.vocab_size, [EOS])
-            ruled.follow(native.tokenize_str("x")[0])
-            written = native.decode_str(forced(ruled))
+            constraint = Constraint(matcher, native.vocab_size, [EOS])
+            constraint.follow(native.tokenize_str("x")[0])
+            written = native.decode_str(forced(constraint))
             assert written == ("" if is_failing else text[: len(written)])
             assert (len(written) > 800) == (not is_failing)
         assert (len(asked) == len(set(asked))) == (not is_failing)
@@ -553,7 +557,7 @@ def test_a_vocabulary_that_is_of_no_use(native: LLTokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "unigram", "not special"])
-def test_tokens_write_what_the_tokenizer_says(demo_model: Path, tmp_path: Path, kind: str) -> None:
+def test_tokens_have_the_bytes_of_the_tokenizer(demo_model: Path, tmp_path: Path, kind: str) -> None:
     """Against llguidance's own matcher in Python: each token where anything may come, and a special one."""
     from llguidance import LLMatcher, LLTokenizer
 
@@ -587,8 +591,8 @@ def test_tokens_write_what_the_tokenizer_says(demo_model: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("num_late", [1, 2, 5, 40])
-def test_a_late_rule_changes_no_token(tokenizer: GrammarTokenizer, num_late: int) -> None:
-    """Whether its sequence is in prefill or decodes; its last token is computed again."""
+def test_a_late_mask_changes_no_token(tokenizer: GrammarTokenizer, num_late: int) -> None:
+    """A late mask makes a sequence compute its last token again, in prefill and in decode."""
     bench = Bench(tokenizer, is_open=True)
     structured = StructuredOutputs(regex="(the end, my friend; |no[a-z]*[.] ){4,}")
     answers = []
@@ -624,9 +628,9 @@ def compiled_bench(tokenizer: GrammarTokenizer) -> Bench:
     return bench
 
 
-def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: GrammarTokenizer) -> None:
+def test_a_failed_collect_ends_the_pending_requests(tokenizer: GrammarTokenizer) -> None:
     bench = compiled_bench(tokenizer)
-    bench.add("drawn")
+    bench.add("sampled")
     bench.add("lost")
     bench.engine.add("free", [5, 6, 7], max_tokens=9)
     while not bench.engine.outputs("lost"):
@@ -635,12 +639,12 @@ def test_draws_that_fail_as_a_whole_end_those_who_have_not_drawn(tokenizer: Gram
     bench.finish()
     assert bench.engine.end("lost").finish_reason is FinishReason.ERROR
     assert "the disk is gone" in (bench.engine.end("lost").error or "")
-    assert bench.engine.end("drawn").finish_reason is FinishReason.STOP
+    assert bench.engine.end("sampled").finish_reason is FinishReason.STOP
     assert bench.engine.end("free").finish_reason is FinishReason.LENGTH
 
 
-def test_who_fails_while_a_token_is_drawn_for_it_ends_after_that(tokenizer: GrammarTokenizer) -> None:
-    """The log probabilities of its prompt failed, beside the draw; its sequence must be there until that has ended."""
+def test_a_request_that_fails_while_pending_ends_once_it_is_collected(tokenizer: GrammarTokenizer) -> None:
+    """Its prompt logprobs failed while its sample was pending: the sequence must stay open until that is collected."""
     bench = compiled_bench(tokenizer)
     bench.add("lost")
     bench.add("other")
@@ -652,28 +656,28 @@ def test_who_fails_while_a_token_is_drawn_for_it_ends_after_that(tokenizer: Gram
     assert bench.engine.end("other").finish_reason is FinishReason.STOP
 
 
-def test_nobody_draws_any_more_when_the_engine_fails(
+def test_no_sample_is_pending_when_the_engine_fails(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ends the loop while tokens are being drawn waits for them: their sequences are closed next."""
+    """An exception waits for pending samples before it ends the loop, since the sequences are closed next."""
     bench = compiled_bench(tokenizer)
     for name in ("one", "two", "three"):
         bench.add(name)
-    told: list[int] = []
+    collected: list[int] = []
     collect = bench.engine.executor.collect
 
     def collect_too(result: Any) -> list[int]:
-        told.extend(rows := collect(result))
+        collected.extend(rows := collect(result))
         return rows
 
     def fail(*_: object) -> None:
         raise OSError("it failed")
 
     monkeypatch.setattr(bench.engine.executor, "collect", collect_too)
-    monkeypatch.setattr(bench.engine.core, "_advance", fail)
+    monkeypatch.setattr(bench.engine.core._update, "_take", fail)
     with pytest.raises(OSError, match="it failed"):
         bench.engine.core.step()
-    assert told == [0, 1, 2]
+    assert collected == [0, 1, 2]
     monkeypatch.undo()
     bench.engine.core.end_all("it failed")
 

@@ -1,4 +1,4 @@
-"""What is expected of answers, and how much of it pages are kept for."""
+"""The estimate of output lengths, and the share of the growth that pages are kept for."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_preemptions_reserve_more_and_answers_without_them_less() -> None:
     assert admission.reserved_share == 1
 
 
-def test_the_limit_on_those_that_run_grows_back() -> None:
+def test_the_limit_on_running_requests_grows_back() -> None:
     admission = make_admission(max_num_seqs=8)
     admission.preempted(num_victims=1, num_running=0)
     assert admission.max_running == 1

@@ -1,4 +1,4 @@
-"""Who of those that wait comes next; that all are served in the end; what is refused and what ends late."""
+"""The order of waiting requests under each policy, bounds of the queue, and deadlines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import itertools
 import pytest
 from paged_executor import Engine, expected_tokens
 
-from quire.engine_core.scheduling.policies import POLICIES
-from quire.engine_core.scheduling.policies.lpm import MOST_PASSES
-from quire.engine_core.scheduling.policies.priority import AGING_SECONDS
+from quire.engine_core.scheduling.policies import AGING_SECONDS, MAX_TIMES_PASSED_OVER, POLICIES
 from quire.protocol.messages import FinishReason
 
 
 def order(engine: Engine) -> list[str]:
-    """Steps to the end; who first ran when."""
+    """Step to the end; return the requests in the order in which they first ran."""
     engine.finish()
     return list(dict.fromkeys(name for step in engine.executor.steps for name in step))
 
@@ -24,7 +22,7 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_serves_everybody(policy: str) -> None:
+def test_every_policy_serves_all_requests(policy: str) -> None:
     engine = Engine(scheduling_policy=policy, num_pages=30, max_num_seqs=3)
     prompts = [[index % 3] * (1 + 5 * index % 17) + [index] for index in range(20)]
     for index, prompt in enumerate(prompts):
@@ -57,14 +55,14 @@ def test_the_least_priority_comes_first_until_another_has_waited_long_enough() -
     assert order(engine) == ["running", "high", "low", "late"]
 
 
-def test_a_priority_means_nothing_to_other_policies_and_is_refused() -> None:
+def test_other_policies_reject_a_priority() -> None:
     engine = Engine()
     engine.add("a", [1], max_tokens=1, priority=1)
     engine.core.flush()
     assert "start the engine with --scheduling-policy priority" in (engine.end("a").error or "")
 
 
-def test_the_least_important_gives_way() -> None:
+def test_the_least_important_is_preempted() -> None:
     engine = Engine(scheduling_policy="priority", num_pages=16)
     engine.expect_no_output()
     engine.add("low", [1] * 4, max_tokens=40, priority=1)
@@ -85,7 +83,7 @@ def test_the_shortest_prompt_comes_first_until_a_long_one_has_waited() -> None:
     assert order(engine) == ["running", "short", "long", "late"]
 
 
-def test_what_is_cached_counts_as_done() -> None:
+def test_cached_tokens_count_as_computed() -> None:
     engine = Engine(scheduling_policy="sjf", max_num_seqs=1, max_num_batched_tokens=100)
     base = list(range(40))
     engine.add("running", base, max_tokens=2)
@@ -107,7 +105,7 @@ def test_the_longest_prefix_comes_first() -> None:
     assert order(engine) == ["running", "most", "some", "none"]
 
 
-def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
+def test_no_request_is_passed_over_more_often_than_the_bound() -> None:
     engine = Engine(scheduling_policy="lpm", max_num_seqs=1, max_num_batched_tokens=100, num_pages=1000)
     base = list(range(40))
     engine.add("first", base, max_tokens=1)
@@ -115,20 +113,20 @@ def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
     engine.add("running", base, max_tokens=2)
     engine.step()
     engine.add("alone", [9] * 8, max_tokens=1)
-    for index in range(2 * MOST_PASSES):
+    for index in range(2 * MAX_TIMES_PASSED_OVER):
         engine.add(str(index), [*base, index], max_tokens=1)
     names = order(engine)
-    assert names.index("alone") == 2 + MOST_PASSES
+    assert names.index("alone") == 2 + MAX_TIMES_PASSED_OVER
 
 
-def test_nobody_waits_for_the_pages_of_another_beyond_the_bound() -> None:
+def test_no_request_waits_for_the_pages_of_another_beyond_the_bound() -> None:
     """The next page of `waits` is always the one that `slow` computes in this step."""
     engine = Engine(scheduling_policy="lpm", max_num_batched_tokens=8, num_pages=1000)
     base = list(range(200))
     engine.add("slow", base, max_tokens=1)
     engine.step()
     engine.add("waits", [*base, 7], max_tokens=1)
-    for index in range(MOST_PASSES):
+    for index in range(MAX_TIMES_PASSED_OVER):
         engine.add(str(index), [900 - index] * 4, max_tokens=1)
         engine.step()
         assert [request.request_id for request in engine.core.scheduler.waiting] == ["waits"]
@@ -138,7 +136,7 @@ def test_nobody_waits_for_the_pages_of_another_beyond_the_bound() -> None:
     assert engine.tokens("waits") == answer([*base, 7], 1)
 
 
-def test_a_full_queue_refuses_and_says_how_full_it_is() -> None:
+def test_a_full_queue_rejects_with_its_length() -> None:
     engine = Engine(max_num_seqs=1, max_waiting_requests=2)
     engine.add("a", [1, 2, 3], max_tokens=2)
     engine.step()
@@ -185,11 +183,11 @@ def test_requests_that_end_in_time_are_forgotten() -> None:
     for index in range(500):
         engine.add(str(index), [1], max_tokens=1, timeout=3600.0)
         engine.finish()
-    assert len(engine.core._deadlines) < 100
+    assert len(engine.core._requests._deadlines) < 100
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
+def test_an_invalid_timeout_is_rejected(timeout: float) -> None:
     engine = Engine()
     engine.add("a", [1], max_tokens=1, timeout=timeout)
     engine.core.flush()

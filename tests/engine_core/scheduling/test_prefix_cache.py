@@ -89,7 +89,7 @@ def test_without_the_cache_nothing_is_found_or_kept() -> None:
     assert engine.core.stats.pages_cached == 0
 
 
-def test_a_reset_drops_what_nobody_uses() -> None:
+def test_a_reset_drops_unused_pages() -> None:
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=1)
     engine.finish()
@@ -166,7 +166,7 @@ def test_a_pinned_prefix_outlives_newer_ones() -> None:
     engine.finish()
 
 
-def test_pins_give_way_to_those_who_run() -> None:
+def test_pins_are_dropped_for_running_requests() -> None:
     engine = Engine(num_pages=8)
     engine.add("a", PROMPT, max_tokens=1)
     engine.finish()
@@ -180,5 +180,5 @@ def test_pins_give_way_to_those_who_run() -> None:
     ("token_ids", "words"),
     [([], "a prefix of 0 tokens"), ([1000], "allows 0 to 999"), ([1] * 300, "may have 1 to 256")],
 )
-def test_what_can_not_be_pinned(token_ids: list[int], words: str) -> None:
+def test_prefixes_that_cannot_be_pinned(token_ids: list[int], words: str) -> None:
     assert words in (call(Engine(), "pin_prefix", token_ids).error or "")

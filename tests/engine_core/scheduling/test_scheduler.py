@@ -48,7 +48,7 @@ def test_without_max_tokens_the_context_is_the_limit() -> None:
     assert engine.end("a").finish_reason is FinishReason.LENGTH
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
+def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     engine = Engine(max_num_batched_tokens=16)
     engine.add("short", [1], max_tokens=10)
     engine.add("long", list(range(2, 42)), max_tokens=2)
@@ -62,7 +62,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
     assert engine.tokens("long") == answer(list(range(2, 42)), 2)
 
 
-def test_what_a_prompt_leaves_of_the_budget_goes_to_the_next() -> None:
+def test_the_rest_of_the_budget_goes_to_the_next_prompt() -> None:
     engine = Engine(max_num_batched_tokens=16)
     for index, name in enumerate("abc"):
         engine.add(name, [index] * 10, max_tokens=1)
@@ -110,35 +110,35 @@ def test_a_preempted_request_resumes_with_the_same_tokens() -> None:
     for index, name in enumerate("abc"):
         assert engine.tokens(name) == answer([index] * 8, 40, seed=index)
         assert engine.end(name).finish_reason is FinishReason.LENGTH
-        told = events(engine, name)
-        told.remove(EventType.FIRST_TOKEN)
-        pairs = [EventType.PREEMPTED, EventType.SCHEDULED] * ((len(told) - 3) // 2)
-        assert told == [EventType.QUEUED, EventType.SCHEDULED, *pairs, EventType.FINISHED]
+        received = events(engine, name)
+        received.remove(EventType.FIRST_TOKEN)
+        pairs = [EventType.PREEMPTED, EventType.SCHEDULED] * ((len(received) - 3) // 2)
+        assert received == [EventType.QUEUED, EventType.SCHEDULED, *pairs, EventType.FINISHED]
 
 
-def test_who_gives_way_was_not_preempted_before_and_has_the_fewest_pages() -> None:
+def test_the_victim_was_not_preempted_before_and_has_the_fewest_pages() -> None:
     engine = Engine(num_pages=20)
     engine.expect_no_output()
     for index, length in enumerate((12, 4, 8)):
         engine.add(str(length), [index] * length, max_tokens=40)
-    given_way: list[str] = []
+    victims: list[str] = []
     scheduler = engine.core.scheduler
-    preempt = scheduler._preempt
+    preempt = scheduler._requests.preempt
 
     def note(request: Request, now: float) -> None:
         others = [other for other in scheduler.running if other is not request]
         assert all(request.num_preemptions <= other.num_preemptions for other in others)
-        given_way.append(request.request_id)
+        victims.append(request.request_id)
         preempt(request, now)
 
-    scheduler._preempt = note  # type: ignore[method-assign]
+    scheduler._requests.preempt = note  # type: ignore[method-assign]
     engine.finish()
-    assert given_way[:2] == ["4", "8"]
+    assert victims[:2] == ["4", "8"]
     for index, length in enumerate((12, 4, 8)):
         assert engine.tokens(str(length)) == answer([index] * length, 40)
 
 
-def test_a_prompt_that_can_never_fit_is_refused_at_once() -> None:
+def test_a_prompt_that_can_never_fit_is_rejected_at_once() -> None:
     engine = Engine(num_pages=5)
     engine.add("a", [1] * 20, max_tokens=1)
     engine.step()
@@ -183,19 +183,19 @@ def test_a_stop_token_is_named_and_counts_before_the_length() -> None:
     assert (engine.end("a").finish_reason, engine.end("a").stop_reason) == (FinishReason.STOP, tokens[2])
 
 
-def test_logprobs_go_to_those_who_asked() -> None:
+def test_only_requests_with_logprobs_get_them() -> None:
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=3)
     engine.add("b", PROMPT, max_tokens=3, logprobs=0)
     engine.finish()
     assert all(output.new_logprobs is None for output in engine.outputs("a"))
-    told = [entry for output in engine.outputs("b") for entry in output.new_logprobs or []]
-    assert [entry.token_ids for entry in told] == [[token] for token in answer(PROMPT, 3)]
+    received = [entry for output in engine.outputs("b") for entry in output.new_logprobs or []]
+    assert [entry.token_ids for entry in received] == [[token] for token in answer(PROMPT, 3)]
 
 
 @pytest.mark.parametrize(("tokens_a_step", "num_pages"), [(5, 100), (5, 8), (2, 9)])
 def test_prompt_logprobs_come_once_and_whole_whatever_the_chunks(tokens_a_step: int, num_pages: int) -> None:
-    """With 8 pages "b" is preempted while it decodes, with 9 and small chunks in the middle of its prompt."""
+    """Request "b" is preempted with 8 pages while it decodes, with 9 and small chunks amid its prompt."""
     engine = Engine(max_num_batched_tokens=tokens_a_step, num_pages=num_pages)
     engine.expect_no_output()
     prompt = list(range(17))
@@ -203,9 +203,9 @@ def test_prompt_logprobs_come_once_and_whole_whatever_the_chunks(tokens_a_step: 
     engine.add("b", prompt, max_tokens=12, prompt_logprobs=0)
     engine.finish()
     assert bool(engine.core.stats.preemptions) == (num_pages < 100)
-    told = [output.new_prompt_logprobs for output in engine.outputs("b") if output.new_prompt_logprobs is not None]
-    assert len(told) == 1
-    assert [entry and entry.token_ids for entry in told[0]] == [None] + [[token] for token in prompt[1:]]
+    received = [output.new_prompt_logprobs for output in engine.outputs("b") if output.new_prompt_logprobs is not None]
+    assert len(received) == 1
+    assert [entry and entry.token_ids for entry in received[0]] == [None] + [[token] for token in prompt[1:]]
     assert engine.tokens("b") == answer(prompt, 12)
 
 
@@ -223,7 +223,7 @@ def test_one_sequence_that_fails_leaves_the_others_unharmed() -> None:
 
 @pytest.mark.parametrize("max_tokens", [2, 5])
 def test_a_sequence_that_fails_ends_once_even_if_a_token_comes_with_the_error(max_tokens: int) -> None:
-    """With max_tokens=2 that token would be its last."""
+    """The token would be its last with max_tokens=2."""
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=max_tokens)
     engine.add("b", PROMPT, max_tokens=5)
@@ -254,7 +254,7 @@ def test_a_step_that_fails_ends_its_requests_only() -> None:
     assert engine.tokens("b") == answer(PROMPT, 5)
 
 
-def test_a_request_that_the_executor_refuses_ends_with_its_words() -> None:
+def test_a_request_that_the_executor_rejects_ends_with_its_error() -> None:
     engine = Engine()
     engine.executor.sequences.fail_open = "this cannot be sampled"
     engine.add("a", PROMPT, max_tokens=5)
@@ -270,7 +270,7 @@ def test_abort_ends_waiting_and_running_requests_and_ignores_others() -> None:
     engine.add("waiting", PROMPT, max_tokens=5)
     engine.add("other", PROMPT, max_tokens=5)
     engine.step()
-    engine.core.receive(b"client", Abort(["running", "waiting", "nobody"]))
+    engine.core.receive(b"client", Abort(["running", "waiting", "unknown"]))
     engine.core.receive(b"stranger", Abort(["other"]))
     engine.finish()
     assert engine.end("running").finish_reason is FinishReason.ABORT
@@ -289,7 +289,7 @@ def test_clients_may_use_the_same_request_id() -> None:
     assert engine.tokens("a", b"two") == answer([2], 4)
 
 
-def test_a_request_id_in_use_is_refused_without_harm_to_its_owner() -> None:
+def test_a_request_id_in_use_is_rejected_without_harm_to_its_owner() -> None:
     engine = Engine()
     engine.add("a", [1], max_tokens=4)
     engine.add("a", [2], max_tokens=4)
@@ -304,7 +304,7 @@ def test_a_request_id_in_use_is_refused_without_harm_to_its_owner() -> None:
     assert len(engine.outputs("a")) == 8
 
 
-def test_a_refusal_does_not_wait_for_the_step() -> None:
+def test_a_rejection_does_not_wait_for_the_step() -> None:
     engine = Engine()
     engine.add("good", [1], max_tokens=1)
     engine.add("bad", [], max_tokens=1)
@@ -320,7 +320,7 @@ def test_a_refusal_does_not_wait_for_the_step() -> None:
     assert sent_before_the_step == [1]
 
 
-def test_a_draining_engine_finishes_what_it_has_and_refuses_what_comes() -> None:
+def test_a_draining_engine_finishes_open_requests_and_rejects_new_ones() -> None:
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=4)
     engine.core.receive(b"client", UtilityCall(1, "shutdown"))
@@ -330,7 +330,7 @@ def test_a_draining_engine_finishes_what_it_has_and_refuses_what_comes() -> None
     assert "shutting down" in (engine.end("b").error or "")
 
 
-def test_end_all_gives_everyone_an_end() -> None:
+def test_end_all_ends_every_request() -> None:
     engine = Engine(max_num_seqs=1)
     engine.add("a", PROMPT, b"one", max_tokens=4)
     engine.add("b", PROMPT, b"two", max_tokens=4)
@@ -356,16 +356,16 @@ def test_utility_calls_are_answered() -> None:
     assert dance.error == f"there is no utility call 'dance'; there are {calls}"
 
 
-def test_statistics_tell_prefill_from_decode_and_account_for_all_pages() -> None:
+def test_statistics_split_prefill_and_decode_and_account_for_all_pages() -> None:
     engine = Engine()
     engine.add("a", PROMPT, max_tokens=3)
     engine.step()
     engine.add("b", [1], max_tokens=3)
     engine.step()
     messages = [m for m in engine.sent[b"client"] if isinstance(m, EngineCoreOutputs)]
-    told = [message.stats for message in messages if message.stats is not None]
-    assert [(stats.step, stats.prefill_tokens, stats.decode_tokens) for stats in told] == [(1, 7, 0), (2, 1, 1)]
-    assert all(s.pages_free + s.pages_cached + s.pages_held == s.pages_total for s in told)
+    received = [message.stats for message in messages if message.stats is not None]
+    assert [(stats.step, stats.prefill_tokens, stats.decode_tokens) for stats in received] == [(1, 7, 0), (2, 1, 1)]
+    assert all(s.pages_free + s.pages_cached + s.pages_held == s.pages_total for s in received)
 
 
 def test_a_request_without_a_seed_is_given_one() -> None:

@@ -1,4 +1,4 @@
-"""Requests, forks, aborts, steps, failures and departures in any order, with pages for little: accounts stay exact."""
+"""Requests, forks, aborts, steps, failures and departures in any order, with few pages: accounts stay exact."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def search_options(beam_width: int, max_tokens: int) -> dict[str, Any]:
 
 @functools.cache
 def beams_alone(length: int, max_tokens: int, beam_width: int) -> list[BeamSequence]:
-    """What a search finds in an engine of its own."""
+    """Return the result of a search in an engine of its own."""
     engine = Engine(vocab_size=VOCAB_SIZE)
     engine.add("alone", [2] * length, **search_options(beam_width, max_tokens))
     engine.finish()
@@ -98,7 +98,7 @@ class EngineStates(RuleBasedStateMachine):
         max_tokens=st.none() | st.integers(0, 50),
     )
     def add(self, client: bytes, name: str, prompt: list[int], seed: int, max_tokens: int | None) -> None:
-        """Now and then one that must be refused: an empty prompt, a token out of range, max_tokens=0, too long."""
+        """Sometimes add one that must be rejected: an empty prompt, a token out of range, max_tokens=0, too long."""
         self._send(client, name, prompt, seed, max_tokens)
 
     @rule(client=CLIENTS, name=NAMES, length=st.integers(1, 8), seed=st.integers(0, 5), max_tokens=st.integers(20, 40))
@@ -116,7 +116,7 @@ class EngineStates(RuleBasedStateMachine):
     def add_served(
         self, client: bytes, name: str, length: int, timeout: float | None, cache_salt: str, urgency: int
     ) -> None:
-        """With a time limit, a salt, and a priority where that means something."""
+        """Add one with a time limit, a salt, and a priority where the policy has them."""
         priority = urgency if self.engine.limits.scheduling_policy == "priority" else 0
         options = {"timeout": timeout, "cache_salt": cache_salt, "priority": priority}
         self._send(client, name, [1] * length, 0, 20, **options)
@@ -134,11 +134,13 @@ class EngineStates(RuleBasedStateMachine):
         self.engine.core.receive(b"watcher", UtilityCall(1, method, [1] * length))
 
     @rule(client=CLIENTS, length=st.integers(1, 20), seed=st.integers(0, 5), max_tokens=st.integers(1, 20))
-    def add_siblings(self, client: bytes, length: int, seed: int, max_tokens: int) -> None:
+    def add_samples(self, client: bytes, length: int, seed: int, max_tokens: int) -> None:
         first = self.requests.get((client, "a"))
         prompt = first[-1].prompt if first and first[-1].end is None else [1] * length
         for name in "abcd":
-            self._send(client, name, prompt, seed + ord(name), max_tokens, sibling=None if name == "a" else "a")
+            self._send(
+                client, name, prompt, seed + ord(name), max_tokens, shares_prompt_with=None if name == "a" else "a"
+            )
 
     @rule(
         client=CLIENTS,

@@ -1,4 +1,4 @@
-"""A fleet in virtual time: the real scheduler's decisions, the same whichever way its steps are gone through."""
+"""A fleet in virtual time: the real scheduler's decisions, the same for foreseen and for single steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, times_of
 
-from quire.engine_core.simulation.engine import Answer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.messages import ErrorKind, EventType
@@ -58,7 +58,7 @@ def assert_served(outcome: FleetRun, requests: list[SimulatedRequest]) -> None:
     ),
     sessions=st.sampled_from([0, 5]),
 )
-def test_what_is_foreseen_is_what_comes_step_by_step(
+def test_foreseen_steps_equal_single_steps(
     seed: int, rate: float, router: str, engines: int, more: dict[str, Any], sessions: int
 ) -> None:
     requests = chats(40, seed, rate, sessions)
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_results(router: str) -> None:
 
 def test_a_fleet_of_one_is_a_single_engine() -> None:
     requests = chats(50)
-    answers: list[Answer] = []
+    answers: list[SimulatedAnswer] = []
     engine = SimulatedEngine(limits_of(setup().engine), STEP_TIME, on_end=answers.append)
     for each in requests:
         engine.send(each, each.arrival, each.arrival)
@@ -105,7 +105,7 @@ def test_a_fleet_of_one_is_a_single_engine() -> None:
         assert outcome.end.engines == [engine.summary]
 
 
-def test_a_lone_request_takes_what_the_model_says() -> None:
+def test_a_lone_request_takes_the_time_of_the_model() -> None:
     step = StepTime(0.01, 1e-4, 5e-4, 1e-6, 1e-8, 1e-9)
     times = times_of(FleetRun(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0])
     prefill = STEP_TIME.seconds(StepWork(200, 0, 0, 200**2))
@@ -117,7 +117,7 @@ def test_a_lone_request_takes_what_the_model_says() -> None:
     )
 
 
-def test_the_way_between_client_and_engine_delays_what_takes_it() -> None:
+def test_the_path_between_client_and_engine_delays_messages() -> None:
     near = FleetRun(setup(), [request(0, 1.0, 200, 3, range(4))]).results[0]
     far = FleetRun(setup(client=ClientTime(0.25, 0.125)), [request(0, 1.0, 200, 3, range(4))]).results[0]
     assert far.sent == near.sent == 1.0
@@ -125,8 +125,8 @@ def test_the_way_between_client_and_engine_delays_what_takes_it() -> None:
     assert times_of(far) == pytest.approx([time + 0.375 for time in times_of(near)])
 
 
-def test_who_is_sent_at_once_comes_one_by_one_to_an_engine_that_wakes() -> None:
-    """A step has those who come before it begins."""
+def test_requests_sent_at_once_reach_a_waking_engine_one_by_one() -> None:
+    """A step has the requests that arrive before it begins."""
     client = ClientTime(0.25, to_next=0.5, to_wake=1.0)
     outcome = FleetRun(setup(client=client, num_engines=1), [request(index, 1.0, 20, 2, [index]) for index in range(5)])
     begins = [result.events[1].timestamp for result in outcome.results]
@@ -134,7 +134,7 @@ def test_who_is_sent_at_once_comes_one_by_one_to_an_engine_that_wakes() -> None:
     assert begins == [2.25] * 3 + [3.75] * 2  # it has nothing to do again when the fourth comes
 
 
-def test_who_comes_during_the_last_step_need_not_wake_the_engine() -> None:
+def test_a_request_that_arrives_during_the_last_step_need_not_wake_the_engine() -> None:
     client = ClientTime(to_wake=1.0)
     requests = [request(0, 0.0, 200, 1, range(4)), request(1, 1.005, 200, 1, range(4, 8))]
     first, second = FleetRun(setup(client=client), requests).results
@@ -142,7 +142,7 @@ def test_who_comes_during_the_last_step_need_not_wake_the_engine() -> None:
     assert second.events[1].timestamp == first.ended > 1.005
 
 
-def test_an_engine_takes_longer_to_wake_the_longer_it_has_had_nothing_to_do() -> None:
+def test_an_engine_takes_longer_to_wake_after_a_longer_rest() -> None:
     client = ClientTime(to_wake=1.0, rests=(Rest(2.0, 0.5), Rest(6.0, 2.5)))
     longer = [(0.0, 0.0), (1.0, 0.0), (2.0, 0.5), (5.0, 2.0), (6.0, 2.5), (100.0, 2.5)]
     assert [(idle, client.wake_seconds(idle) - 1.0) for idle, _ in longer] == longer
@@ -176,7 +176,7 @@ def test_in_a_closed_loop_each_user_sends_when_it_has_its_answer() -> None:
     assert [result.sent for result in results[3:]] == ended[: len(results) - 3]
 
 
-def test_who_finds_the_queue_full_is_refused_and_who_is_too_long_fails() -> None:
+def test_a_full_queue_rejects_requests_and_too_long_ones_fail() -> None:
     requests = [request(index, 0.0, 640, 50, range(20 * index, 20 * index + 10)) for index in range(12)]
     requests.append(request(12, 30.0, 6400, 5, range(1000, 1100)))
     results = FleetRun(setup(max_waiting_requests=3, max_num_seqs=2), requests).results
@@ -184,9 +184,9 @@ def test_who_finds_the_queue_full_is_refused_and_who_is_too_long_fails() -> None
     assert kinds.count(ErrorKind.OVERLOADED) == 9
     assert kinds[-1] is ErrorKind.INVALID
     assert "maximum context length is 4096" in str(results[-1].error)
-    refused = next(result for result in results if result.error_kind is ErrorKind.OVERLOADED)
-    assert not refused.token_times
-    assert "3 requests" in str(refused.error)
+    rejected = next(result for result in results if result.error_kind is ErrorKind.OVERLOADED)
+    assert not rejected.token_times
+    assert "3 requests" in str(rejected.error)
 
 
 def test_equal_prefixes_are_found_in_the_cache() -> None:
@@ -229,7 +229,7 @@ def test_samples_are_left_out_while_no_engine_has_work(client: ClientTime) -> No
     assert ends == pytest.approx([day + 0.2, 2 * day + 0.2])
 
 
-def test_requests_out_of_order_are_refused() -> None:
+def test_requests_out_of_order_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"request 1 comes at 1.0 s, after one that comes at 2.0 s"):
         FleetRun(setup(), [request(0, 2.0, 10, 1, [0]), request(1, 1.0, 10, 1, [0])])
 

@@ -1,4 +1,4 @@
-"""Who gets a request, by what a router has sent and what has been answered."""
+"""The engine that gets a request, by the requests that a router has sent and their answers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_prefixes_of_other_blocks_have_other_keys() -> None:
     assert prefix_keys([1, 2], BLOCK, 2 * BLOCK)[0] == prefix_keys([1, 3], BLOCK, 2 * BLOCK)[0]
 
 
-def test_round_robin_asks_nobody() -> None:
+def test_round_robin_ignores_the_load() -> None:
     one = router("round-robin")
     assert [one.send(fresh(index)) for index in range(6)] == [0, 1, 2, 3, 0, 1]
 
 
-def test_the_least_loaded_is_who_has_answered() -> None:
+def test_the_least_loaded_engine_has_answered() -> None:
     one = router("least-loaded")
     requests = [fresh(index) for index in range(6)]
     assert [one.send(each) for each in requests[:4]] == [0, 1, 2, 3]
@@ -60,7 +60,7 @@ def test_a_session_stays_and_a_new_one_goes_to_the_least_loaded() -> None:
     assert [one.send(each) for each in turns] == [0, 1, 0, 2, 0, 1]
 
 
-def test_without_sessions_two_blocks_tell_who_belongs_together() -> None:
+def test_without_sessions_two_blocks_identify_the_session() -> None:
     """One block may be a system prompt that all share."""
     one = router("sticky")
     prompts = [(0, 1, 2), (0, 3), (0, 1, 5, 6), (0,), (0,)]
@@ -89,7 +89,7 @@ def test_a_prefix_is_not_worth_a_queue() -> None:
     assert abs(chosen.count(0) - chosen.count(1)) < 10
 
 
-def test_what_waits_for_its_first_token_counts_as_work() -> None:
+def test_prompts_without_a_first_token_count_as_work() -> None:
     one = router("prefix-affinity", 2)
     long, short = fresh(0, 40), fresh(1, 1)
     assert (one.send(long), one.send(short), one.send(fresh(2, 1))) == (0, 1, 1)
@@ -101,7 +101,7 @@ def test_what_waits_for_its_first_token_counts_as_work() -> None:
     assert [load.in_flight for load in one.loads] == [1, 1]
 
 
-def test_affinity_finds_what_chance_scatters() -> None:
+def test_affinity_finds_prefixes_that_chance_scatters() -> None:
     """Five families of prompts that come in turn, on four engines."""
     requests = [
         request(

@@ -1,4 +1,4 @@
-"""The engine's IO thread on real sockets: who is served, who is refused, what a slow or vanished client costs."""
+"""The engine's IO thread on real sockets: accepted and rejected clients, slow and vanished ones."""
 
 from __future__ import annotations
 
@@ -151,15 +151,15 @@ def outputs(request_id: str, *tokens: int, finish: FinishReason | None = None) -
 # Greeting
 
 
-def test_a_request_is_refused_without_the_step_loop() -> None:
+def test_a_request_is_rejected_without_the_step_loop() -> None:
     engine = Engine(default_address())
-    refusal = EngineCoreOutputs([EngineCoreOutput("late", finish_reason=FinishReason.ERROR, error="full")])
-    engine.server.start(lambda _client_id, request: refusal if request.request_id == "late" else None)
+    rejection = EngineCoreOutputs([EngineCoreOutput("late", finish_reason=FinishReason.ERROR, error="full")])
+    engine.server.start(lambda _client_id, request: rejection if request.request_id == "late" else None)
     client = engine.client()
     client.hello()
     for name in ("first", "late"):
         client.send(EngineCoreRequest(name, [1], SamplingParams()))
-    assert client.expect(EngineCoreOutputs) == refusal
+    assert client.expect(EngineCoreOutputs) == rejection
     _, first = engine.inbox.get(timeout=DEADLINE)
     assert isinstance(first, EngineCoreRequest)
     assert first.request_id == "first"
@@ -191,7 +191,7 @@ def test_another_version_is_a_clear_fatal_error(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("message", [request(), Ping(), Abort(["r"]), UtilityCall(1, "shutdown"), Goodbye()])
-def test_a_stranger_is_told_to_say_hello(engine: Engine, message: ClientMessage) -> None:
+def test_an_unknown_client_is_asked_to_say_hello(engine: Engine, message: ClientMessage) -> None:
     client = engine.client()
     client.send(message)
     error = client.expect(ErrorMessage)
@@ -201,7 +201,7 @@ def test_a_stranger_is_told_to_say_hello(engine: Engine, message: ClientMessage)
     assert client.hello() == engine.ready
 
 
-def test_clients_of_one_identity_are_both_refused(engine: Engine) -> None:
+def test_clients_of_one_identity_are_both_rejected(engine: Engine) -> None:
     victim, victim_id = engine.attach()
     first = engine.client(identity=b"twin")
     first.send(Hello(PROTOCOL_VERSION))
@@ -251,7 +251,7 @@ def test_messages_reach_the_loop_and_outputs_their_client(engine: Engine) -> Non
 
 
 @pytest.mark.parametrize("message", [request(), Abort(["r"]), UtilityCall(1, "stats")])
-def test_what_the_loop_receives_is_what_was_sent(engine: Engine, message: ClientMessage) -> None:
+def test_the_loop_receives_the_messages_that_were_sent(engine: Engine, message: ClientMessage) -> None:
     client, client_id = engine.attach()
     client.send(message)
     assert engine.inbox.get(timeout=DEADLINE) == (client_id, message)
@@ -321,7 +321,7 @@ def test_a_monstrous_frame_costs_its_sender_the_connection(engine: Engine) -> No
     other.ping()
 
 
-def test_clients_that_say_nothing_harm_nothing(engine: Engine) -> None:
+def test_silent_connections_do_no_harm(engine: Engine) -> None:
     mute = [engine.client() for _ in range(20)]
     with socket.socket(socket.AF_UNIX) as raw, socket.socket(socket.AF_UNIX) as noisy:
         raw.connect(str(ipc_path(engine.server.address)))
@@ -385,7 +385,7 @@ class Clock:
             client.expect(Pong)
 
 
-def test_the_silent_are_forgotten_and_those_who_ping_are_not(
+def test_silent_clients_are_removed_and_pinging_ones_are_not(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(heartbeat=100.0, silent_heartbeats=10)
@@ -460,9 +460,7 @@ def test_a_client_that_never_reads_is_given_up(make_engine: MakeEngine) -> None:
     assert slow.expect(ErrorMessage).fatal
 
 
-def test_traces_beyond_a_limit_are_dropped_and_their_reader_is_told(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traces_beyond_a_limit_are_dropped_and_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.engine_core.transport.outbox._MAX_TRACE_VALUES", 100_000)
     slow, slow_id = engine.attach()
     other, _ = engine.attach()
@@ -547,7 +545,7 @@ def test_stop_without_start() -> None:
     remove_address(address)
 
 
-def test_an_address_in_use_is_refused_and_its_engine_unharmed(engine: Engine) -> None:
+def test_an_address_in_use_is_rejected_and_its_engine_unharmed(engine: Engine) -> None:
     client, _ = engine.attach()
     second = Engine(engine.server.address)
     with pytest.raises(AddressError, match="is in use"):
@@ -557,7 +555,7 @@ def test_an_address_in_use_is_refused_and_its_engine_unharmed(engine: Engine) ->
     engine.client().hello()
 
 
-def test_a_failed_thread_wakes_the_loop_and_refuses_to_send(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_thread_wakes_the_loop_and_rejects_messages(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
@@ -592,7 +590,7 @@ def test_only_authorized_keys_get_in(make_engine: MakeEngine, tmp_path: Path) ->
 
 
 def _handshake_event(client: Client) -> int:
-    """How an attempt to connect ends. It is made anew, since the first may have ended before anybody looked."""
+    """Return how an attempt to connect ends; it is made anew, since the first may have ended unseen."""
     endpoint = client.socket.get_string(zmq.LAST_ENDPOINT)
     client.socket.disconnect(endpoint)
     ends = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -15,10 +15,10 @@ with_and_without_cache = pytest.mark.parametrize("cache", [True, False], ids=["c
 
 
 def add(engine: Engine, count: int, prompt: list[int] = PROMPT, **options: Any) -> None:
-    """`count` siblings, "0" and so on, each with its number as its seed."""
+    """Add `count` requests with one prompt, "0" and so on, each with its number as its seed."""
     for index in range(count):
-        sibling = "0" if index else None
-        engine.add(str(index), prompt, seed=index, sibling=sibling, **({"max_tokens": 6} | options))
+        other = "0" if index else None
+        engine.add(str(index), prompt, seed=index, shares_prompt_with=other, **({"max_tokens": 6} | options))
 
 
 def num_prompt_tokens_computed(engine: Engine, num_prompt: int = len(PROMPT)) -> int:
@@ -33,7 +33,7 @@ def check_answers(engine: Engine, count: int, num_tokens: int, prompt: list[int]
 
 
 @with_and_without_cache
-def test_siblings_compute_the_prompt_once_and_then_its_last_token(cache: bool) -> None:
+def test_the_prompt_is_computed_once_and_then_its_last_token(cache: bool) -> None:
     engine = Engine(enable_prefix_caching=cache)
     add(engine, 4)
     assert engine.step() == {"0": (0, 22)}
@@ -66,7 +66,7 @@ def test_full_pages_are_shared(cache: bool) -> None:
 
 
 @with_and_without_cache
-def test_one_that_waits_takes_over_from_one_that_ends(cache: bool) -> None:
+def test_a_successor_takes_over_from_the_member_that_ends(cache: bool) -> None:
     """Answers of one token, of which none has begun when the first ends."""
     engine = Engine(enable_prefix_caching=cache, max_num_seqs=2)
     add(engine, 7, max_tokens=1)
@@ -112,28 +112,28 @@ def test_with_few_pages(cache: bool, num_pages: int) -> None:
     assert (engine.core.stats.preemptions > 0) == (num_pages < 5 + 5 * 3)
 
 
-def test_prompt_logprobs_of_a_sibling_are_computed() -> None:
+def test_prompt_logprobs_of_a_member_are_computed() -> None:
     engine = Engine()
     engine.add("0", PROMPT, max_tokens=3)
-    engine.add("1", PROMPT, max_tokens=3, sibling="0", prompt_logprobs=0)
+    engine.add("1", PROMPT, max_tokens=3, shares_prompt_with="0", prompt_logprobs=0)
     engine.finish()
-    [told] = [output.new_prompt_logprobs for output in engine.outputs("1") if output.new_prompt_logprobs]
-    assert len(told) == len(PROMPT)
+    [received] = [output.new_prompt_logprobs for output in engine.outputs("1") if output.new_prompt_logprobs]
+    assert len(received) == len(PROMPT)
 
 
-def test_a_sibling_that_has_ended_means_nothing() -> None:
+def test_a_member_that_has_ended_has_no_effect() -> None:
     engine = Engine(enable_prefix_caching=False)
     for name in "01":
-        engine.add(name, PROMPT, max_tokens=2, sibling="0" if name == "1" else None)
+        engine.add(name, PROMPT, max_tokens=2, shares_prompt_with="0" if name == "1" else None)
         engine.finish()
     assert engine.tokens("0") == engine.tokens("1")
 
 
 @pytest.mark.parametrize("other", [{"prompt": PROMPT[:-1]}, {"cache_salt": "mine"}])
-def test_one_that_differs_is_no_sibling(other: dict[str, Any]) -> None:
+def test_a_request_that_differs_is_rejected(other: dict[str, Any]) -> None:
     engine = Engine()
     engine.add("0", PROMPT)
-    engine.add("1", other.pop("prompt", PROMPT), sibling="0", **other)
+    engine.add("1", other.pop("prompt", PROMPT), shares_prompt_with="0", **other)
     engine.finish()
     assert engine.end("1").finish_reason is FinishReason.ERROR
     assert "another prompt or another cache_salt" in (engine.end("1").error or "")

@@ -1,4 +1,4 @@
-"""What the socket's thread lets in while the step loop is busy: no request id gets two terminal outputs."""
+"""Requests that the socket's thread lets in while the step loop is busy: no id gets two terminal outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def message(request_id: str) -> EngineCoreRequest:
 
 
 def send(engine: Engine, request_id: str) -> None:
-    assert engine.core.refuse_early(b"client", message(request_id)) is None
+    assert engine.core.reject_early(b"client", message(request_id)) is None
     engine.core.receive(b"client", message(request_id))
 
 
@@ -27,7 +27,7 @@ def full_engine() -> Engine:
 def test_an_id_that_waits_in_the_inbox_is_in_use() -> None:
     engine = full_engine()
     sent = [message("a"), message("a"), message("a")]
-    assert [engine.core.refuse_early(b"client", request) for request in sent] == [None] * 3
+    assert [engine.core.reject_early(b"client", request) for request in sent] == [None] * 3
     for request in sent:
         engine.core.receive(b"client", request)
     assert [type(answer) for answer in engine.sent[b"client"]].count(ErrorMessage) == 2
@@ -36,11 +36,11 @@ def test_an_id_that_waits_in_the_inbox_is_in_use() -> None:
     assert len(engine.tokens("a")) == 2
 
 
-def test_the_same_id_of_another_client_and_another_id_are_refused_at_once() -> None:
+def test_the_same_id_of_another_client_and_another_id_are_rejected_at_once() -> None:
     engine = full_engine()
-    engine.core.refuse_early(b"client", message("a"))
+    engine.core.reject_early(b"client", message("a"))
     for client_id, request_id in ((b"other", "a"), (b"client", "b")):
-        answer = engine.core.refuse_early(client_id, message(request_id))
+        answer = engine.core.reject_early(client_id, message(request_id))
         assert isinstance(answer, EngineCoreOutputs)
         assert "1 requests with 2 prompt tokens are waiting" in (answer.outputs[0].error or "")
 
@@ -53,4 +53,4 @@ def test_an_id_is_free_again_when_all_that_had_it_are_answered() -> None:
     send(engine, "runs again")
     engine.step()
     send(engine, "waits")
-    assert engine.core.refuse_early(b"client", message("a")) is not None
+    assert engine.core.reject_early(b"client", message("a")) is not None

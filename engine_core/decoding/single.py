@@ -1,0 +1,120 @@
+"""A single sequence: one token a step, or more where a grammar forces them."""
+
+from __future__ import annotations
+
+from quire.engine_core.decoding.stopping import end_output
+from quire.engine_core.executor import Executor
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
+from quire.kernels.runner import PoolingConfig, SamplingConfig, Sequences
+from quire.protocol.messages import EngineCoreOutput, EventType, TokenLogprobs
+
+_INT32_MAX = 2**31 - 1
+
+
+class SingleSequence(Decoding):
+    """One sequence, which goes on until a token, its grammar or a length ends it."""
+
+    __slots__ = ("_limits",)
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+
+    def open(self, request: Request, sequences: Sequences) -> int:
+        """Open the sequence with the request's sampling state and token constraint."""
+        return open_sequence(sequences, request, sampling=sampling_config(request))
+
+    def begin(self, request: Request) -> None:
+        """Do nothing: all state lies in the request and its slot."""
+
+    def slots(self, request: Request) -> list[int]:
+        """Return the one slot, once it is open."""
+        return [] if request.slot == NO_SLOT else [request.slot]
+
+    def pages_lacked(self, request: Request, steps: int) -> int:
+        """Return the pages for the tokens that have none."""
+        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
+        return self._limits.pages_for(missing) if missing > 0 else 0
+
+    def reserve(self, request: Request, executor: Executor) -> bool:
+        """Get pages for all tokens."""
+        return executor.sequences.reserve(request.slot, request.num_tokens)
+
+    def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
+        """Cut the span at the first token that ends the request. This is the per-token path: keep it short."""
+        span = outcome.token_ids[row]
+        if not span:  # amid the prompt, or the token mask was late
+            request.num_computed_tokens -= request.num_computed_tokens == request.num_tokens  # one is left to compute
+            return None
+        num_tokens, stop, limit = request.num_tokens, request.stop_token_ids, request.token_limit
+        is_last = is_cut = False
+        for token_id in span:
+            num_tokens += 1
+            if token_id in stop or num_tokens >= limit:
+                is_last, is_cut = True, num_tokens < request.num_tokens + len(span)
+                del span[num_tokens - request.num_tokens :]
+                break
+        request.num_tokens = num_tokens
+        output = EngineCoreOutput(request.request_id, span)
+        if request.events or request.prompt_logprobs is not None:
+            if request.num_output_tokens == len(span):
+                request.record(EventType.FIRST_TOKEN, outcome.now)
+            request.attach_to(output)
+        if request.sampling.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
+            output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
+        if is_last or (request.constraint is not None and request.constraint.has_ended):
+            end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
+            outcome.ended.append((request, output))
+        return output
+
+    def preempt(self, request: Request, sequences: Sequences) -> None:
+        """Give back the pages; the slot keeps the tokens and the sampling state."""
+        sequences.release_pages(request.slot)
+        request.forget_computed()
+
+    def close(self, request: Request, sequences: Sequences) -> None:
+        """Close the slot, if it is open."""
+        if request.slot != NO_SLOT:
+            sequences.close(request.slot)
+            request.slot = NO_SLOT
+
+
+def open_sequence(
+    sequences: Sequences,
+    request: Request,
+    token_ids: list[int] | None = None,
+    *,
+    sampling: SamplingConfig | None = None,
+    pooling: PoolingConfig | None = None,
+) -> int:
+    """Open a slot with the prompt, or these tokens, without pages. Raises ValueError if the executor rejects it."""
+    return sequences.open(
+        request.prompt_token_ids if token_ids is None else token_ids,
+        request.num_prompt_tokens,
+        sampling=sampling,
+        cache_salt=request.cache_salt,
+        pooling=pooling,
+        constraint=request.constraint,
+    )
+
+
+def sampling_config(request: Request) -> SamplingConfig:
+    """Return the native sampling configuration; eos tokens are among those that stop."""
+    sampling = request.sampling
+    return SamplingConfig(
+        temperature=sampling.temperature,
+        top_k=min(sampling.top_k, _INT32_MAX),
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=list((sampling.logit_bias or {}).items()),
+        allowed_token_ids=sampling.allowed_token_ids or [],
+        bad_words_token_ids=sampling.bad_words_token_ids or [],
+        stop_token_ids=sorted(request.stop_token_ids),
+        min_tokens=sampling.min_tokens,
+        seed=request.seed,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+    )

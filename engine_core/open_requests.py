@@ -1,0 +1,80 @@
+"""The open requests, those that have not ended: by client and id, and by deadline."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from quire.engine_core.request import Request
+
+_FEW = 64  # finished requests that the heap may keep in any case
+
+
+class OpenRequests:
+    """Every request from its arrival to its terminal output."""
+
+    def __init__(self) -> None:
+        self._by_client: dict[bytes, dict[str, Request]] = {}
+        self._deadlines = Deadlines()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_client)
+
+    @property
+    def clients(self) -> list[bytes]:
+        """Ids of the clients that have open requests."""
+        return list(self._by_client)
+
+    def find(self, client_id: bytes, request_id: str) -> Request | None:
+        """Return a client's request, if it is open."""
+        own = self._by_client.get(client_id)
+        return None if own is None else own.get(request_id)
+
+    def of_client(self, client_id: bytes) -> list[Request]:
+        """Return a client's requests, the latest first: no successor starts in the place of one that ends with it."""
+        return list(reversed(self._by_client.get(client_id, {}).values()))
+
+    def add(self, request: Request) -> None:
+        """Add a request, whose id its client does not use for another one."""
+        self._by_client.setdefault(request.client_id, {})[request.request_id] = request
+        self._deadlines.add(request)
+
+    def remove(self, request: Request) -> None:
+        """Remove a request that ends."""
+        own = self._by_client[request.client_id]
+        del own[request.request_id]
+        if not own:
+            del self._by_client[request.client_id]
+
+    def overdue(self, now: float) -> Iterator[Request]:
+        """Yield the requests whose deadline has passed; each once."""
+        return self._deadlines.take_overdue(now)
+
+
+class Deadlines:
+    """A heap of the requests that have a deadline. It drops finished ones when they outnumber the others."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._max_size = _FEW
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> None:
+        """Add a request, if it has a deadline."""
+        if request.deadline == math.inf:
+            return
+        heapq.heappush(self._heap, (request.deadline, request.number, request))
+        if len(self._heap) > self._max_size:
+            self._heap = [entry for entry in self._heap if not entry[2].is_finished]
+            heapq.heapify(self._heap)
+            self._max_size = max(_FEW, 2 * len(self._heap))
+
+    def take_overdue(self, now: float) -> Iterator[Request]:
+        """Remove and yield the requests that have not ended by their deadline."""
+        while self._heap and self._heap[0][0] <= now:
+            request = heapq.heappop(self._heap)[2]
+            if not request.is_finished:
+                yield request

@@ -1,0 +1,178 @@
+"""The lifecycle of requests: the one place that moves them between the queues, and takes and gives back their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.engine_core.decoding.parallel_samples import ParallelSamples, num_shared_tokens
+from quire.engine_core.executor import Executor
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import NO_SLOT, Request, RequestStatus
+from quire.engine_core.scheduling.batch import ScheduleEvent
+from quire.engine_core.scheduling.pins import Pins
+from quire.engine_core.scheduling.policies import Policy
+from quire.engine_core.scheduling.waiting import WaitingQueue
+from quire.protocol.messages import EventType
+
+
+@dataclass(slots=True)
+class ScheduleCounters:
+    """Counts since the engine's start."""
+
+    preemptions: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0  # of requests that have started
+    wasted_tokens: int = 0  # computed again after a preemption
+
+
+class RequestLifecycle:
+    """The waiting and the running requests. Requests enter by `add` and leave by `remove`, whatever their state."""
+
+    def __init__(self, executor: Executor, limits: EngineLimits, policy: Policy, clock: Callable[[], float]) -> None:
+        self.running: dict[Request, None] = {}  # in order of start
+        self.waiting = WaitingQueue(policy)
+        self.pins = Pins(executor.sequences)
+        self.samples = ParallelSamples()
+        self.counters = ScheduleCounters()
+        self._executor = executor
+        self._sequences = executor.sequences
+        self._limits = limits
+        self._clock = clock
+        self._events: list[ScheduleEvent] = []
+        self._num_added = 0
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free, or hold only what the prefix cache keeps."""
+        return self._sequences.free_pages + self._sequences.cached_pages
+
+    @property
+    def width(self) -> int:
+        """Sequences that the running requests may have."""
+        return sum([request.width for request in self.running])
+
+    def add(self, request: Request, shares_prompt_with: Request | None = None) -> None:
+        """Queue a request that `check_request` has accepted."""
+        self._num_added += 1
+        request.number = self._num_added
+        if shares_prompt_with is not None:
+            self.samples.join(request, shares_prompt_with)
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            self.waiting.hold(request)
+        else:
+            self._wait(request)
+
+    def release(self, request: Request) -> None:
+        """Let a request that was held back start from now on. It has kept its place by its arrival."""
+        self.waiting.remove(request)
+        request.status = RequestStatus.WAITING
+        self._wait(request)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and give back what it holds; KeyError if it is not here."""
+        if request.status is RequestStatus.RUNNING:
+            del self.running[request]
+        else:
+            self.waiting.remove(request)
+        if (successor := self.samples.leave(request)) is not None:
+            self._transfer_pages(request, successor)
+        request.decoding.close(request, self._sequences)
+
+    def open(self, request: Request) -> str | None:
+        """Open a request's sequence, if it has none yet; return the error if the executor rejects it."""
+        if request.slot == NO_SLOT:
+            try:
+                request.slot = request.decoding.open(request, self._sequences)
+            except ValueError as error:
+                return str(error)
+        return None
+
+    def start(self, request: Request, source: Request | None) -> int | None:
+        """Start an open request that stays in the queue until `leave_queue`; return how many tokens are cached.
+
+        They come from `source`, if there is one, else from the prefix cache. None, and nothing has changed, if there
+        are too few pages.
+        """
+        if source is not None:
+            found = self._fork(request, source)
+        else:
+            found = self._sequences.start(request.slot, request.num_tokens)
+            if found is None and not self.running and self.pins.unpin_all():
+                found = self._sequences.start(request.slot, request.num_tokens)
+        if found is not None:
+            self._run(request, found)
+        elif not self.running:
+            raise self._lacks_promised_pages(request)
+        return found
+
+    def leave_queue(self, request: Request) -> None:
+        """Take a request that has started out of the waiting queue."""
+        self.waiting.remove(request)
+
+    def preempt(self, request: Request, now: float) -> None:
+        """Take a running request's pages and queue it again."""
+        del self.running[request]
+        request.decoding.preempt(request, self._sequences)
+        request.num_preemptions += 1
+        request.status = RequestStatus.PREEMPTED
+        request.record(EventType.PREEMPTED, now)
+        self._events.append(ScheduleEvent(request, EventType.PREEMPTED, now))
+        self._wait(request)
+        self.counters.preemptions += 1
+
+    def reserve(self, request: Request) -> None:
+        """Get the pages for a running request's next tokens, which the scheduler has made available."""
+        if not request.decoding.reserve(request, self._executor):
+            raise self._lacks_promised_pages(request)
+        request.num_reserved_tokens = self._limits.pages_for(request.num_tokens) * self._limits.block_size
+
+    def take_events(self) -> list[ScheduleEvent]:
+        """Remove and return the events since the last call, without those of requests that have ended since."""
+        events, self._events = self._events, []
+        return [event for event in events if not event.request.is_finished]
+
+    def _wait(self, request: Request) -> None:
+        self.waiting.add(request)
+        self.samples.waits(request)
+
+    def _fork(self, request: Request, source: Request) -> int | None:
+        """Give a request the pages of a prompt that `source` has computed; return how many tokens they hold."""
+        shared = num_shared_tokens(request)
+        return shared if self._executor.fork(request.slot, source.slot, shared, request.num_tokens) else None
+
+    def _transfer_pages(self, source: Request, successor: Request) -> None:
+        """Start a waiting request in the place of one that ends, if it can; else the prompt is computed again."""
+        if (
+            successor.width > source.width
+            or self.open(successor) is not None
+            or self._sequences.match(successor.slot)[0] >= num_shared_tokens(successor)
+        ):
+            return
+        if (found := self._fork(successor, source)) is not None:
+            self.waiting.remove(successor)
+            self._run(successor, found)
+
+    def _run(self, request: Request, found: int) -> None:
+        """Let a request run from now on; it has pages for its tokens, of which `found` are computed."""
+        self.running[request] = None
+        self.samples.runs(request)
+        request.decoding.begin(request)
+        if request.status is RequestStatus.PREEMPTED:
+            self.counters.wasted_tokens += max(0, request.num_lost_tokens - found)
+        else:
+            request.num_cached_tokens = found
+            self.counters.cached_tokens += found
+            self.counters.prompt_tokens += request.num_prompt_tokens
+        request.num_computed_tokens = found
+        request.num_reserved_tokens = self._limits.pages_for(request.num_tokens) * self._limits.block_size
+        request.status = RequestStatus.RUNNING
+        now = self._clock()
+        request.record(EventType.SCHEDULED, now)
+        self._events.append(ScheduleEvent(request, EventType.SCHEDULED, now, found))
+
+    def _lacks_promised_pages(self, request: Request) -> RuntimeError:
+        return RuntimeError(
+            f"request {request.request_id!r} was promised KV pages for {request.num_tokens} tokens, "
+            f"but only {self.available_pages} pages are available"
+        )

@@ -1,0 +1,119 @@
+"""The scheduling policies, which order the waiting requests; a table has them by the names of `--scheduling-policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
+
+from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
+
+Match = tuple[int, int, int]
+"""Cached tokens of a request, how many of their pages no request holds, and the last of these pages or -1."""
+
+MatchOf = Callable[[Request], Match | None]
+"""Looks a request up in the prefix cache; None leaves it out of this step: it can't be opened, or time is up."""
+
+WINDOW = 64
+"""Requests at the front of the queue that a policy looks up in the prefix cache and reorders in each step."""
+
+AGING_SECONDS = 10.0
+"""Waiting time that makes up for one level of `priority`."""
+
+AGING_TOKENS_PER_SECOND = 1000.0
+"""Tokens by which each second of waiting shortens a request in the eyes of `ShortestJobFirst`."""
+
+MAX_TIMES_PASSED_OVER = 32
+"""Steps in which later requests may start before a request; then it is served in order of arrival."""
+
+
+class Policy:
+    """Order of the waiting requests. The base class serves them in order of arrival.
+
+    A preempted request keeps its arrival, so it comes before the requests that have waited since.
+    """
+
+    def key(self, request: Request) -> float:
+        """Return the key that sorts the queue before arrival, least first. It must not change while a request waits."""
+        del request
+        return 0.0
+
+    def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
+        """Return the order in which to try the waiting requests, which come sorted by their keys."""
+        del match_of, sequences
+        return waiting
+
+    def may_wait(self, request: Request) -> bool:
+        """Return True if a request may wait for a page that another request is computing, though it could start."""
+        del request
+        return True
+
+    def admitted(self, requests: Collection[Request]) -> None:
+        """Note which requests of the last arrangement were admitted."""
+
+
+class FirstComeFirstServed(Policy):
+    """Order of arrival."""
+
+
+class Priority(Policy):
+    """Lowest `priority` value first. Waiting makes up for a low priority, so no request starves."""
+
+    def key(self, request: Request) -> float:
+        """Return the arrival, delayed by the priority: all requests age alike, so no pair ever changes its order."""
+        return request.arrival + AGING_SECONDS * request.priority
+
+
+class ShortestJobFirst(Policy):
+    """Fewest tokens left to prefill first. Waiting shortens a long prompt, so no request starves."""
+
+    def key(self, request: Request) -> float:
+        """Return the length as if nothing were cached. All requests age alike, so no pair ever changes its order."""
+        return request.arrival * AGING_TOKENS_PER_SECOND + request.num_new_tokens
+
+    def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
+        """Sort the window by length without the cached tokens."""
+        del sequences
+        keys = {
+            request: request.queue_key - match[0]
+            for request in islice(waiting, WINDOW)
+            if (match := match_of(request)) is not None
+        }
+        return sorted(keys, key=keys.__getitem__)
+
+
+class LongestPrefixMatch(Policy):
+    """Longest cached prefix first, in depth-first order of the prefix cache, so that shared pages stay in it."""
+
+    def __init__(self) -> None:
+        self._window: list[Request] = []
+
+    def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
+        """Put requests that were passed over too often first, then the others by their matches."""
+        self._window = list(islice(waiting, WINDOW))
+        overdue = [request for request in self._window if not self.may_wait(request)]
+        others, ends = [], []
+        for request in self._window:
+            if self.may_wait(request) and (match := match_of(request)) is not None:
+                others.append(request)
+                ends.append(match[2])
+        return [*overdue, *(others[i] for i in sequences.tree.depth_first(ends))]
+
+    def may_wait(self, request: Request) -> bool:
+        """Return False for a request that was passed over too often: computing that page could take a whole prompt."""
+        return request.num_times_passed_over < MAX_TIMES_PASSED_OVER
+
+    def admitted(self, requests: Collection[Request]) -> None:
+        """Count, for each request that still waits, that a later one was admitted."""
+        latest = max(request.number for request in requests)
+        for request in self._window:
+            if request.number < latest and request not in requests:
+                request.num_times_passed_over += 1
+
+
+POLICIES: dict[str, type[Policy]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": Priority,
+    "lpm": LongestPrefixMatch,
+    "sjf": ShortestJobFirst,
+}

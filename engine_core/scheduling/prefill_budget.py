@@ -1,0 +1,94 @@
+"""The prefill budget: how much of prompts a step computes, so that decoding requests hardly slow down.
+
+Cost is counted in tokens at the start of a prompt. A token that attends to `attention_context` tokens costs twice as
+much, as its attention takes as many operations as all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.request import Request
+
+_OLDEST_SHARE = 4  # the oldest prompt gets at least one part in four
+_LEAST_COST = 24.0  # of a step's prompts: less does not show in a step's time
+_UNBOUNDED = 1e15  # only max_num_batched_tokens bounds the step
+_BLEND = 0.1  # weight of a new measurement
+_STRETCH = 1.7  # a step with prompts may take this many times a step without
+_MAX_STRETCH = 4.0
+_BACKLOG_SECONDS = 4.0  # of waiting prefill that stretch a step by its own time once more
+_ALONE_SECONDS = 0.5  # of a step in which no request decodes: how long a new request may have to wait
+
+
+class PrefillBudget:
+    """Learns from measured steps how many seconds prefill and decode take, and budgets prefill accordingly."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self._token_seconds = 0.0  # for a cost of 1
+        self._decode_seconds = 0.0  # of a step without prompts
+
+    def learn(self, prefill_cost: float, num_decodes: int, seconds: float) -> None:
+        """Learn from one step's time. A few prompt tokens do not show in it and teach nothing."""
+        if prefill_cost == 0:
+            self._decode_seconds = _blend(self._decode_seconds, seconds)
+        elif prefill_cost >= _LEAST_COST:
+            rest = seconds - (self._decode_seconds if num_decodes else 0.0)
+            self._token_seconds = _blend(self._token_seconds, max(rest, 0.1 * seconds) / prefill_cost)
+
+    def max_cost(self, num_decodes: int, backlog: int) -> float:
+        """Return the cost that the prompts of the next step may have, with `backlog` prompt tokens left to compute."""
+        if self._token_seconds == 0.0 or self._limits.long_prefill_token_threshold:
+            return _UNBOUNDED
+        seconds = _ALONE_SECONDS
+        if num_decodes and self._decode_seconds:
+            stretch = min(_STRETCH + backlog * self._token_seconds / _BACKLOG_SECONDS, _MAX_STRETCH)
+            seconds = (stretch - 1) * self._decode_seconds
+        return max(_LEAST_COST, min(seconds / self._token_seconds, _UNBOUNDED))  # infinite after steps of no time
+
+    def token_cost(self, position: float) -> float:
+        """Return the cost of a token at this position."""
+        return 1 + position / self._limits.attention_context
+
+    def cost(self, shares: Iterable[tuple[Request, int]]) -> float:
+        """Return the cost of prompt chunks: the next `count` tokens of each request."""
+        return sum(count * self.token_cost(request.num_computed_tokens + count / 2) for request, count in shares)
+
+    def least_chunk(self, request: Request) -> int:
+        """Return the tokens of the smallest chunk of a prompt that is worth a row: a tile, or all that is left."""
+        return min(request.num_new_tokens, self._limits.tile)
+
+    def share(self, prefills: Sequence[Request], max_tokens: int, max_cost: float) -> list[tuple[Request, int]]:
+        """Return how many of `max_tokens`, at a cost of at most `max_cost`, each prompt gets.
+
+        Prompts with the fewest tokens left come first, but the oldest never gets less than its share. Chunks end with
+        whole tiles where that is possible. The oldest gets one of the remaining tokens, whatever the cost.
+        """
+        if not prefills:
+            return []
+        oldest = min(prefills, key=lambda request: request.number)
+        shares: list[tuple[Request, int]] = []
+        kept_tokens = min(oldest.num_new_tokens, -(-max_tokens // _OLDEST_SHARE))
+        kept_cost = max_cost / _OLDEST_SHARE
+        for request in sorted(prefills, key=lambda request: (request.num_new_tokens, request.number)):
+            if request is oldest:
+                kept_tokens, kept_cost = 0, 0.0
+            cost = self.token_cost(request.num_computed_tokens)
+            left = request.num_new_tokens
+            affordable = round((max_cost - kept_cost) / cost)
+            count = min(left, max_tokens - kept_tokens, self._limits.long_prefill_token_threshold or left, affordable)
+            if request is oldest:
+                count = max(count, min(1, max_tokens))
+            if self._limits.tile < count < left:
+                count -= (request.num_computed_tokens + count) % self._limits.tile
+            if count > 0:
+                shares.append((request, count))
+                max_tokens -= count
+                max_cost -= count * cost
+        return shares
+
+
+def _blend(old: float, new: float) -> float:
+    """Return the moving average; a step that happens to take many times as long as it should hardly counts."""
+    return old + _BLEND * (min(new, 2 * old) - old) if old else new

@@ -1,0 +1,172 @@
+"""Foresight: steps in which nothing begins or ends are computed at once, without a look at each decoding request."""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import NamedTuple
+
+from quire.engine_core.engine import EngineCore
+from quire.engine_core.limits import EngineLimits
+from quire.engine_core.outputs import Send
+from quire.engine_core.request import Request
+from quire.engine_core.scheduling.batch import RunningRequests
+from quire.engine_core.simulation.executor import SimulatedExecutor, VirtualClock
+from quire.engine_core.stats import StepRecord
+
+_MAX_PREFILL_STEPS = 64  # that are foreseen with prompts: an arrival makes the rest of them useless
+_MAX_DECODE_STEPS = 1024  # without prompts, which cost little to foresee
+
+
+class Chunks(NamedTuple):
+    """The prompt chunks of one step, and their cost as PrefillBudget counts it."""
+
+    shares: list[tuple[Request, int]]
+    cost: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all chunks."""
+        return sum(count for _, count in self.shares)
+
+
+@dataclass(slots=True)
+class ForeseenSteps:
+    """Steps of which the first begins at `begin`, and each other one when the one before it ends.
+
+    In each, the requests of `decodes` get one more token. `chunks` has the prompt chunks of each step, and is empty if
+    there are none.
+    """
+
+    begin: float
+    decodes: list[Request] = field(default_factory=list)
+    ends: array[float] = field(default_factory=lambda: array("d"))
+    chunks: list[Chunks] = field(default_factory=list)
+
+    @property
+    def end(self) -> float:
+        """The time at which the step after them begins."""
+        return self.ends[-1] if self.ends else self.begin
+
+    def count_before(self, time: float) -> int:
+        """Return how many of the steps begin before this time."""
+        if not self.ends or self.begin >= time:
+            return 0
+        return 1 + bisect_left(self.ends, time, 0, len(self.ends) - 1)
+
+    def cut(self, time: float) -> None:
+        """Drop the steps that begin at this time or later."""
+        count = self.count_before(time)
+        del self.ends[count:]
+        del self.chunks[count:]
+
+    def take(self, time: float) -> ForeseenSteps:
+        """Remove and return the steps that begin before this time."""
+        count = self.count_before(time)
+        taken = ForeseenSteps(self.begin, self.decodes, self.ends[:count], self.chunks[:count])
+        self.begin = taken.end
+        del self.ends[:count]
+        del self.chunks[:count]
+        return taken
+
+
+class SimulatedCore(EngineCore):
+    """An engine core that can skip steps. Between two events each decoding request gets a token in every step.
+
+    No request arrives, starts, gets a first token or a last one, and there are pages for all. `foresee` asks the
+    scheduler how long that will go on, and `pass_through` leaves everything as that many calls of `step` would, but for
+    the numbers of pages, and `totals`.
+    """
+
+    def __init__(self, executor: SimulatedExecutor, limits: EngineLimits, send: Send, clock: VirtualClock) -> None:
+        super().__init__(executor, limits, send, clock=clock)
+        self._simulated = executor
+
+    def foresee(self) -> ForeseenSteps:
+        """Return the steps up to the next event if no request arrives; there may be none."""
+        scheduler, steps = self.scheduler, ForeseenSteps(self.clock())
+        if scheduler.waiting and len(scheduler.running) < self.limits.max_num_seqs:  # a request may start
+            return steps
+        running = RunningRequests.of(scheduler.running)
+        steps.decodes = running.decodes
+        if (most := self._most_steps(running)) < 1:
+            return steps
+        if not running.prefills:
+            kv_tokens = _kv_tokens(steps.decodes)
+            steps.ends = self._simulated.decode_ends(steps.begin, len(steps.decodes), kv_tokens, most)
+            return steps
+        computed = [request.num_computed_tokens for request in running.prefills]
+        self._look_ahead(steps, running, most)
+        for request, count in zip(running.prefills, computed, strict=True):
+            request.num_computed_tokens = count
+        return steps
+
+    def _look_ahead(self, steps: ForeseenSteps, running: RunningRequests, most: int) -> None:
+        """Append to `steps` until a prompt is done, and leave the prompts as they are then."""
+        budget, size, now = copy.copy(self.scheduler.prefill_budget), len(running.decodes), steps.begin
+        tokens, kv_tokens = self.limits.max_num_batched_tokens - size, _kv_tokens(running.decodes)
+        for _ in range(most):
+            max_cost = budget.max_cost(size, self.scheduler.prefill_backlog(running))
+            shares = budget.share(running.prefills, tokens, max_cost)
+            if any(count == request.num_new_tokens for request, count in shares):
+                return
+            chunks = Chunks(shares, budget.cost(shares))
+            end = now + self._simulated.seconds(shares, size, kv_tokens)
+            budget.learn(chunks.cost, size, end - now)
+            for request, count in shares:
+                request.num_computed_tokens += count
+            steps.ends.append(end)
+            steps.chunks.append(chunks)
+            now, kv_tokens = end, kv_tokens + size
+
+    def _most_steps(self, running: RunningRequests) -> int:
+        """Return at most as many steps as come before a decoding request ends, and as there are pages for."""
+        left = [self._simulated.tokens_left(request.slot, request.token_limit) for request in running.decodes]
+        most = _MAX_PREFILL_STEPS if running.prefills else _MAX_DECODE_STEPS
+        steps = min([most, *(tokens - 1 for tokens in left)]) if self.scheduler.running else 0
+        available = self.scheduler.available_pages
+        while steps > 0 and self.scheduler.pages_lacked(running.decodes, steps) > available:
+            steps //= 2
+        return steps
+
+    def pass_through(self, steps: ForeseenSteps) -> None:
+        """Take steps that begin now."""
+        admission, budget = self.scheduler.admission, self.scheduler.prefill_budget
+        size, count = len(steps.decodes), len(steps.ends)
+        before, seconds = steps.begin, 0.0
+        for end, cost in zip(steps.ends, [each.cost for each in steps.chunks] or repeat(0.0), strict=False):
+            seconds, before = end - before, end
+            admission.stepped()
+            admission.decoded(size)
+            budget.learn(cost, size, seconds)
+        prefill_tokens = steps.chunks[-1].num_tokens if steps.chunks else 0
+        self.record_step(StepRecord(self.last_step.number + count, prefill_tokens, size, execute_seconds=seconds))
+        for request in steps.decodes:
+            self._extend(request, count)
+        self._prefill(steps)
+
+    def _extend(self, request: Request, count: int) -> None:
+        """Add tokens to a request, and the pages for all but the last, which is not computed yet."""
+        request.num_tokens += count - 1
+        if request.num_tokens > request.num_reserved_tokens:
+            self.scheduler.reserve(request)
+        request.num_tokens += 1
+        request.num_computed_tokens += count
+        self._simulated.extend(request.slot, count)
+
+    def _prefill(self, steps: ForeseenSteps) -> None:
+        """Compute the prompt chunks."""
+        touched: dict[Request, None] = {}
+        for chunks in steps.chunks:
+            for request, count in chunks.shares:
+                request.num_computed_tokens += count
+                touched[request] = None
+        for request in touched:
+            self.sequences.share(request.slot, request.num_computed_tokens)
+
+
+def _kv_tokens(decodes: list[Request]) -> int:
+    return sum(request.num_computed_tokens for request in decodes)
