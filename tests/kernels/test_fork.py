@@ -22,8 +22,8 @@ def engine(request: pytest.FixtureRequest, demo_model: Path) -> ModelRunner:
 
 
 def tokens_of(engine: ModelRunner, length: int) -> list[int]:
-    draw = random.Random(5)
-    return [draw.randrange(engine.vocab_size) for _ in range(length)]
+    choose = random.Random(5)
+    return [choose.randrange(engine.vocab_size) for _ in range(length)]
 
 
 def opened(engine: ModelRunner, tokens: list[int], seed: int = 0, salt: str | None = None) -> int:
@@ -79,19 +79,19 @@ def test_a_fork_at_every_place_of_a_page(engine: ModelRunner, salt: str | None, 
 
 def test_forks_of_forks_closed_in_any_order() -> None:
     """Pages without a model: every page has an owner until the last of them is closed, and then none."""
-    draw = random.Random(7)
+    choose = random.Random(7)
     for salt in (None, "salt"):
         for _ in range(200):
             sequences = Sequences(40, 32, 1000)
-            tokens = [draw.randrange(1000) for _ in range(150)]
+            tokens = [choose.randrange(1000) for _ in range(150)]
             slots = [sequences.open(tokens, 150, cache_salt=salt)]
             assert sequences.start(slots[0], 150) == 0
             sequences.share(slots[0], 150)
             for _ in range(10):
-                source = draw.choice(slots)
+                source = choose.choice(slots)
                 held = {page for slot in slots for page in sequences.pages(slot)}
-                computed = draw.randint(1, len(sequences.tokens(source)))
-                slot = sequences.open(tokens[: draw.randint(computed, 150)], 1, cache_salt=salt)
+                computed = choose.randint(1, len(sequences.tokens(source)))
+                slot = sequences.open(tokens[: choose.randint(computed, 150)], 1, cache_salt=salt)
                 length = len(sequences.tokens(slot))
                 if not sequences.fork(slot, source, computed, length):
                     sequences.close(slot)
@@ -100,7 +100,7 @@ def test_forks_of_forks_closed_in_any_order() -> None:
                 slots.append(slot)
                 assert len(sequences.pages(slot)) == -(-length // 32)
                 sequences.share(slot, computed)
-            draw.shuffle(slots)
+            choose.shuffle(slots)
             while slots:
                 held = {page for slot in slots for page in sequences.pages(slot)}
                 assert sequences.held_pages == len(held)

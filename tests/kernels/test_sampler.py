@@ -1,4 +1,4 @@
-"""The sampler draws what the float64 rules draw, reports the model's own log probabilities, and refuses nonsense."""
+"""The sampler agrees with a float64 reference, reports the model's own log probabilities, and rejects nonsense."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampler_reference import Case, check_draw, processed_logits, random_case
+from sampler_reference import Case, check_sample, processed_logits, random_case
 
 from quire.kernels import _native
 from quire.kernels._native import SamplingConfig
 
 
-def draw(logits: list[float], tokens: list[int] | None = None, prompt: int = 0, **config: Any) -> int:
-    """The token drawn at the end of `tokens`."""
+def sample_token(logits: list[float], tokens: list[int] | None = None, prompt: int = 0, **config: Any) -> int:
+    """Return the token sampled after `tokens`."""
     tokens = tokens or []
     return int(Case(np.array(logits, np.float32), tokens, prompt, len(tokens), config).sample()["token"])
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 63, 64, 65, 300, 4099])
-def test_draws_equal_the_float64_rules(vocab_size: int) -> None:
+def test_samples_equal_the_float64_reference(vocab_size: int) -> None:
     random = np.random.default_rng(vocab_size)
     checked = 0
     for _ in range(400):
@@ -28,17 +28,17 @@ def test_draws_equal_the_float64_rules(vocab_size: int) -> None:
             with pytest.raises(RuntimeError, match="may be sampled"):
                 case.sample()
             continue
-        check_draw(case)
+        check_sample(case)
         checked += 1
     assert checked > 50
 
 
-def test_draws_over_a_large_vocabulary_equal_the_float64_rules() -> None:
+def test_samples_from_a_large_vocabulary_equal_the_float64_reference() -> None:
     random = np.random.default_rng(0)
     for _ in range(20):
         case = random_case(random, 151_936)
         if not np.isneginf(processed_logits(case)).all():
-            check_draw(case)
+            check_sample(case)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_draws_over_a_large_vocabulary_equal_the_float64_rules() -> None:
 )
 def test_frequencies_follow_the_probabilities(config: dict[str, Any], kept: int) -> None:
     logits = np.linspace(-2, 2, 8, dtype=np.float32)  # probabilities 0.44, 0.25, 0.14, 0.08, 0.04 ... from the last
-    draws = [
+    tokens = [
         _native.sample(logits, [], 0, position, SamplingConfig(seed=3, **config))["token"] for position in range(20_000)
     ]
     weights = np.exp(logits.astype(np.float64) / config.get("temperature", 1.0))[-kept:]
-    expected = weights / weights.sum() * len(draws)
-    counts = np.bincount(draws, minlength=8)
+    expected = weights / weights.sum() * len(tokens)
+    counts = np.bincount(tokens, minlength=8)
     assert counts[:-kept].sum() == 0
     assert ((counts[-kept:] - expected) ** 2 / expected).sum() < 35  # chi-squared of 7 degrees: once in 10^5
 
@@ -69,46 +69,46 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
-    assert draw([0.0, 3.0, 3.0, 1.0], temperature=0.0) == 1
-    assert draw([-0.0, 0.0], temperature=0.0) == 0
-    assert draw([-1.0] * 100 + [5.0] * 100, temperature=0.0) == 100
+    assert sample_token([0.0, 3.0, 3.0, 1.0], temperature=0.0) == 1
+    assert sample_token([-0.0, 0.0], temperature=0.0) == 0
+    assert sample_token([-1.0] * 100 + [5.0] * 100, temperature=0.0) == 100
 
 
 def test_top_k_and_top_p_break_ties_by_the_lower_id() -> None:
     flat = [1.0] * 200
-    assert {draw(flat, seed=seed, top_k=3) for seed in range(100)} == {0, 1, 2}
-    assert {draw(flat, seed=seed, top_p=0.015) for seed in range(100)} == {0, 1, 2}
-    assert {draw(flat, seed=seed, top_p=1e-9) for seed in range(10)} == {0}
+    assert {sample_token(flat, seed=seed, top_k=3) for seed in range(100)} == {0, 1, 2}
+    assert {sample_token(flat, seed=seed, top_p=0.015) for seed in range(100)} == {0, 1, 2}
+    assert {sample_token(flat, seed=seed, top_p=1e-9) for seed in range(10)} == {0}
 
 
 def test_top_p_is_taken_of_what_top_k_leaves() -> None:
     logits = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
-    assert {draw(logits, seed=seed, top_k=2, top_p=0.55) for seed in range(200)} == {0}  # 4/7 of what is left
-    assert {draw(logits, seed=seed, top_p=0.55) for seed in range(200)} == {0, 1}
+    assert {sample_token(logits, seed=seed, top_k=2, top_p=0.55) for seed in range(200)} == {0}  # 4/7 of what is left
+    assert {sample_token(logits, seed=seed, top_p=0.55) for seed in range(200)} == {0, 1}
 
 
 def test_repetition_penalty_counts_the_prompt_and_the_others_do_not() -> None:
     logits, tokens = [2.0, 1.9, -5.0], [0, 0]
-    assert draw(logits, tokens, 2, temperature=0.0, repetition_penalty=1.2) == 1
-    assert draw(logits, tokens, 2, temperature=0.0, presence_penalty=1.0, frequency_penalty=1.0) == 0
-    assert draw(logits, tokens, 0, temperature=0.0, presence_penalty=1.0) == 1
-    assert draw(logits, tokens, 0, temperature=0.0, frequency_penalty=0.06) == 1
-    assert draw(logits, tokens, 1, temperature=0.0, frequency_penalty=0.06) == 0
-    assert draw([-1.0, -1.1], [0], 0, temperature=0.0, repetition_penalty=1.2) == 1  # below zero it multiplies
+    assert sample_token(logits, tokens, 2, temperature=0.0, repetition_penalty=1.2) == 1
+    assert sample_token(logits, tokens, 2, temperature=0.0, presence_penalty=1.0, frequency_penalty=1.0) == 0
+    assert sample_token(logits, tokens, 0, temperature=0.0, presence_penalty=1.0) == 1
+    assert sample_token(logits, tokens, 0, temperature=0.0, frequency_penalty=0.06) == 1
+    assert sample_token(logits, tokens, 1, temperature=0.0, frequency_penalty=0.06) == 0
+    assert sample_token([-1.0, -1.1], [0], 0, temperature=0.0, repetition_penalty=1.2) == 1  # below zero it multiplies
 
 
 def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
     logits, word = [9.0, 1.0, 0.0], [[1, 2, 0]]
-    assert draw(logits, [1, 2], 0, temperature=0.0, bad_words_token_ids=word) == 1
-    assert draw(logits, [2, 2], 0, temperature=0.0, bad_words_token_ids=word) == 0
-    assert draw(logits, [1, 2], 1, temperature=0.0, bad_words_token_ids=word) == 0  # begun in the prompt
-    assert draw(logits, [], 0, temperature=0.0, bad_words_token_ids=[[0]]) == 1
+    assert sample_token(logits, [1, 2], 0, temperature=0.0, bad_words_token_ids=word) == 1
+    assert sample_token(logits, [2, 2], 0, temperature=0.0, bad_words_token_ids=word) == 0
+    assert sample_token(logits, [1, 2], 1, temperature=0.0, bad_words_token_ids=word) == 0  # begun in the prompt
+    assert sample_token(logits, [], 0, temperature=0.0, bad_words_token_ids=[[0]]) == 1
 
 
 def test_stop_tokens_are_banned_until_min_tokens_are_out() -> None:
     stop = {"temperature": 0.0, "stop_token_ids": [0], "min_tokens": 2}
-    assert draw([9.0, 1.0], [1, 1, 1], 2, **stop) == 1
-    assert draw([9.0, 1.0], [1, 1, 1], 1, **stop) == 0
+    assert sample_token([9.0, 1.0], [1, 1, 1], 2, **stop) == 1
+    assert sample_token([9.0, 1.0], [1, 1, 1], 1, **stop) == 0
 
 
 @pytest.mark.parametrize("vocab_size", [5, 64, 1000, 151_936])
@@ -153,7 +153,7 @@ def test_a_logit_that_is_no_number_is_named(bad: float, place: int) -> None:
 
 def test_banning_every_token_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="none of the 2 tokens may be sampled"):
-        draw([1.0, 2.0], bad_words_token_ids=[[0], [1]])
+        sample_token([1.0, 2.0], bad_words_token_ids=[[0], [1]])
 
 
 @pytest.mark.parametrize(
@@ -183,17 +183,17 @@ def test_banning_every_token_is_an_error() -> None:
         ("prompt_logprobs", 5),
     ],
 )
-def test_values_out_of_range_are_refused(field: str, value: Any) -> None:
+def test_values_out_of_range_are_rejected(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
-        draw([0.0, 1.0, 2.0, 3.0], **{field: value})
+        sample_token([0.0, 1.0, 2.0, 3.0], **{field: value})
 
 
 def test_extreme_values_are_harmless() -> None:
     logits = [0.0, 3e38, -3e38, float("-inf"), 1e-45]
     for temperature in (1e-4, 1.0, 3e38):
         for top_p in (1.0, 0.9):
-            assert draw(logits, temperature=temperature, top_p=top_p, seed=4) in {0, 1, 2, 4}
-    assert draw([1.0, 1.0 + 2**-20], temperature=1e-6) == 1
+            assert sample_token(logits, temperature=temperature, top_p=top_p, seed=4) in {0, 1, 2, 4}
+    assert sample_token([1.0, 1.0 + 2**-20], temperature=1e-6) == 1
 
 
 def test_philox_gives_the_published_numbers() -> None:
@@ -206,9 +206,9 @@ def test_philox_gives_the_published_numbers() -> None:
 
 
 def test_uniform_numbers_are_those_of_the_counter() -> None:
-    seed, position, draw_number = 2**64 - 3, 2**33 + 7, 5
-    low, high, *_ = _native.philox_block([position % 2**32, position >> 32, draw_number, 0], [seed % 2**32, seed >> 32])
-    assert _native.philox(seed, position, draw_number) == ((high << 32 | low) >> 11) / 2**53
+    seed, position, index = 2**64 - 3, 2**33 + 7, 5
+    low, high, *_ = _native.philox_block([position % 2**32, position >> 32, index, 0], [seed % 2**32, seed >> 32])
+    assert _native.philox(seed, position, index) == ((high << 32 | low) >> 11) / 2**53
     numbers = np.array([_native.philox(1, position, 0) for position in range(20_000)])
     assert numbers.min() >= 0
     assert numbers.max() < 1

@@ -21,22 +21,22 @@ def mask_of(allowed: list[int], num_tokens: int) -> TokenMask:
     return mask
 
 
-def draw(logits: np.ndarray, mask: TokenMask | None, position: int = 0, **config: Any) -> dict[str, Any]:
+def sample(logits: np.ndarray, mask: TokenMask | None, position: int = 0, **config: Any) -> dict[str, Any]:
     return _native.sample(logits.astype(np.float32), [], 0, position, SamplingConfig(**config), mask)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 300, 4099])
-def test_only_what_is_allowed_is_drawn_and_as_if_there_were_nothing_else(vocab_size: int) -> None:
+def test_only_allowed_tokens_are_sampled_as_if_there_were_no_others(vocab_size: int) -> None:
     random = np.random.default_rng(vocab_size)
     for position in range(50):
         logits = random.normal(size=vocab_size)
         allowed = sorted(random.choice(vocab_size, size=random.integers(1, vocab_size + 1), replace=False).tolist())
         banned = np.where(np.isin(np.arange(vocab_size), allowed), logits, -np.inf)
         config = {"seed": 7, "top_p": 0.9 if position % 2 else 1.0, "logprobs": 1}
-        got = draw(logits, mask_of(allowed, vocab_size), position, **config)
-        first = draw(logits, None, position, **config)["token"]
+        got = sample(logits, mask_of(allowed, vocab_size), position, **config)
+        first = sample(logits, None, position, **config)["token"]
         if position % 2:
-            assert got["token"] == draw(banned, None, position, **config)["token"]
+            assert got["token"] == sample(banned, None, position, **config)["token"]
         elif first in allowed:
             assert got["token"] == first
         assert got["token"] in allowed
@@ -50,54 +50,54 @@ def test_only_what_is_allowed_is_drawn_and_as_if_there_were_nothing_else(vocab_s
     ("allowed", "others", "most"),
     [([0, 2, 3, 5], 0, 16.3), ([2, 4, 5], 0, 13.8), ([4, 5], 0, 10.8), ([2, 4, 5], 90, 13.8)],
 )
-def test_guesses_leave_the_distribution_as_it_is(allowed: list[int], others: int, most: float) -> None:
+def test_rejection_sampling_leaves_the_distribution_as_it_is(allowed: list[int], others: int, most: float) -> None:
     """`most` is what chi squared reaches by chance once in a thousand times; with many others the mask decides."""
-    logits, draws = np.array([2.0, 1.0, 0.0, 1.5, -1.0, 0.5, *[1.0] * others]), 20_000
+    logits, count = np.array([2.0, 1.0, 0.0, 1.5, -1.0, 0.5, *[1.0] * others]), 20_000
     counts = np.zeros(len(logits))
-    for position in range(draws):
-        counts[draw(logits, mask_of(allowed, len(logits)), position, seed=1)["token"]] += 1
+    for position in range(count):
+        counts[sample(logits, mask_of(allowed, len(logits)), position, seed=1)["token"]] += 1
     expected = np.where(np.isin(np.arange(len(logits)), allowed), np.exp(logits), 0)
-    expected *= draws / expected.sum()
+    expected *= count / expected.sum()
     assert counts.sum() == counts[allowed].sum()
     assert ((counts - expected)[allowed] ** 2 / expected[allowed]).sum() < most
 
 
-def test_what_is_almost_impossible_is_drawn_in_its_parts() -> None:
-    """Less than a part in 2^40 of all mass, which guesses can't tell apart."""
+def test_nearly_impossible_tokens_keep_their_relative_probabilities() -> None:
+    """Less than 2^-40 of the total mass, which rejection sampling cannot tell apart."""
     logits = np.array([0.0, -30.0, -31.0, -32.0])
     counts = np.zeros(4)
     for position in range(4000):
-        counts[draw(logits, mask_of([1, 2, 3], 4), position, seed=1)["token"]] += 1
+        counts[sample(logits, mask_of([1, 2, 3], 4), position, seed=1)["token"]] += 1
     assert counts / 4000 == pytest.approx([0, 0.665, 0.245, 0.09], abs=0.03)
 
 
-def test_a_greedy_guess_is_the_likeliest_that_is_allowed() -> None:
+def test_a_greedy_sample_is_the_likeliest_allowed_token() -> None:
     logits = np.random.default_rng(4).normal(size=300)
     for allowed in ([7], [7, 8], list(range(200, 300)), list(range(300))):
-        got = draw(logits, mask_of(allowed, 300), temperature=0.0, logprobs=3)
+        got = sample(logits, mask_of(allowed, 300), temperature=0.0, logprobs=3)
         assert got["token"] == max(allowed, key=lambda token: np.float32(logits[token]))
         assert got["top_ids"] == np.argsort(-logits)[:3].tolist()  # refused ones too: the model's own
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_few_tokens_are_drawn_like_many(temperature: float) -> None:
+def test_few_allowed_tokens_are_sampled_like_many(temperature: float) -> None:
     """One part in eight of the vocabulary is looked at token by token, and what is more as a whole."""
     random = np.random.default_rng(5)
     for position in range(400):
         logits = np.append(random.normal(size=63), -1000.0)
         mask = mask_of(random.choice(63, size=8, replace=False).tolist(), 64)
         config = {"seed": 9, "temperature": temperature, "logprobs": 2}
-        few, many = draw(logits, mask, position, **config), draw(logits[:63], mask, position, **config)
+        few, many = sample(logits, mask, position, **config), sample(logits[:63], mask, position, **config)
         assert few == many
 
 
 def test_tokens_beyond_the_mask_are_banned() -> None:
     logits = np.arange(100.0)
-    assert draw(logits, mask_of([3, 5], 40), temperature=0.0)["token"] == 5
+    assert sample(logits, mask_of([3, 5], 40), temperature=0.0)["token"] == 5
 
 
 def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
-    assert draw(np.arange(10.0), mask_of([3, 31], 32), temperature=0.0)["token"] == 3
+    assert sample(np.arange(10.0), mask_of([3, 31], 32), temperature=0.0)["token"] == 3
 
 
 @pytest.mark.parametrize(
@@ -105,20 +105,20 @@ def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
     [{"allowed_token_ids": [1, 2]}, {"bad_words_token_ids": [[5]]}, {"stop_token_ids": [5], "min_tokens": 3}],
     ids=str,
 )
-def test_what_the_mask_demands_is_drawn_whatever_else_bans_it(config: dict[str, Any]) -> None:
-    assert draw(np.arange(10.0), mask_of([5], 10), temperature=0.0, **config)["token"] == 5
+def test_the_mask_overrides_all_other_bans(config: dict[str, Any]) -> None:
+    assert sample(np.arange(10.0), mask_of([5], 10), temperature=0.0, **config)["token"] == 5
 
 
 def test_bans_hold_as_far_as_the_mask_leaves_a_choice() -> None:
-    assert draw(np.arange(10.0), mask_of([4, 5], 10), temperature=0.0, bad_words_token_ids=[[5]])["token"] == 4
+    assert sample(np.arange(10.0), mask_of([4, 5], 10), temperature=0.0, bad_words_token_ids=[[5]])["token"] == 4
 
 
 def test_an_empty_mask_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="may be sampled"):
-        draw(np.arange(10.0), mask_of([], 10))
+        sample(np.arange(10.0), mask_of([], 10))
 
 
-def test_masks_hold_what_they_are_told() -> None:
+def test_masks_hold_the_tokens_that_were_allowed() -> None:
     mask = TokenMask(70)
     assert mask.token_ids == []
     mask.allow([69, 0])
@@ -181,7 +181,7 @@ def test_a_late_mask_delays_its_own_sequence_alone(engine: ModelRunner) -> None:
     assert step(engine, [slot, other], [4, 5], [1, 1]).token_ids[0] == [in_time]
 
 
-def test_who_is_alone_waits_for_the_mask(engine: ModelRunner) -> None:
+def test_a_sequence_alone_waits_for_its_mask(engine: ModelRunner) -> None:
     mask = mask_of([700], 2048)
     mask.reset()
     writer = threading.Timer(0.01, mask.publish)
@@ -207,7 +207,7 @@ def grammar(demo_model: Path) -> Matcher:
 def test_the_token_does_not_depend_on_when_the_mask_is_written(
     engine: ModelRunner, grammar: Matcher, count: int, sampling: dict[str, Any]
 ) -> None:
-    """Ahead of the step, or by the thread that draws, if it needs it; every third sequence has no rule."""
+    """Ahead of the step, or by the thread that samples, if it needs it; every third sequence has no constraint."""
     prompt, sequences = [0, 5, 300, 301, 302], engine.sequences
     constrained = [row for row in range(count) if row % 3 != 1]
     answers = []
@@ -277,7 +277,7 @@ def test_a_mask_that_allows_nothing_fails_its_own_sequence_alone(engine: ModelRu
 
 
 @pytest.mark.parametrize("is_constrained", [True, False])
-def test_who_fails_leaves_nothing_in_the_prefix_cache(engine: ModelRunner, is_constrained: bool) -> None:
+def test_a_failed_sequence_leaves_nothing_in_the_prefix_cache(engine: ModelRunner, is_constrained: bool) -> None:
     """Its pages may hold what made it fail."""
     prompt = [0, *range(100, 163)]
     banned: dict[str, Any] = {"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}

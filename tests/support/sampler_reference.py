@@ -17,7 +17,7 @@ ROUNDING = 2e-6  # of a probability, between float64 and the engine's float32 we
 
 @dataclass(frozen=True)
 class Case:
-    """The arguments of one draw."""
+    """The arguments of one sample."""
 
     logits: npt.NDArray[np.float32]
     tokens: list[int]
@@ -26,7 +26,7 @@ class Case:
     config: dict[str, Any]
 
     def sample(self) -> dict[str, Any]:
-        """The draw of the engine."""
+        """Return the engine's sample."""
         return _native.sample(
             self.logits, self.tokens, self.num_prompt_tokens, self.position, _native.SamplingConfig(**self.config)
         )
@@ -73,8 +73,8 @@ def kept_tokens(case: Case, logits: Row, slack: float) -> Row:
     return weights
 
 
-def check_draw(case: Case) -> None:
-    """The engine's token is the one that the float64 rules draw, or lies within rounding of the border to it."""
+def check_sample(case: Case) -> None:
+    """Check that the engine's token is that of the float64 reference, or within rounding of its border."""
     token = case.sample()["token"]
     logits = processed_logits(case)
     if case.field("temperature", 1.0) == 0:
@@ -87,11 +87,11 @@ def check_draw(case: Case) -> None:
         low, high = (end[token] - weights[token]) / end[-1], end[token] / end[-1]
         if weights[token] > 0 and low - ROUNDING <= random <= high + ROUNDING:
             return
-    raise AssertionError(f"token {token} has [{low}, {high}], the number drawn was {random}: {case.config}")
+    raise AssertionError(f"token {token} has [{low}, {high}], the random number was {random}: {case.config}")
 
 
 def random_case(random: np.random.Generator, vocab_size: int) -> Case:
-    """A draw with each parameter set or left alone at random."""
+    """Return a case with each parameter set or left alone at random."""
     tokens: list[int] = random.integers(0, vocab_size, random.integers(1, 40)).tolist()
 
     def ids(most: int) -> list[int]:

@@ -19,8 +19,8 @@ namespace {
 
 using Tokens = std::vector<std::int32_t>;
 
-/// Calls a Python function on whichever thread a grammar is asked. No exception may pass through llguidance: where
-/// there is one, no token is forced.
+/// Calls a Python function on the thread that asks a grammar. No exception may pass through llguidance: where there is
+/// one, no token is forced.
 Vocabulary::Tokenize tokenize_by(nb::callable function) {
   const auto release = [](nb::callable* held) {
     const nb::gil_scoped_acquire acquire;
@@ -47,15 +47,16 @@ void bind_mask(nb::module_& m) {
                 std::chrono::duration_cast<TokenConstraint::Clock::duration>(std::chrono::duration<double>(seconds));
             return constraint.wait_until(TokenConstraint::Clock::now() + longest);
           },
-          nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(), "Whether it can be asked by then.")
+          nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
+          "Wait until it can be asked; return False if another thread still writes its mask then.")
       .def("allows", &TokenConstraint::allows, nb::arg("token_id"))
-      .def("follow", &TokenConstraint::follow, nb::arg("token_id"), "Advances past a token that was sampled.")
+      .def("follow", &TokenConstraint::follow, nb::arg("token_id"), "Advance past a token that was sampled.")
       .def("take_forced", &TokenConstraint::take_forced,
-           "Advances past the next token if there is no choice, and returns it, or None.")
+           "Advance past the next token if there is no choice, and return it, or None.")
       .def("rollback", &TokenConstraint::rollback, nb::arg("num_tokens"),
-           "Goes back by the last tokens that it has advanced past.")
+           "Go back by the last tokens that it has advanced past.")
       .def_prop_ro("mask", &TokenConstraint::mask, nb::rv_policy::reference_internal);
-  nb::class_<TokenMask, TokenConstraint>(m, "TokenMask", "Which tokens may be drawn: a bit for each.")
+  nb::class_<TokenMask, TokenConstraint>(m, "TokenMask", "The tokens that may come next: a bit for each.")
       .def(nb::init<std::int32_t>(), nb::arg("num_tokens"))
       .def_prop_ro("token_ids",
                    [](const TokenMask& mask) {
@@ -64,8 +65,8 @@ void bind_mask(nb::module_& m) {
                      return tokens;
                    })
       .def_prop_ro("is_ready", &TokenMask::is_ready)
-      .def("reset", &TokenMask::reset, "From now on it is being written.")
-      .def("publish", &TokenMask::publish, "It is written: the sampler may read it.")
+      .def("reset", &TokenMask::reset, "Start to write it: the sampler waits for `publish`.")
+      .def("publish", &TokenMask::publish, "Let the sampler read it: it is written.")
       .def("allow", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, true); }, nb::arg("token_ids"));
 }
 
@@ -73,7 +74,7 @@ void bind_mask(nb::module_& m) {
 
 void bind_grammar(nb::module_& m) {
   bind_mask(m);
-  nb::class_<Vocabulary>(m, "Vocabulary", "What each token writes, and how text is tokenized, for grammars.")
+  nb::class_<Vocabulary>(m, "Vocabulary", "The text of each token, and a tokenizer, for grammars.")
       .def(
           "__init__",
           [](Vocabulary* self, const std::string& library, const std::vector<nb::bytes>& texts,
@@ -90,21 +91,23 @@ void bind_grammar(nb::module_& m) {
       .def(nb::init<std::shared_ptr<const Vocabulary>, const std::string&, const std::string&>(), nb::arg("vocabulary"),
            nb::arg("kind"), nb::arg("grammar"), nb::call_guard<nb::gil_scoped_release>())
       .def("allows_any", &Matcher::allows_any, nb::call_guard<nb::gil_scoped_release>(),
-           "Whether any token may come. Copies have the work done that this takes.")
-      .def_prop_ro("error", &Matcher::error, "Why it can't go on.");
-  nb::class_<Constraint, TokenConstraint>(m, "Constraint", "A request's place in its grammar.")
+           "Return True if any text is allowed. Copies made later benefit from the work that this takes.")
+      .def_prop_ro("error", &Matcher::error, "The reason why it cannot go on.");
+  nb::class_<Constraint, TokenConstraint>(m, "Constraint", "The position of a request in its grammar.")
       .def(nb::init<const Matcher&, std::int32_t, Tokens>(), nb::arg("grammar"), nb::arg("vocab_size"),
            nb::arg("stop_token_ids"))
       .def("restart", &Constraint::restart,
-           "Goes back to the beginning, for another request; False, and it is of no use any more, if it can't.")
-      .def_prop_ro("num_followed", &Constraint::num_followed, "Tokens of all requests that had it.")
-      .def("stop_at", &Constraint::stop_at, nb::arg("stop_token_ids"), "Takes these instead, at the beginning.")
-      .def_prop_ro("num_forced", &Constraint::num_forced, "How many tokens must come next.")
-      .def_prop_ro("is_complete", &Constraint::is_complete, "Whether the text is whole, and nothing may follow.")
-      .def_prop_ro("has_ended", &Constraint::has_ended, "Whether it allows nothing more, or there is an error.")
-      .def_prop_ro("error", &Constraint::error, "Why it can't go on.")
-      .def_prop_ro("mask_seconds", &Constraint::mask_seconds, "What the next mask is likely to take.")
-      .def("begin_mask", &Constraint::begin_mask, "Whether the mask is still to be written; the caller does so then.")
+           "Go back to the beginning, for another request; return False if it cannot, and must not be used again.")
+      .def_prop_ro("num_followed", &Constraint::num_followed,
+                   "Number of tokens that it has advanced past for all its requests.")
+      .def("stop_at", &Constraint::stop_at, nb::arg("stop_token_ids"), "Replace the stop tokens, at the beginning.")
+      .def_prop_ro("num_forced", &Constraint::num_forced, "Number of tokens that must come next.")
+      .def_prop_ro("is_complete", &Constraint::is_complete, "True if the text is complete, and nothing may follow.")
+      .def_prop_ro("has_ended", &Constraint::has_ended, "True if no token may follow, or there is an error.")
+      .def_prop_ro("error", &Constraint::error, "The reason why it cannot go on.")
+      .def_prop_ro("mask_seconds", &Constraint::mask_seconds, "Seconds that the next mask is likely to take.")
+      .def("begin_mask", &Constraint::begin_mask,
+           "Claim the mask for the caller to write; return False if that is not necessary.")
       .def("write_mask", &Constraint::write_mask, nb::call_guard<nb::gil_scoped_release>());
 }
 

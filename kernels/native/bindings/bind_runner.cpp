@@ -189,13 +189,14 @@ void bind_runner(nb::module_& m) {
             return r.step(slots, starts, counts, num_drafts ? std::span(*num_drafts) : std::span<const std::int64_t>());
           },
           nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("num_drafts").none() = nb::none(),
-          "Computes tokens [start, start + count) of each slot, and samples where a chunk reaches the sequence's end. "
+          "Compute tokens [start, start + count) of each slot, and sample where a chunk reaches the sequence's end. "
           "The last num_drafts tokens of a sequence are drafts, which are kept as far as they are what is sampled.")
       .def("collect", &Runner::collect, nb::arg("result"), nb::call_guard<nb::gil_scoped_release>(),
-           "Adds pending spans to the result of the last step, waiting for one at least; returns their rows, or none "
+           "Add pending spans to the result of the last step, waiting for one at least; return their rows, or none "
            "when none is pending.")
       .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
-           "Gives a slot without pages the first computed positions of another; False if there are too few pages.");
+           "Give a slot without pages the first computed positions of another; return False if there are too few "
+           "pages.");
   bind_memory(runner);
   bind_packing(runner);
 }

@@ -174,7 +174,7 @@ void bind_sequences(nb::module_& m) {
       .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
            nb::arg("sampling").none() = nb::none(), nb::arg("cache_salt").none() = nb::none(),
            nb::arg("pooling").none() = nb::none(), nb::arg("constraint").none() = nb::none(),
-           "Returns the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
+           "Return the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
            "`pooling` its hidden states are pooled, and no token is sampled.")
       .def("match", &match_sequence, nb::arg("slot"),
            "Tokens that the prefix cache holds, how many of their pages nobody has, and the last of them or -1.")
@@ -186,7 +186,7 @@ void bind_sequences(nb::module_& m) {
           "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
           nb::arg("slot"), nb::arg("token_id"))
       .def("truncate", &Sequences::truncate, nb::arg("slot"), nb::arg("num_tokens"),
-           "Keeps the first tokens, and the pages that hold them but for a partial one that others have too; returns "
+           "Keep the first tokens, and the pages that hold them but for a partial one that others have too; return "
            "the number of positions whose pages are left.")
       .def("fork", &Sequences::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot the first pages of another; the page in which they part is still to be copied: see "

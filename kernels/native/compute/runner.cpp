@@ -14,7 +14,7 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
-constexpr int kPatience = 20;                // the part of a step that is spent on waiting for a late constraint
+constexpr int kPatience = 20;                // 1 / kPatience of a step is spent on waiting for a late constraint
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
@@ -130,7 +130,7 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
                                   std::to_string(sequence.tokens.size()));
     if (end > static_cast<std::int64_t>(sequence.pages.size()) * config_.page_size)
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its " +
-                                  std::to_string(sequence.pages.size()) + " pages don't cover " + std::to_string(end) +
+                                  std::to_string(sequence.pages.size()) + " pages do not cover " + std::to_string(end) +
                                   " tokens; reserve them first");
     if (sequence.pooling && starts[i] > sequence.pooling->next())
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": the hidden state of token " +
@@ -188,8 +188,8 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
   dim(dims, Dim::tokens) += count;
 }
 
-/// Where a step has few query tokens, those with a long context are split into blocks, so that all threads have work.
-/// The bits don't depend on it: see emit/attention.py.
+/// Where a step has few query tokens, the KV of those with a long context is split, so that all threads have work. The
+/// bits do not depend on it: see emit/attention.py.
 void Runner::split_attention(Dims& dims) {
   std::int64_t& entries = dim(dims, Dim::entries);
   std::int64_t &parts = dim(dims, Dim::kv_splits), &splits = dim(dims, Dim::reductions);
@@ -209,8 +209,8 @@ void Runner::split_attention(Dims& dims) {
   entries = kept;
 }
 
-/// Attention multiplies all 32 values of a tile, those not written yet by 0. What the page's last owner left there may
-/// be NaN, so the values of a tile that is begun and not filled by [start, end) are cleared.
+/// Attention multiplies all 32 values of a tile, those not written yet by 0. The page's previous owner may have left
+/// NaN there, so the values of a tile that [start, end) begins and does not fill are cleared.
 void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end) {
   const std::int64_t first = end / kTileTokens * kTileTokens;
   if (first == end || first < start) return;

@@ -66,8 +66,8 @@ class Runner {
   Sequences& sequences() { return sequences_; }
   const StepInputs& inputs() const { return inputs_; }
 
-  /// Zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes, those of
-  /// each touch first, and so have near them, what `Plan` prefers to give them.
+  /// Allocates zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes,
+  /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
   void* allocate_by_node(std::size_t bytes);
   const KvMemory& kv() const { return kv_; }
   Plan& body() { return body_; }      ///< from token ids to the hidden state
@@ -99,8 +99,8 @@ class Runner {
   /// for those that are still pending.
   std::vector<std::int32_t> collect(StepResult& result);
 
-  /// Sequences::fork, with what stands in the page where the two sequences part: both write to that page next, so
-  /// copy-on-write may as well copy at once.
+  /// Calls Sequences::fork and copies the page in which the two sequences diverge: both write to it next, so there is
+  /// nothing to gain from copying later.
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
  private:

@@ -27,20 +27,20 @@ inline void pause_cpu() noexcept {
 #endif
 }
 
-/// A number that threads can wait for by sleeping, on a cache line of its own.
+/// A number on a cache line of its own whose changes threads can sleep for.
 ///
-/// Unlike std::atomic's `wait` it never yields first: who yields goes to the end of the queue, and where other
-/// processes want the CPU too, that is a time slice of theirs; who sleeps and is woken comes to the front.
+/// Unlike std::atomic's `wait` it never yields first: a thread that yields goes to the end of the run queue, which
+/// costs a time slice where other processes want the CPU too; a thread that sleeps and is woken goes to the front.
 class alignas(64) Waitable {
  public:
   std::uint32_t load() const noexcept { return value_.load(std::memory_order_acquire); }
 
-  /// For when nobody waits.
+  /// Sets the value while no thread waits.
   void reset(std::uint32_t value) noexcept { value_.store(value, std::memory_order_relaxed); }
 
-  /// Wakes whoever sleeps.
+  /// Sets the value and wakes the threads that sleep.
   void store(std::uint32_t value) noexcept {
-    value_.store(value);  // sequentially consistent: must precede the look for sleepers
+    value_.store(value);  // sequentially consistent: must precede the check for sleepers
     if (sleepers_.load() > 0) wake_all();
   }
 
@@ -51,7 +51,7 @@ class alignas(64) Waitable {
     sleepers_.fetch_sub(1);
   }
 
-  /// Returns when the value is not `seen`, after `longest`, or now and then before.
+  /// Returns when the value is not `seen`, after `longest`, or spuriously before.
   void sleep_while(std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
     sleepers_.fetch_add(1);
     if (value_.load() == seen) sleep(seen, longest);

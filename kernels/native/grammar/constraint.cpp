@@ -9,7 +9,7 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kWordTokens = 32;  // of a mask
+constexpr std::size_t kWordTokens = 32;  // tokens of a word of a mask
 
 bool contains(const std::vector<std::int32_t>& token_ids, std::int32_t token) {
   return std::ranges::find(token_ids, token) != token_ids.end();
@@ -33,8 +33,8 @@ void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
 }
 
 bool Constraint::restart() {
-  const bool is_written = has_mask_ && !mask_.is_ready();  // by another thread
-  if (is_written || error_ || !matcher_.reset()) return false;
+  const bool is_writing = has_mask_ && !mask_.is_ready();  // another thread
+  if (is_writing || error_ || !matcher_.reset()) return false;
   forced_.clear();
   is_stopped_ = is_past_stop_ = has_mask_ = false;
   force();
@@ -87,7 +87,7 @@ void Constraint::follow(std::int32_t token) {
   }
 }
 
-/// Goes on by what must come next, of which a grammar allows just one way to write it.
+/// Advances the grammar past the tokens that must come next: it allows just one way to write them.
 void Constraint::force() {
   std::vector<std::int32_t> next = matcher_.forced();
   next.erase(std::ranges::find_if(next, [&](std::int32_t id) { return id >= vocab_size_; }), next.end());
@@ -99,7 +99,7 @@ void Constraint::force() {
 }
 
 void Constraint::fail() {
-  std::string words = matcher_.error().value_or("the reason is not known");
+  std::string words = matcher_.error().value_or("llguidance gives no reason");
   if (words.starts_with("NoExtension")) words = "none of the model's tokens may come next";
   error_ = "the grammar can't be followed any further: " + words;
 }

@@ -13,24 +13,24 @@
 
 namespace quire {
 
-/// A request's place in its grammar: what it may draw next, and what must follow.
+/// The position of a request in its grammar: the tokens that may come next, and those that must.
 ///
-/// Tokens that are forced may be given to the request at once. The mask of the others is written when it is needed, or
-/// ahead of that by another thread. From `begin_mask` to the end of `write_mask` the constraint belongs to that thread:
-/// others may only wait, ask for `mask_seconds`, and find that it can't `restart`.
+/// The grammar is always past the forced tokens already. The mask of a token that is not forced is written when it is
+/// needed, or before by another thread. From `begin_mask` to the end of `write_mask` the constraint belongs to that
+/// thread: others may only wait and ask for `mask_seconds`; `restart` and `rollback` fail.
 class Constraint final : public TokenConstraint {
  public:
-  /// `stop_token_ids` end the text where it may end; eos tokens that are none of them come only where nothing else may.
+  /// `stop_token_ids` end the text where it may end; other eos tokens come only where nothing else may.
   Constraint(const Matcher& grammar, std::int32_t vocab_size, std::vector<std::int32_t> stop_token_ids);
 
-  /// Goes back to the beginning of the grammar, for another request; what is known of the grammar by now makes that one
-  /// faster. False, and it is of no use any more, if it can't.
+  /// Goes back to the beginning of the grammar, for another request, which is faster by what is known of the grammar by
+  /// now. Returns false if it cannot; then it must not be used again.
   bool restart();
 
-  /// Tokens of all requests. Each may have left a KiB of lexer states.
+  /// Number of tokens that it has advanced past for all its requests. Each may have left a KiB of lexer states.
   std::int64_t num_followed() const { return num_followed_; }
 
-  /// Takes these stop tokens instead, at the beginning.
+  /// Replaces the stop tokens, at the beginning of the grammar.
   void stop_at(std::vector<std::int32_t> stop_token_ids);
 
   bool wait_until(Clock::time_point deadline) override;
@@ -40,24 +40,23 @@ class Constraint final : public TokenConstraint {
   std::optional<std::int32_t> take_forced() override;
   void rollback(std::int64_t num_tokens) override;
 
-  /// Must come next, in this order; the grammar has them behind it already.
+  /// Number of tokens that must come next; see `take_forced`.
   std::size_t num_forced() const { return forced_.size(); }
 
-  /// Whether the text is whole, and nothing may follow.
+  /// True if the text is complete, and nothing may follow.
   bool is_complete() const { return is_stopped_ && forced_.empty(); }
 
-  /// Whether it allows nothing more, or there is an `error`.
   bool has_ended() const override { return is_complete() || error_; }
 
-  /// Why it can't go on.
+  /// The reason why it cannot go on.
   const std::optional<std::string>& error() const { return error_; }
 
-  /// What the next mask is likely to take.
+  /// Seconds that the next mask is likely to take.
   double mask_seconds() const { return matcher_.mask_seconds(); }
 
-  /// Whether the mask is still to be written; the caller does so then.
+  /// Claims the mask for the caller to write. Returns false if it is written, or another thread writes it.
   bool begin_mask();
-  void write_mask();  ///< Throws nothing: an `error` is told by what needs the mask.
+  void write_mask();  ///< Throws nothing: an `error` is thrown by `mask`.
 
  private:
   void force();
@@ -74,7 +73,7 @@ class Constraint final : public TokenConstraint {
   std::int64_t num_followed_ = 0;
   bool is_stopped_ = false;
   bool is_past_stop_ = false;          ///< the last token was one that stops, which the matcher has not taken
-  std::atomic<bool> has_mask_{false};  ///< or is going to have it; others may look while one draws
+  std::atomic<bool> has_mask_{false};  ///< or a thread writes it; read by other threads while one samples
   TokenMask mask_;
 };
 

@@ -11,7 +11,7 @@
 namespace quire {
 namespace {
 
-// Not the thread's CPU time: that is a system call, and where all CPUs are busy one in ten of these takes 0.2 ms.
+// Not the thread's CPU time: that takes a system call, and where all CPUs are busy one in ten of them takes 0.2 ms.
 using Clock = std::chrono::steady_clock;
 
 // As in parser/llguidance.h of llguidance 1.9. Later versions of 1 may only append to these.
@@ -56,11 +56,11 @@ struct LlgConstraintInit {
   std::array<std::byte, 256> appended{};  ///< what a later version may fill
 };
 
-constexpr std::size_t kMostKept = 4096;      // texts whose tokens are kept
-constexpr std::size_t kMostKeptText = 1024;  // bytes of one
-constexpr double kForget = 0.7;              // of what a mask took, at each that takes less
-constexpr std::size_t kMostForced = 4096;    // tokens that are told at once
-constexpr std::size_t kMostError = 500;      // bytes of what it says
+constexpr std::size_t kMaxCached = 4096;      // texts whose tokens are cached
+constexpr std::size_t kMaxCachedText = 1024;  // bytes of one of them
+constexpr double kDecay = 0.7;                // of the estimate of a mask's time, with each mask that takes less
+constexpr std::size_t kMaxForced = 4096;      // tokens that are returned at once
+constexpr std::size_t kMaxError = 500;        // bytes of a message
 
 std::size_t tokenize_for(const void* context, const std::uint8_t* text, std::size_t size, std::uint32_t* token_ids,
                          std::size_t capacity) noexcept {
@@ -74,12 +74,12 @@ const std::uint32_t* unsigned_ids(std::span<const std::int32_t> token_ids) {
   return reinterpret_cast<const std::uint32_t*>(token_ids.data());
 }
 
-/// Without what it adds for its developers, and not too long; whole characters of UTF-8.
+/// Removes the marker for llguidance's developers, and cuts a long message between characters of UTF-8.
 std::string shorten(std::string words) {
   constexpr std::string_view kMark = "<non-verbose/>";
   if (const std::size_t mark = words.find(kMark); mark != std::string::npos) words.erase(mark, kMark.size());
-  if (words.size() > kMostError) {
-    std::size_t end = kMostError;
+  if (words.size() > kMaxError) {
+    std::size_t end = kMaxError;
     while (end > 0 && (static_cast<unsigned char>(words[end]) & 0xC0) == 0x80) --end;
     words.resize(end);
   }
@@ -87,17 +87,17 @@ std::string shorten(std::string words) {
   return first == std::string::npos ? std::string() : words.substr(first, last + 1 - first);
 }
 
-void refuse_nul(const std::string& text, const char* what) {
+void reject_nul(const std::string& text, const char* what) {
   if (text.find('\0') != std::string::npos)
     throw std::invalid_argument(std::string(what) + " has a NUL character; write it as an escape");
 }
 
 }  // namespace
 
-/// Its functions, by their names without "llg_".
+/// The functions of the library, by their names without "llg_".
 struct LlguidanceLibrary {
   explicit LlguidanceLibrary(const std::string& file) : handle_(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL), &dlclose) {
-    if (handle_ == nullptr) throw std::runtime_error("llguidance can't be loaded: " + std::string(dlerror()));
+    if (handle_ == nullptr) throw std::runtime_error("llguidance cannot be loaded: " + std::string(dlerror()));
     find(new_tokenizer, "llg_new_tokenizer_v2");
     find(free_tokenizer, "llg_free_tokenizer");
     find(set_defaults, "llg_constraint_init_set_defaults");
@@ -171,7 +171,7 @@ Vocabulary::Vocabulary(const std::string& library, std::span<const std::string> 
   init.token_bytes = reinterpret_cast<const std::uint8_t*>(bytes.data());
   init.tokenize_fn = &tokenize_for;
   init.tokenize_user_data = this;
-  std::array<char, kMostError> error{};
+  std::array<char, kMaxError> error{};
   tokenizer_.reset(library_->new_tokenizer(&init, error.data(), error.size()));
   if (tokenizer_ == nullptr) throw std::invalid_argument(error.data());
 }
@@ -183,9 +183,9 @@ Vocabulary::Tokens Vocabulary::tokenize(std::string_view text) const noexcept {
     if (const auto kept = kept_.find(key); kept != kept_.end()) return kept->second;
   }
   Tokens found = tokenize_(text);
-  if (!found.empty() && key.size() <= kMostKeptText) {
+  if (!found.empty() && key.size() <= kMaxCachedText) {
     const std::lock_guard lock(kept_mutex_);
-    if (kept_.size() >= kMostKept) kept_.clear();
+    if (kept_.size() >= kMaxCached) kept_.clear();
     kept_.emplace(std::move(key), found);
   }
   return found;
@@ -195,7 +195,7 @@ void Matcher::Free::operator()(LlgMatcher* matcher) const { library->free_matche
 
 Matcher::Matcher(std::shared_ptr<const Vocabulary> vocabulary, const std::string& kind, const std::string& grammar)
     : vocabulary_(std::move(vocabulary)), matcher_(nullptr, Free{vocabulary_->library_}) {
-  refuse_nul(grammar, "the grammar");
+  reject_nul(grammar, "the grammar");
   LlgConstraintInit init;
   vocabulary_->library_->set_defaults(&init, vocabulary_->tokenizer_.get());
   init.log_stderr_level = 0;
@@ -237,7 +237,7 @@ bool Matcher::is_accepting() { return vocabulary_->library_->is_accepting(matche
 bool Matcher::is_stopped() const { return vocabulary_->library_->is_stopped(matcher_.get()); }
 
 std::vector<std::int32_t> Matcher::forced() {
-  std::array<std::uint32_t, kMostForced> ids;
+  std::array<std::uint32_t, kMaxForced> ids;
   const std::int32_t count = vocabulary_->library_->compute_ff_tokens(matcher_.get(), ids.data(), ids.size());
   return {ids.begin(), ids.begin() + std::max(count, 0)};
 }
@@ -251,8 +251,8 @@ bool Matcher::write_mask(std::span<std::uint32_t> words) {
   const std::size_t bytes = sizeof(std::uint32_t) * mask_words();
   const bool is_written = vocabulary_->library_->compute_mask_into(matcher_.get(), words.data(), bytes) == 0;
   const double seconds = std::chrono::duration<double>(Clock::now() - begun).count();
-  // Of two the shorter one: once in a while a thread is interrupted, which tells nothing of masks.
-  mask_seconds_ = std::max(std::min(seconds, last_seconds_), kForget * mask_seconds());
+  // The shorter of two: a thread is interrupted now and then, which says nothing about masks.
+  mask_seconds_ = std::max(std::min(seconds, last_seconds_), kDecay * mask_seconds());
   last_seconds_ = seconds;
   return is_written;
 }

@@ -14,7 +14,7 @@ constexpr float kBanned = -std::numeric_limits<float>::infinity();
 
 TokenMask::TokenMask(std::int32_t num_tokens) {
   if (num_tokens < 1)
-    throw std::invalid_argument("a mask of " + std::to_string(num_tokens) + " tokens; it must have at least 1");
+    throw std::invalid_argument("num_tokens=" + std::to_string(num_tokens) + " of a mask; it must be at least 1");
   words_.resize((static_cast<std::size_t>(num_tokens) + kBits - 1) / kBits);
 }
 

@@ -11,9 +11,9 @@
 
 namespace quire {
 
-/// Which tokens a sequence may draw: a bit for each, the first token in the lowest bit of the first word. One thread
-/// writes it and publishes it while the model runs. From `reset` to `publish` the words belong to the writer, and else
-/// nobody writes.
+/// The tokens that a sequence may have next: a bit for each, the first token in the lowest bit of the first word. One
+/// thread writes and publishes the mask while the model runs: from `reset` to `publish` the words are the writer's, at
+/// other times no thread writes them.
 class TokenMask final : public TokenConstraint {
  public:
   /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
@@ -27,7 +27,7 @@ class TokenMask final : public TokenConstraint {
   bool wait_until(Clock::time_point deadline) override;  ///< until it is published
   bool allows(std::int32_t token) override { return has(token); }
   const TokenMask& mask() override { return *this; }
-  void follow(std::int32_t) override {}  ///< it allows the same again
+  void follow(std::int32_t) override {}  ///< it allows the same tokens again
   void rollback(std::int64_t) override {}
 
   /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
@@ -37,7 +37,7 @@ class TokenMask final : public TokenConstraint {
   bool allows_any() const;
   std::size_t num_allowed() const;
 
-  /// Calls use(token) for each token that it allows, in order.
+  /// Calls use(token) for each allowed token, in order.
   template <class Use>
   void for_each_allowed(Use use) const {
     for (std::size_t word = 0; word < words_.size(); ++word)
@@ -45,7 +45,7 @@ class TokenMask final : public TokenConstraint {
         use(static_cast<std::int32_t>(kBits * word + static_cast<std::size_t>(std::countr_zero(bits))));
   }
 
-  /// Bans by -inf the tokens that it does not allow, and those beyond its bits.
+  /// Sets the logits of all other tokens to -inf, those beyond its bits included.
   void apply(std::span<float> logits) const;
 
  private:

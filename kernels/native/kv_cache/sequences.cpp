@@ -57,11 +57,11 @@ Sequences::Match Sequences::match(std::int32_t slot) {
   return match;
 }
 
-/// Appends to `found_` the pages that the tree holds of the sequence's tokens.
+/// Appends the pages of the sequence's prefix match to `found_`.
 void Sequences::find(const Sequence& sequence) {
   if (sequence.root == RadixTree::kNone) return;
   auto known = static_cast<std::int64_t>(sequence.tokens.size()) - 1;
-  if (sequence.sampling.config().prompt_logprobs)  // the logits before the next one to be told are needed
+  if (sequence.sampling.config().prompt_logprobs)  // the logits before the next one to report are needed
     known = std::min(known, sequence.prompt_logprobs_done - 1);
   if (sequence.pooling) known = std::min(known, sequence.pooling->next());
   tree_.match(sequence.root, std::span(sequence.tokens).first(static_cast<std::size_t>(known)), found_);
@@ -70,7 +70,7 @@ void Sequences::find(const Sequence& sequence) {
 std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num_tokens) {
   Sequence& sequence = at(slot);
   if (!sequence.pages.empty())
-    throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it can't be started again");
+    throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it cannot be started again");
   found_.clear();
   find(sequence);
   for (std::int32_t page : found_) tree_.retain(page);
@@ -87,13 +87,13 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
 bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
   Sequence &child = at(slot), &parent = at(source);
   if (!child.pages.empty())
-    throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it can't fork");
+    throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it cannot fork");
   const auto count = static_cast<std::size_t>(std::max<std::int64_t>(num_computed, 0));
   if (num_computed < 0 || num_computed > num_tokens || count > child.tokens.size() || count > parent.tokens.size() ||
       num_computed > std::ssize(parent.pages) * page_size_ || child.root != parent.root ||
       !std::ranges::equal(std::span(child.tokens).first(count), std::span(parent.tokens).first(count)))
     throw std::invalid_argument("slot " + std::to_string(slot) + " and slot " + std::to_string(source) +
-                                " don't have the same salt and the same " + std::to_string(num_computed) +
+                                " do not have the same salt and the same " + std::to_string(num_computed) +
                                 " computed tokens");
   const auto full = num_computed / page_size_;
   child.pages.assign(parent.pages.begin(), parent.pages.begin() + full);
@@ -147,7 +147,7 @@ void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
     const std::int32_t kept =
         tree_.insert(i == 0 ? sequence.root : sequence.pages[i - 1], tokens.subspan(i * size, size), own);
     if (kept == own) continue;
-    tree_.retain(kept);  // the same tokens, so the same bits: another sequence was faster
+    tree_.retain(kept);  // the same tokens, so the same bits: another sequence was first
     sequence.pages[i] = kept;
     tree_.release(own);
   }
@@ -161,7 +161,7 @@ std::pair<std::int64_t, std::int32_t> Sequences::shared(std::int32_t slot) {
 
 std::int32_t Sequences::private_pages(std::int32_t slot) {
   std::int32_t count = 0;
-  for (std::int32_t page : std::views::reverse(at(slot).pages)) {  // whoever shares one has all before it
+  for (std::int32_t page : std::views::reverse(at(slot).pages)) {  // a sequence that shares one has all before it
     if (pages_.references(page) > 1 + tree_.contains(page)) break;
     count++;
   }

@@ -21,10 +21,11 @@ namespace quire {
 struct Sequence {
   std::vector<std::int32_t> tokens;
   std::int64_t num_prompt_tokens;
-  std::int64_t prompt_logprobs_done;  ///< prompt positions whose logprobs are out; recomputing does not repeat them
-  std::vector<std::int32_t> pages;    ///< page i holds positions [i * page_size, (i + 1) * page_size)
-  std::int32_t root;                  ///< of its prefixes in the tree; kNone: it finds none there and leaves none
-  std::int64_t shared;                ///< so many of its first pages are the tree's
+  std::int64_t
+      prompt_logprobs_done;         ///< prompt positions whose logprobs were reported; recomputing does not repeat them
+  std::vector<std::int32_t> pages;  ///< page i holds positions [i * page_size, (i + 1) * page_size)
+  std::int32_t root;                ///< of its prefixes in the tree; kNone: it shares no pages
+  std::int64_t shared;              ///< number of its first pages that are in the tree
   SamplingState sampling;
   std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
   std::shared_ptr<TokenConstraint> constraint;
@@ -37,8 +38,8 @@ struct Sequence {
   }
 };
 
-/// The open sequences and the KV pages that they and the prefix cache have. A sequence is named by its slot: a small
-/// number that is handed out again once it is closed.
+/// The open sequences, and the KV pages that they and the prefix cache hold. A slot, a small number that is reused
+/// after `close`, identifies a sequence.
 ///
 /// free_pages() + cached_pages() + held_pages() == pages().total(), always. Not thread-safe: the step loop owns it.
 class Sequences {
@@ -51,33 +52,34 @@ class Sequences {
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;
 
-  /// Full pages that the sequence shares with others under its `cache_salt`, or with none when it has no salt. Throws
-  /// std::invalid_argument when tokens or sampling are of no use.
+  /// Returns the slot of a new sequence, without pages. It shares full pages with the sequences of the same
+  /// `cache_salt`, and with none without a salt. Throws std::invalid_argument for invalid tokens or configurations.
   std::int32_t open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
                     const std::optional<std::string>& cache_salt,
                     const std::optional<PoolingConfig>& pooling = std::nullopt,
                     std::shared_ptr<TokenConstraint> constraint = nullptr);
 
-  /// What the prefix cache holds of the slot's tokens now. At least one token is always left to compute, and every
-  /// prompt token whose logprobs are still to be told, or whose hidden state is still to be pooled.
+  /// The tokens of a slot that the prefix cache holds now. At least one token is always left to compute, and every
+  /// prompt token whose logprobs are still to be reported, or whose hidden state is still to be pooled.
   struct Match {
     std::int64_t tokens = 0;
-    std::int32_t cached_pages = 0;        ///< of the pages that hold them, those that nobody has
-    std::int32_t end = RadixTree::kNone;  ///< the last of the pages
+    std::int32_t cached_pages = 0;        ///< those of their pages that no sequence has
+    std::int32_t end = RadixTree::kNone;  ///< the last of their pages
   };
   Match match(std::int32_t slot);
 
-  /// Gives a slot without pages those that the prefix cache holds of its tokens, and more to cover `num_tokens`
-  /// positions. Returns the tokens that are computed already; nothing, and changes nothing, when the pool lacks pages.
+  /// Gives a slot without pages those of its prefix match, and more to cover `num_tokens` positions. Returns the number
+  /// of cached tokens; or nullopt, and changes nothing, when the pool lacks pages.
   std::optional<std::int64_t> start(std::int32_t slot, std::int64_t num_tokens);
 
   /// Gives a slot without pages the first `num_computed` positions of `source`, where both have the same tokens and
-  /// `source` has computed them, and more to cover `num_tokens` positions. The full pages are shared; the page in which
-  /// the two part is a new one, into which the caller copies what stands in it. False, and changes nothing, when the
-  /// pool lacks pages. Throws std::invalid_argument when the tokens or the salts differ.
+  /// `source` has computed them, and more to cover `num_tokens` positions. Full pages are shared; the page in which the
+  /// two diverge is a new one, whose contents the caller copies. Returns false, and changes nothing, when the pool
+  /// lacks pages. Throws std::invalid_argument when the tokens or the salts differ.
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
-  /// Makes the slot's pages cover `num_tokens` positions: all of them, or none and false when the pool lacks pages.
+  /// Makes the slot's pages cover `num_tokens` positions. Returns false, and changes nothing, when the pool lacks
+  /// pages.
   bool reserve(std::int32_t slot, std::int64_t num_tokens);
 
   /// Keeps the first `num_tokens` tokens, of which the prompt is a part; sampling state and constraint go back with
@@ -87,22 +89,22 @@ class Sequences {
   /// constraint cannot go back; nothing has changed then.
   std::int64_t truncate(std::int32_t slot, std::int64_t num_tokens);
 
-  /// The first `num_computed` tokens are in the slot's pages: from now on others may find those that they fill.
+  /// Puts the pages that the first `num_computed` tokens fill, which are computed, into the prefix cache.
   void share(std::int32_t slot, std::int64_t num_computed);
 
-  /// How many tokens of the slot are in pages that others may find, and the last of these pages or kNone.
+  /// Returns the number of the slot's tokens in pages of the prefix cache, and the last of these pages or kNone.
   std::pair<std::int64_t, std::int32_t> shared(std::int32_t slot);
 
-  /// How many of the slot's pages no other sequence has.
+  /// Returns the number of the slot's pages that no other sequence has.
   std::int32_t private_pages(std::int32_t slot);
 
-  /// The pool as a picture of at most `max_cells` cells, where the pages of the `pinned` slots are pinned.
+  /// Returns a map of the pool of at most `max_cells` cells, where the pages of the `pinned` slots are pinned.
   PageMap page_map(std::span<const std::int32_t> pinned, std::int32_t max_cells);
 
-  /// Gives back the slot's pages; its tokens stay. What it shares stays in the prefix cache until pages are needed.
+  /// Gives back the slot's pages; its tokens stay. Shared pages stay in the prefix cache until pages are needed.
   void release_pages(std::int32_t slot);
 
-  /// Gives back everything. The slot's number may be handed out again.
+  /// Ends the sequence and gives back its pages. The slot may be reused.
   void close(std::int32_t slot);
 
   /// Throws std::out_of_range when no sequence is open in the slot.
@@ -111,7 +113,7 @@ class Sequences {
   const PagePool& pages() const { return pages_; }
   RadixTree& tree() { return tree_; }
   std::int32_t free_pages() const { return pages_.free_pages(); }
-  std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< kept for who comes
+  std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< of the prefix cache alone
   std::int32_t held_pages() const { return pages_.held_pages() - cached_pages(); }  ///< of open sequences
   std::int32_t page_size() const { return page_size_; }
   std::int32_t vocab_size() const { return vocab_size_; }

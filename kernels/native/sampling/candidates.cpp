@@ -9,7 +9,7 @@
 namespace quire {
 namespace {
 
-// Buckets of masses, 32 to an octave: their number is that of the likeliest token's mass, plus one.
+// Buckets of masses, 32 an octave, up to the mass of the likeliest token.
 std::size_t bucket_of(std::uint64_t mass) {
   const double from_one = static_cast<double>(static_cast<std::int64_t>(mass + 1));
   return static_cast<std::size_t>((std::bit_cast<std::uint64_t>(from_one) - std::bit_cast<std::uint64_t>(1.0)) >> 47);
@@ -61,7 +61,7 @@ std::span<Candidate> likeliest(std::span<Candidate> candidates, std::size_t coun
 
 std::span<Candidate> nucleus(std::span<Candidate> candidates, std::uint64_t needed, std::vector<Candidate>& sorted) {
   // A histogram finds the bucket in which the sum of mass from the likeliest down reaches `needed`; only the tokens in
-  // that bucket have to be told apart by rank.
+  // that bucket have to be ranked.
   std::array<std::uint64_t, kBuckets> mass_of_bucket{};
   for (const Candidate& c : candidates) mass_of_bucket[bucket_of(c.mass)] += c.mass;
   std::size_t bucket = kBuckets - 1;

@@ -6,14 +6,14 @@
 
 namespace quire {
 
-/// A token that may be drawn, and its weight.
+/// A token that may be sampled, and its weight.
 struct Candidate {
   std::uint64_t key;   ///< token_key of its logit
   std::uint64_t mass;  ///< its weight in units of 2^-40 of the likeliest token's
 };
 
-// Candidates are listed by token id. Functions that thin a list out do so in place, keep that order, and return what is
-// left; `sorted` is working memory. None sorts the list, and as masses are integers, every sum is exact in any order.
+// Candidates are listed by token id. Functions that filter a list do so in place, keep that order, and return the rest;
+// `sorted` is scratch memory. None sorts the list. Masses are integers, so every sum is exact in any order.
 
 inline bool likelier(const Candidate& a, const Candidate& b) { return a.key < b.key; }
 
@@ -22,13 +22,13 @@ std::uint64_t total_mass(std::span<const Candidate> candidates);
 /// Sets each mass to e^((logit - max) * inverse_temperature). No logit may be above `max`.
 void weigh(std::span<Candidate> candidates, float max, float inverse_temperature);
 
-/// The `count` likeliest; of equal logits the lower ids.
+/// Keeps the `count` likeliest; of equal logits the lower ids.
 std::span<Candidate> likeliest(std::span<Candidate> candidates, std::size_t count, std::vector<Candidate>& sorted);
 
-/// The fewest of the likeliest whose mass is at least `needed`, which is 1 to the total mass.
+/// Keeps the fewest of the likeliest whose mass is at least `needed`, which is 1 to the total mass.
 std::span<Candidate> nucleus(std::span<Candidate> candidates, std::uint64_t needed, std::vector<Candidate>& sorted);
 
-/// Keeps the candidates that `keep` holds for. Always written, only sometimes kept: there is no branch to mispredict.
+/// Keeps the candidates for which `keep` is true. Each is written, but only some are kept: no branch to mispredict.
 template <class Keep>
 std::span<Candidate> filter(std::span<Candidate> candidates, Keep keep) {
   std::size_t kept = 0;

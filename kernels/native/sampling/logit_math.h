@@ -8,8 +8,8 @@
 namespace quire {
 
 // Scalar math of the sampler. Nothing here calls libm, whose exp and log differ between CPUs in the last bit; and
-// everything that is summed or compared over the vocabulary is an integer, so neither the width of a vector nor the
-// order of a sum can show in a result.
+// everything that is summed or compared over the vocabulary is an integer, so results depend neither on the width of
+// vectors nor on the order of sums.
 
 /// An integer that orders floats: a < b iff order_key(a) < order_key(b); -0 and +0 are equal. NaNs lie outside
 /// [kLeastKey, kMostKey], the keys of -inf and +inf.
@@ -22,7 +22,7 @@ inline constexpr std::int32_t kLeastKey = static_cast<std::int32_t>(0xff800000u 
 
 inline float key_value(std::int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31) & 0x7fffffff)); }
 
-/// A token with its logit as one integer: the smaller, the likelier; of equal logits the lower id is the likelier.
+/// A token and its logit as one integer, smaller for likelier tokens; of equal logits the lower id is likelier.
 inline std::uint64_t token_key(std::int32_t order_key, std::int32_t token) {
   return std::uint64_t{0x7fffffffu - static_cast<std::uint32_t>(order_key)} << 32 | static_cast<std::uint32_t>(token);
 }
@@ -36,7 +36,7 @@ inline constexpr double kMassOfOne = 0x1p40;
 /// Logits further below the maximum than this, in units of the temperature, weigh nothing (e^-29 < 2^-41).
 inline constexpr float kReach = 29.0f;
 
-/// e^x for x <= 0 to within 2 ulp; what lies below -30 counts as -30. Cephes' expf.
+/// e^x for x <= 0 to within 2 ulp; x below -30 counts as -30. Cephes' expf.
 inline float exp_weight(float x) {
   constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to an integer
   // The bits of negative floats rise with their magnitude. A comparison of floats would keep loops from being vectors.

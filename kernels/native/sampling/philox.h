@@ -20,12 +20,12 @@ constexpr std::array<std::uint32_t, 4> philox_block(std::array<std::uint32_t, 4>
   return counter;
 }
 
-/// A number in [0, 1), a multiple of 2^-53, that depends on nothing but its arguments: draw number `draw` for the token
-/// at `position` of a sequence with this `seed`. So a sequence that is resumed or computed elsewhere draws the same.
-constexpr double uniform(std::uint64_t seed, std::uint64_t position, std::uint64_t draw = 0) {
+/// Random number `index` for the token at `position` of a sequence with this `seed`: in [0, 1), a multiple of 2^-53. It
+/// depends on nothing else, so a sequence that is resumed or computed elsewhere gets the same.
+constexpr double uniform(std::uint64_t seed, std::uint64_t position, std::uint64_t index = 0) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
-  const auto block = philox_block({low(position), high(position), low(draw), high(draw)}, {low(seed), high(seed)});
+  const auto block = philox_block({low(position), high(position), low(index), high(index)}, {low(seed), high(seed)});
   return static_cast<double>((std::uint64_t{block[1]} << 32 | block[0]) >> 11) * 0x1p-53;
 }
 

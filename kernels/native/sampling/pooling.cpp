@@ -9,7 +9,7 @@
 namespace quire {
 namespace {
 
-void normalise(std::vector<float>& vector) {
+void normalize(std::vector<float>& vector) {
   double squares = 0;
   for (const float value : vector) squares += static_cast<double>(value) * static_cast<double>(value);
   if (squares == 0) return;
@@ -26,10 +26,10 @@ Pooling::Pooling(const PoolingConfig& config, std::int64_t num_tokens)
                                 " dimensions is not available; it is mean or last, with 0 dimensions for all, or more");
 }
 
-void Pooling::add(std::span<const float> state) {
+void Pooling::add(std::span<const float> hidden_state) {
   const FlushDenormals flush;
-  sums_.resize(state.size());
-  for (std::size_t i = 0; i < state.size(); i++) sums_[i] += static_cast<double>(state[i]);
+  sums_.resize(hidden_state.size());
+  for (std::size_t i = 0; i < hidden_state.size(); i++) sums_[i] += static_cast<double>(hidden_state[i]);
   next_++;
 }
 
@@ -37,7 +37,7 @@ std::vector<float> Pooling::vector() const {
   const FlushDenormals flush;
   const auto size = config_.dimensions ? static_cast<std::size_t>(config_.dimensions) : sums_.size();
   if (size > sums_.size())
-    throw std::invalid_argument(std::to_string(size) + " dimensions asked of a vector of " +
+    throw std::invalid_argument(std::to_string(size) + " dimensions requested of a vector of " +
                                 std::to_string(sums_.size()));
   std::vector<float> vector(size);
   for (std::size_t i = 0; i < size; i++) {
@@ -47,7 +47,7 @@ std::vector<float> Pooling::vector() const {
           "the model's hidden state holds a NaN or an infinity, so the prompt has no embedding; "
           "the checkpoint may be damaged");
   }
-  if (config_.normalize) normalise(vector);
+  if (config_.normalize) normalize(vector);
   return vector;
 }
 

@@ -15,8 +15,8 @@
 namespace quire {
 namespace {
 
-constexpr std::uint64_t kGuesses = 16;  ///< random numbers of a position that are drawn by without a mask
-constexpr std::size_t kFew = 8;         ///< one part of so many of the vocabulary is looked at token by token
+constexpr std::uint64_t kMaxTries = 16;  ///< samples of a position that are tried before its mask is written
+constexpr std::size_t kSparse = 8;       ///< masks that allow at most 1 / kSparse of the vocabulary are read by token
 
 double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number) {
   return uniform(state.config().seed, static_cast<std::uint64_t>(position), number);
@@ -26,7 +26,7 @@ float inverse_temperature(const SamplingConfig& config) {
   return std::max(1.0f / config.temperature, std::numeric_limits<float>::min());
 }
 
-/// Where in the running sum of mass the token lies that is drawn.
+/// The place of the sampled token in the running sum of mass.
 std::uint64_t target(double random, std::uint64_t total) {
   return std::min(static_cast<std::uint64_t>(random * static_cast<double>(total)), total - 1);
 }
@@ -43,10 +43,10 @@ std::uint64_t share(std::uint64_t total, float top_p) {
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(needed), 1, total);
 }
 
-/// One draw from a row of processed logits.
-class Draw {
+/// Samples one token from a row of processed logits.
+class RowSampler {
  public:
-  Draw(VocabScan& scan, const SamplingConfig& config, double random, SamplerScratch& scratch)
+  RowSampler(VocabScan& scan, const SamplingConfig& config, double random, SamplerScratch& scratch)
       : scan_(scan),
         config_(config),
         inverse_temperature_(inverse_temperature(config)),
@@ -63,7 +63,7 @@ class Draw {
     return scan_.token_at(target(random_, scan_.weigh(inverse_temperature_)), inverse_temperature_);
   }
 
-  /// What min_p, top_k and top_p leave, by id and weighed.
+  /// The candidates that min_p, top_k and top_p leave, by id and with their mass.
   std::span<Candidate> candidates() {
     if (config_.top_k <= 0 && config_.min_p <= 0) return nucleus_of_all();
     std::int32_t least = kLeastKey;
@@ -82,7 +82,7 @@ class Draw {
     return nucleus(left, share(total_mass(left), config_.top_p), scratch_.sorted);
   }
 
-  /// top_p alone. Looks near the maximum first: where probability is concentrated, few tokens have to be picked up.
+  /// top_p alone. Looks near the maximum first: where probability is concentrated, few tokens have to be collected.
   std::span<Candidate> nucleus_of_all() {
     const std::uint64_t needed = share(scan_.weigh(inverse_temperature_), config_.top_p);
     for (float reach = 4.0f;; reach *= 2) {
@@ -92,7 +92,7 @@ class Draw {
     }
   }
 
-  /// An order key that no logit within `reach` temperatures of the maximum falls below: rounding errs downwards.
+  /// An order key that no logit within `reach` temperatures of the maximum falls below: it is rounded down.
   std::int32_t key_at(float reach) const {
     const double logit = static_cast<double>(scan_.max()) -
                          static_cast<double>(config_.temperature) * static_cast<double>(reach) * (1 + 1e-6);
@@ -115,7 +115,7 @@ void check_not_all_banned(bool any, std::size_t vocab_size) {
 
 bool reports(const SamplingState& state) { return state.config().logprobs.has_value(); }
 
-/// The result of drawing `token`, where `raw` is what the model gave.
+/// The result of sampling `token` where `raw` are the model's own logits.
 SampleResult report(std::int32_t token, std::span<const float> raw, const SamplingState& state,
                     SamplerScratch& scratch) {
   SampleResult result{.token = token, .logprobs = {}};
@@ -123,24 +123,25 @@ SampleResult report(std::int32_t token, std::span<const float> raw, const Sampli
   return result;
 }
 
-/// Draws from processed logits by random number `number`; log probabilities are of those that the model gave, `raw`.
-SampleResult draw(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
-                  std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
+/// Samples from processed logits with random number `number` of the position; `raw` are the model's own logits.
+SampleResult sample_processed(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
+                              std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
   VocabScan scan(logits, scratch);
   check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
   const SamplingConfig& config = state.config();
   const double random = random_number(state, position, number);
-  return report(state.greedy() ? scan.argmax() : Draw(scan, config, random, scratch).token(), raw, state, scratch);
+  return report(state.greedy() ? scan.argmax() : RowSampler(scan, config, random, scratch).token(), raw, state,
+                scratch);
 }
 
-/// Draws from what the mask allows, where it allows none of the guesses that have been made of these logits, which may
-/// be overwritten. Throws std::runtime_error if the mask allows nothing.
+/// Samples from the tokens that the mask allows, after rejection sampling has found none; may overwrite the logits.
+/// Throws std::runtime_error if the mask allows nothing.
 SampleResult sample_allowed(std::span<float> logits, const SamplingState& state, std::int64_t position,
                             SamplerScratch& scratch, const TokenMask& mask) {
-  if (mask.num_allowed() > logits.size() / kFew) {
+  if (mask.num_allowed() > logits.size() / kSparse) {
     if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
     mask.apply(logits);
-    return draw(logits, scratch.raw, state, position, kGuesses, scratch);
+    return sample_processed(logits, scratch.raw, state, position, kMaxTries, scratch);
   }
   std::vector<Candidate>& allowed = scratch.candidates;
   allowed.clear();
@@ -153,56 +154,56 @@ SampleResult sample_allowed(std::span<float> logits, const SamplingState& state,
   const std::uint64_t likeliest_key = std::ranges::min_element(allowed, likelier)->key;
   if (state.greedy()) return report(token_of(likeliest_key), logits, state, scratch);
   weigh(allowed, logit_of(likeliest_key), inverse_temperature(state.config()));
-  const std::int32_t token = pick(allowed, random_number(state, position, kGuesses));
+  const std::int32_t token = pick(allowed, random_number(state, position, kMaxTries));
   return report(token, logits, state, scratch);
 }
 
-/// Draws from all, and from the others again where the constraint does not allow what was drawn; none if it allows none
-/// of some. Whatever has been refused, the others' parts are as the model has them, so that the token is drawn as if
-/// only what is allowed had been there.
-class Guesses {
+/// Rejection sampling: samples from the whole vocabulary, and where the constraint does not allow the token, from the
+/// rest of it. The rest keeps its relative probabilities, so the distribution is that of the allowed tokens alone.
+class RejectionSampler {
  public:
-  Guesses(std::span<float> logits, const SamplingState& state, std::int64_t position, SamplerScratch& scratch)
+  RejectionSampler(std::span<float> logits, const SamplingState& state, std::int64_t position, SamplerScratch& scratch)
       : logits_(logits), state_(state), position_(position), scan_(logits, scratch) {
     check_not_all_banned(scan_.max_key() > kLeastKey, logits.size());
     if (state.greedy()) return;
     scale_ = inverse_temperature(state.config());
     mass_ = scan_.weigh(scale_);
-    least_mass_ = mass_ / kLeastPart;
+    least_mass_ = mass_ / kLeastShare;
   }
 
   std::optional<std::int32_t> first_allowed(TokenConstraint& constraint) {
-    for (std::uint64_t number = 0; number < kGuesses && is_left(); number++) {
-      const std::int32_t token = draw(number);
+    for (std::uint64_t number = 0; number < kMaxTries && is_left(); number++) {
+      const std::int32_t token = next(number);
       if (constraint.allows(token)) return token;
-      refuse(token);
+      reject(token);
     }
     return std::nullopt;
   }
 
-  /// Puts the refused tokens back.
-  ~Guesses() {
-    for (const auto& [token, logit] : refused_) logits_[token] = logit;
+  /// Restores the logits of rejected tokens.
+  ~RejectionSampler() {
+    for (const auto& [token, logit] : rejected_) logits_[token] = logit;
   }
-  Guesses(const Guesses&) = delete;
-  Guesses& operator=(const Guesses&) = delete;
+  RejectionSampler(const RejectionSampler&) = delete;
+  RejectionSampler& operator=(const RejectionSampler&) = delete;
 
  private:
   bool is_left() const { return state_.greedy() ? scan_.any() : mass_ > least_mass_; }
 
-  std::int32_t draw(std::uint64_t number) const {
+  std::int32_t next(std::uint64_t number) const {
     if (state_.greedy()) return scan_.argmax();
     return scan_.token_at(target(random_number(state_, position_, number), mass_), scale_);
   }
 
-  void refuse(std::int32_t token) {
-    refused_.emplace_back(token, logits_[token]);
+  void reject(std::int32_t token) {
+    rejected_.emplace_back(token, logits_[token]);
     logits_[token] = -std::numeric_limits<float>::infinity();
     scan_.ban(token);
     if (!state_.greedy()) mass_ -= scan_.drop_mass(token, scale_);
   }
 
-  static constexpr std::uint64_t kLeastPart = 1 << 16;  ///< of the mass; less would be too coarse
+  static constexpr std::uint64_t kLeastShare =
+      1 << 16;  ///< 1 / kLeastShare of the mass must be left: less would be too coarse
 
   std::span<float> logits_;
   const SamplingState& state_;
@@ -210,7 +211,7 @@ class Guesses {
   VocabScan scan_;
   float scale_ = 0;
   std::uint64_t mass_ = 0, least_mass_ = 0;
-  std::vector<std::pair<std::int32_t, float>> refused_;
+  std::vector<std::pair<std::int32_t, float>> rejected_;
 };
 
 }  // namespace
@@ -223,7 +224,8 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
   }
   const FlushDenormals flush;
   if (constraint != nullptr && state.samples_from_all()) {
-    const std::optional<std::int32_t> token = Guesses(logits, state, position, scratch).first_allowed(*constraint);
+    const std::optional<std::int32_t> token =
+        RejectionSampler(logits, state, position, scratch).first_allowed(*constraint);
     if (token) return report(*token, logits, state, scratch);
     return sample_allowed(logits, state, position, scratch, constraint->mask());
   }
@@ -240,7 +242,7 @@ SampleResult sample(std::span<float> logits, const SamplingState& state, std::sp
       mask->apply(logits);
     }
   }
-  return draw(logits, changes ? std::span<const float>(scratch.raw) : logits, state, position, 0, scratch);
+  return sample_processed(logits, changes ? std::span<const float>(scratch.raw) : logits, state, position, 0, scratch);
 }
 
 TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std::int32_t top_n,

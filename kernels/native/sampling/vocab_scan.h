@@ -9,14 +9,14 @@
 
 namespace quire {
 
-/// Working memory of the sampler, one per thread; it grows to the vocabulary's size and is then used again.
+/// Scratch memory of the sampler, one per thread; it grows to the vocabulary's size and is then reused.
 struct SamplerScratch {
   std::vector<std::int32_t> block_max;   ///< order key of the largest logit of each block
   std::vector<std::int32_t> block_sort;  ///< a copy that may be reordered
   std::vector<std::uint64_t> block_mass;
   std::vector<Candidate> candidates;
   std::vector<Candidate> sorted;  ///< a copy that may be reordered
-  std::vector<float> raw;         ///< logits as the model gave them
+  std::vector<float> raw;         ///< the model's own logits
   std::vector<float> allowed;
 };
 
@@ -26,14 +26,14 @@ class VocabScan {
  public:
   static constexpr int kBlock = kMassBlock;
 
-  /// Finds the maxima. Throws std::runtime_error if a logit is NaN or +inf. `logits` and `scratch` must outlive it. A
-  /// logit may become -inf later, of which `ban` is to be told; masses stay relative to the maximum of now.
+  /// Finds the maxima. Throws std::runtime_error if a logit is NaN or +inf. `logits` and `scratch` must outlive it.
+  /// Where a logit becomes -inf later, `ban` must be called; masses stay relative to the first maximum.
   VocabScan(std::span<const float> logits, SamplerScratch& scratch);
 
   void ban(std::int32_t token);
-  bool any() const;  ///< whether a logit is left that is not -inf
+  bool any() const;  ///< true if a logit is left that is not -inf
 
-  /// What the banned token had of the total mass. After `weigh`.
+  /// Returns the share of the total mass that the banned token had. After `weigh`.
   std::uint64_t drop_mass(std::int32_t token, float inverse_temperature);
 
   std::int32_t max_key() const { return max_key_; }
@@ -54,7 +54,7 @@ class VocabScan {
   /// All tokens whose order key is at least `least`, by id, with no mass yet; kept in scratch.candidates.
   std::span<Candidate> collect(std::int32_t least);
 
-  /// The token's place in the order of logits, from 1; of equal ones the lower id comes first.
+  /// The rank of the token's logit, from 1; of equal ones the lower id comes first.
   std::int32_t rank(std::int32_t token) const;
 
  private:
