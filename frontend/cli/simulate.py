@@ -103,9 +103,7 @@ class ShapeFlags:
             rich_help_panel="Engines (default: as they were calibrated)",
         ),
     ] = None
-    long_prefill_threshold: Annotated[int | None, _engine("Tokens of a prompt in a step.", "TOKENS", min=1)] = (
-        None
-    )
+    long_prefill_threshold: Annotated[int | None, _engine("Tokens of a prompt in a step.", "TOKENS", min=1)] = None
     max_waiting_requests: Annotated[int | None, _engine("Maximum number of waiting requests.", "N", min=1)] = None
     max_waiting_tokens: Annotated[int | None, _engine("Maximum prompt tokens of waiting requests.", "N", min=1)] = None
 

@@ -43,9 +43,7 @@ def _lark(grammar: str) -> str:
     try:
         return gbnf_to_lark.any_to_lark(grammar)
     except Exception as error:  # noqa: BLE001 - it raises plain ones
-        raise RequestError(
-            f"structured_outputs.grammar can't be used: it is neither Lark nor GBNF: {error}"
-        ) from None
+        raise RequestError(f"structured_outputs.grammar can't be used: it is neither Lark nor GBNF: {error}") from None
 
 
 def _schema(structured: StructuredOutputs) -> dict[str, Any]:
