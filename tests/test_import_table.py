@@ -21,13 +21,15 @@ MAY_IMPORT = {
     "kernels": set(),
 }
 
-# The layers of a package, the lowest first, as modules and folders; `*` stands for all that are not named. A part may
-# import lower layers and itself, but no other part of its layer. Imports under `TYPE_CHECKING` and in functions count.
+# The layers of a package, the lowest first: modules, folders, `folder.module` for a module that lies lower or higher
+# than its folder, and `*` for all others. A part may import lower layers and itself, but no other part of its layer.
+# Imports under `TYPE_CHECKING` and in functions count.
 LAYERS = {
     "protocol": "errors engine_shape totals < * < address keys messages < codec engine_options pipe simulation"
     " < sockets",
-    "kernels": "errors < config emit < host rope < operands < plan < weights < models < options < *",
-    "engine_core": "executor limits < request < decoding < scheduling < validation < grammar"
+    "kernels": "errors < config emit < host rope < graph.operations weights.checkpoint < operands"
+    " < weights.quantized < weights.quantization < plan < weights < graph models < options < *",
+    "engine_core": "executor grammar.text limits < request < decoding < scheduling < validation < grammar"
     " < stats trace transport < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
     " < cli",
@@ -47,13 +49,11 @@ TO_BE_REMOVED = {
     ("engine_core.request", "engine_core.scheduling.siblings"),
     ("engine_core.snapshot", "engine_core.engine"),
     ("engine_core.utilities", "engine_core.engine"),
-    ("engine_core.validation", "engine_core.grammar.text"),
     ("frontend.http.conversation", "frontend.http.openai.response_format"),
     ("frontend.http.openai.chat", "frontend.http.documentation.chat_schemas"),
     ("frontend.http.transport.server", "frontend.http.app"),
     ("frontend.http.transport.server", "frontend.http.service"),
     ("kernels.emit.value", "kernels.emit.builder"),
-    ("kernels.plan", "kernels.weights.quantization"),
 }
 
 OPTIONAL = {  # imported only when the features of their extras are requested
@@ -133,9 +133,9 @@ def _is_downward(package: str, row: str, module: str, imported: str) -> bool:
     heights = {part: height for height, layer in enumerate(row.split("<")) for part in layer.split()}
 
     def part_of(name: str) -> str:
-        part = name.removeprefix(f"{package}.").split(".")[0]
-        assert part in heights or "*" in heights, f"LAYERS[{package!r}] does not name {part}"
-        return part if part in heights else "*"
+        part = next((part for part in _prefixes(name.removeprefix(f"{package}.")) if part in heights), "*")
+        assert part in heights, f"LAYERS[{package!r}] names no part for {name}"
+        return part
 
     one, other = part_of(module), part_of(imported)
     return one == other or heights[other] < heights[one]
