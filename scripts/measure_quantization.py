@@ -40,7 +40,7 @@ HEADER = f"{'weights':<10}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12
 class Measurement:
     """Result of one format: bytes of its packed matrices, nats per token, perplexity.
 
-    The change of the perplexity is relative to the first format with the same KV dtype; its error is the standard error.
+    The change of the perplexity is relative to the first format with the same KV dtype, with its standard error.
     """
 
     weights: str

@@ -148,7 +148,8 @@ class GraphReference:
             x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
         scores = _capped(logits.scale * self._linear(logits.linear, self._norm(logits.norm, x)), logits.softcap)
         normalizers = np.log(np.exp(scores).sum(-1))
-        return scores[np.arange(len(tokens) - 1), tokens[1:]] - normalizers[:-1]
+        result: F64 = scores[np.arange(len(tokens) - 1), tokens[1:]] - normalizers[:-1]
+        return result
 
     def _get(self, name: str) -> F64:
         return self.tensors[name].astype(np.float64)
@@ -160,7 +161,9 @@ class GraphReference:
 
     def _norm(self, norm: Norm, x: F64) -> F64:
         x = x - x.mean(-1, keepdims=True) if norm.center else x
-        y = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * (self._get(norm.weight) + norm.weight_offset)
+        y: F64 = (
+            x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * (self._get(norm.weight) + norm.weight_offset)
+        )
         return y + self._get(norm.bias) if norm.bias else y
 
     def _feed(self, block: FeedForward, x: F64) -> F64:
@@ -190,7 +193,8 @@ class GraphReference:
 
     def _head_norm(self, norms: HeadNorms, name: str, x: F64) -> F64:
         weight = self._get(name) + norms.weight_offset
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + norms.epsilon) * weight
+        y: F64 = x / np.sqrt((x**2).mean(-1, keepdims=True) + norms.epsilon) * weight
+        return y
 
 
 def _capped(x: F64, cap: float) -> F64:
