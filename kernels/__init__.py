@@ -1,1 +1,1 @@
-"""Quire's kernels: the native extension and the MLIR that it compiles. Knows tensors and sequences, no request."""
+"""Kernels: the native extension and the MLIR that it compiles. They know tensors and sequences, not requests."""

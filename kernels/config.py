@@ -1,4 +1,4 @@
-"""A checkpoint's config.json, read field by field with errors that name the field."""
+"""Typed reading of a checkpoint's config.json, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T", int, float, str, bool)
 
 
 class ModelConfig:
-    """Typed access to the fields of config.json, or of an object in it; `path` then leads there (`rope_scaling.`)."""
+    """Typed access to the fields of config.json, or of the object at `path` in it (`rope_scaling.`)."""
 
     def __init__(self, fields: dict[str, Any], path: str = "") -> None:
         self.fields = fields
@@ -21,7 +21,7 @@ class ModelConfig:
 
     @property
     def architecture(self) -> str:
-        """The first of `architectures`."""
+        """First entry of `architectures`."""
         names = self.fields.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             raise ModelError(f"config.json: architectures is {names!r}; it must name the model's class")
@@ -37,18 +37,18 @@ class ModelConfig:
         return typed
 
     def require(self, name: str, kind: type[T]) -> T:
-        """The field `name`; raises ModelError when it is missing or of another type."""
+        """Return the field `name`. Raises ModelError if it is missing or of another type."""
         if self.fields.get(name) is None:
             raise ModelError(f"config.json lacks {self.path}{name}, which {self.architecture} needs")
         return self._typed(name, self.fields[name], kind)
 
     def get(self, name: str, default: T) -> T:
-        """The field `name`, or `default` when it is missing or null."""
+        """Return the field `name`, or `default` if it is missing or null."""
         value = self.fields.get(name)
         return default if value is None else self._typed(name, value, type(default))
 
     def size(self, name: str, default: int | None = None) -> int:
-        """The field `name`, an integer of at least 1 and no more than any model has."""
+        """Return the field `name`, an integer from 1 to a limit that no real model exceeds."""
         value = self.require(name, int) if default is None else self.get(name, default)
         if not 1 <= value <= _LARGEST.get(name, _LARGEST_SIZE):
             raise ModelError(
@@ -57,29 +57,29 @@ class ModelConfig:
         return value
 
     def with_defaults(self, **defaults: int) -> ModelConfig:
-        """The same fields, and those that config.json leaves to the defaults of the architecture's class."""
+        """Return the fields with the architecture's defaults for those that config.json omits."""
         return ModelConfig({**defaults, **self.fields})
 
     def options(self, name: str) -> dict[str, Any]:
-        """The field `name`, an object; empty when it is missing or null."""
+        """Return the field `name`, an object; empty if it is missing or null."""
         value = self.fields.get(name) or {}
         if not isinstance(value, dict):
             raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be an object")
         return value
 
     def section(self, name: str) -> ModelConfig:
-        """The object in the field `name`, empty when it is missing or null."""
+        """Return typed access to the object in the field `name`; it is empty if missing or null."""
         return ModelConfig(self.options(name), f"{self.path}{name}.")
 
     def strings(self, name: str) -> tuple[str, ...]:
-        """The field `name`, a list of strings; empty when it is missing or null."""
+        """Return the field `name`, a list of strings; empty if it is missing or null."""
         value = self.fields.get(name) or []
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be a list of strings")
         return tuple(value)
 
     def choice(self, name: str, allowed: tuple[T, ...], default: T | None = None) -> T:
-        """The field `name`, one of `allowed`; without a default it must be there."""
+        """Return the field `name`, one of `allowed`; without a default it is required."""
         value = self.fields.get(name)
         value = default if value is None else value
         for choice in allowed:
@@ -89,7 +89,7 @@ class ModelConfig:
         raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be one of {choices}")
 
     def refuse(self, name: str, allowed: tuple[Any, ...] = ()) -> None:
-        """Raises ModelError when the field is set to something that is not carried out."""
+        """Raise ModelError if the field is set to an unsupported value."""
         value = self.fields.get(name)
         if value is not None and value not in allowed:
             choices = "one of " + ", ".join(repr(a) for a in allowed) if allowed else "null"

@@ -1,7 +1,7 @@
-"""Errors of this package that a user reads."""
+"""Errors of this package that are shown to the user."""
 
 from __future__ import annotations
 
 
 class ModelError(ValueError):
-    """A checkpoint, option or host that can't be used. The message says what was found, what is allowed, what to do."""
+    """Unusable checkpoint, option or host. The message says what was given, what is allowed, and what to do."""

@@ -1,4 +1,4 @@
-"""What this machine offers: its instruction set, memory, and where compiled kernels are kept."""
+"""Capabilities of this machine: instruction sets, available memory, and the folder of compiled kernels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from quire.kernels.errors import ModelError
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """One instruction set that kernels are emitted for: LLVM's CPU and features, and what the host must have.
+    """An instruction set that kernels are emitted for: LLVM's CPU and features, and the features that the host needs.
 
-    The target is fixed, never read off the host, so that the kernels of one instruction set are the same everywhere.
+    The target is fixed, not detected, so that the kernels of one instruction set are the same everywhere.
     """
 
     name: str
@@ -38,29 +38,31 @@ INSTRUCTION_SETS = {
         InstructionSet("avx2", "x86-64-v3", "", 256, _AVX2),
     )
 }
-"""By name, the best first."""
+"""Instruction sets by name, the best first."""
 
 
 def available_isas() -> list[str]:
-    """The instruction sets that this host can run, the best first."""
+    """Return the instruction sets that this host can run, the best first."""
     features = set(host_features())
     names = [isa.name for isa in INSTRUCTION_SETS.values() if isa.needs <= features]
     return names if "amx" not in names or request_amx() else names[1:]
 
 
 def choose_isa(name: str | None = None) -> InstructionSet:
-    """The instruction set `name`, or that of `QUIRE_ISA`, or else the best. Raises ModelError for one it can't run."""
+    """Return the instruction set `name`, or `QUIRE_ISA`, or the best. Raises ModelError if the host cannot run it."""
     available = available_isas()
     if not available:
-        raise ModelError(f"this CPU lacks what every kernel needs: {', '.join(sorted(_AVX2))}; Quire can't run here")
+        raise ModelError(
+            f"this CPU lacks features that every kernel needs ({', '.join(sorted(_AVX2))}); Quire cannot run here"
+        )
     chosen = name or os.environ.get("QUIRE_ISA") or available[0]
     if chosen not in available:
-        raise ModelError(f"instruction set {chosen!r} can't be used here; choose one of {', '.join(available)}")
+        raise ModelError(f"instruction set {chosen!r} is not available here; choose one of {', '.join(available)}")
     return INSTRUCTION_SETS[chosen]
 
 
 def cache_folder(chosen: str | None = None) -> Path:
-    """Where compiled kernels are kept: `chosen`, or `QUIRE_CACHE_DIR`, or the user's cache folder."""
+    """Return the folder of compiled kernels: `chosen`, or `QUIRE_CACHE_DIR`, or the user's cache folder."""
     base = chosen or os.environ.get("QUIRE_CACHE_DIR")
     if base:
         return Path(base)
@@ -68,7 +70,7 @@ def cache_folder(chosen: str | None = None) -> Path:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping: the system's, limited by the cgroup and those above it."""
+    """Return the bytes available without swapping: the system's, limited by the cgroup and its parents."""
     available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -77,7 +79,7 @@ def available_memory() -> int:
 
 
 def _cgroups() -> list[Path]:
-    """The folders of this process's cgroup (version 2) and of all above it; none where there are none."""
+    """Return the folders of this process's cgroup (version 2) and its parents, if there are any."""
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -88,7 +90,7 @@ def _cgroups() -> list[Path]:
 
 
 def _cgroup_memory(folder: Path) -> int | None:
-    """Bytes left of the cgroup's limit, its page cache counted as free; None without a limit."""
+    """Return the bytes left of the cgroup's limit, with its page cache counted as free; None without a limit."""
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = int((folder / "memory.current").read_text())

@@ -15,7 +15,7 @@ from quire.kernels._native import affinity_cpus, default_threads, llvm_version, 
 from quire.kernels.config import ModelConfig
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
-from quire.kernels.plan import PlanBuilder
+from quire.kernels.plan import ModelPlan
 from quire.kernels.runner import describe
 from quire.kernels.weights.quantization import MODES
 
@@ -28,7 +28,7 @@ def _cpu_name() -> str:
 
 
 def host_info() -> dict[str, Any]:
-    """What this machine offers."""
+    """Return the capabilities of this machine."""
     cpus = affinity_cpus()
     cores = physical_cores(cpus)
     return {
@@ -46,15 +46,14 @@ def host_info() -> dict[str, Any]:
     }
 
 
-def integer_formats(plan: PlanBuilder) -> list[str]:
-    """The formats of the plan's matrices of integers."""
-    matrices = (operand for launch in plan.launches for operand in launch.operands if isinstance(operand, Matrix))
-    formats = {matrix.integers for matrix in matrices if matrix.integers is not None}
+def quantized_formats(plan: ModelPlan) -> list[str]:
+    """Return the formats of the plan's quantized matrices."""
+    formats = {matrix.quantized for matrix in plan.weights if isinstance(matrix, Matrix) and matrix.quantized}
     return sorted(f"int{form.bits}" + (f" in groups of {form.group}" if form.group else "") for form in formats)
 
 
-def plan_info(plan: PlanBuilder, architecture: str) -> dict[str, Any]:
-    """A model's plan: sizes in bytes, and how often each kernel is launched in a step."""
+def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
+    """Return a model's plan: sizes in bytes, and the number of launches of each kernel in a step."""
     launches: dict[str, int] = {}
     for launch in plan.launches:
         launches[launch.kernel.name] = launches.get(launch.kernel.name, 0) + 1
@@ -63,20 +62,20 @@ def plan_info(plan: PlanBuilder, architecture: str) -> dict[str, Any]:
         "layers": plan.layers,
         "vocab_size": plan.vocab_size,
         "max_model_len": plan.limits.max_model_len,
-        "weights": plan.numbers.weights,
-        "integer_weights": integer_formats(plan),
-        "kv": plan.numbers.kv.weights,
+        "weights": plan.dtypes.weights,
+        "quantized_weights": quantized_formats(plan),
+        "kv": plan.dtypes.kv.weights,
         "weight_bytes": plan.weight_bytes,
-        "kv_bytes_per_token": plan.heads.token_bytes(plan.numbers) * plan.layers,
+        "kv_bytes_per_token": plan.heads.token_bytes(plan.dtypes) * plan.layers,
         "launches_per_step": len(plan.launches),
         "kernels": launches,
     }
 
 
 def main() -> int:
-    """Prints the information; returns the exit status."""
+    """Print the information; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.info", description=__doc__)
-    parser.add_argument("--model", help="checkpoint folder whose plan is shown")
+    parser.add_argument("--model", help="checkpoint folder whose plan is printed")
     parser.add_argument("--quantization", help=f"one of {', '.join(MODES)}")
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto or int8")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")

@@ -1,48 +1,72 @@
-"""What a plan is made of: buffers, weights, and launches of kernels over them."""
+"""Elements of a plan: buffers, weights, and launches of kernels over them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.emit.attention import Attention, AttentionFold
-from quire.kernels.emit.gemm import Gemm
-from quire.kernels.emit.kv import SplitHeads
-from quire.kernels.emit.layout import BLOCK, IntegerFormat, Numbers, round_up
-from quire.kernels.emit.rows import Embedding, Norm, Quantize
+from quire.kernels.emit.context import Kernel
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
+from quire.kernels.weights.checkpoint import Checkpoint
 
-Kernel = Gemm | Embedding | Norm | Quantize | SplitHeads | Attention | AttentionFold
+Array = npt.NDArray[np.float32] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Buffer:
-    """Memory that launches share. `input` buffers are the runner's own, filled anew for each step."""
+class Memory:
+    """Addresses of buffers by name, of weights, and of the KV tiles of each layer."""
+
+    buffers: Mapping[str, int]
+    weights: Mapping[Operand, int]
+    kv_layer: Callable[[int], int]
+
+
+class Operand(ABC):
+    """Memory that a launch reads or writes."""
+
+    @abstractmethod
+    def address(self, memory: Memory) -> int:
+        """Return the operand's address."""
+
+
+@dataclass(frozen=True)
+class Buffer(Operand):
+    """Memory that launches share. `input` buffers belong to the native runner, which fills them for each step."""
 
     name: str
     bytes: int = 0
     input: bool = False
 
-
-@dataclass(frozen=True)
-class Activations:
-    """What a product reads: a buffer of `columns` tiled activations, quantized if `integers` is the weights' format."""
-
-    buffer: Buffer
-    columns: int
-    integers: IntegerFormat | None = None
+    def address(self, memory: Memory) -> int:
+        """See Operand."""
+        return memory.buffers[self.name]
 
 
 @dataclass(frozen=True)
-class KvLayer:
-    """The KV tiles of one layer."""
+class KvLayer(Operand):
+    """KV tiles of one layer."""
 
     layer: int
 
+    def address(self, memory: Memory) -> int:
+        """See Operand."""
+        return memory.kv_layer(self.layer)
+
+
+class LoadedOperand(Operand):
+    """Memory that is filled once, when the model is loaded."""
+
+    def address(self, memory: Memory) -> int:
+        """See Operand."""
+        return memory.weights[self]
+
 
 @dataclass(frozen=True)
-class Part:
+class MatrixPart:
     """A checkpoint tensor w[n, k] (or its transpose) that fills every `tile_step`-th tile of a packed matrix."""
 
     tensor: str
@@ -54,98 +78,131 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The tensor's shape in the checkpoint."""
+        """Shape of the tensor in the checkpoint."""
         return (self.k, self.n) if self.transposed else (self.n, self.k)
 
     @property
     def strides(self) -> tuple[int, int]:
-        """From one n, and one k, to the next in the checkpoint, in elements."""
+        """Strides of n and of k in the checkpoint, in elements."""
         return (1, self.n) if self.transposed else (self.k, 1)
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A packed weight matrix of `n` columns by `k`, of integers if `integers` is their format."""
+class Matrix(LoadedOperand):
+    """A packed weight matrix of `n` columns by `k`; `quantized` is its format if it is quantized."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MatrixPart, ...]
     n: int
     k: int
-    integers: IntegerFormat | None = None
+    quantized: QuantizedFormat | None = None
 
-    def bytes(self, numbers: Numbers) -> int:
-        """Bytes of the packed form."""
+    def bytes(self, dtypes: Dtypes) -> int:
+        """Return the bytes of the packed form."""
         blocks = round_up(self.n, BLOCK) // BLOCK
-        if self.integers is not None:
-            return blocks * self.integers.block_bytes(self.k)
-        return blocks * (round_up(self.k, BLOCK) // BLOCK) * numbers.block_bytes
+        if self.quantized is not None:
+            return blocks * self.quantized.block_bytes(self.k)
+        return blocks * (round_up(self.k, BLOCK) // BLOCK) * dtypes.block_bytes
+
+
+class ArrayWeight(LoadedOperand):
+    """A weight that kernels read as a plain array of f32 or i32."""
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the checkpoint tensors that the array is made of."""
+        return {}
+
+    @abstractmethod
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """Read the array."""
 
 
 @dataclass(frozen=True)
-class Vector:
-    """Tensors of one dimension, one after the other, as f32 padded with zeros to a multiple of 32.
+class Vector(ArrayWeight):
+    """One-dimensional tensors plus `offset`, concatenated as f32 and padded with zeros to a multiple of 32.
 
-    `interleaved` takes 16 elements of each in turn, as the columns of a gate.
+    `interleaved` alternates between 16 elements of each, like the columns of interleaved gate and up.
     """
 
-    tensors: tuple[str, ...]
+    names: tuple[str, ...]
     sizes: tuple[int, ...]
     interleaved: bool = False
+    offset: float = 0.0
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """See ArrayWeight."""
+        return {name: (size,) for name, size in zip(self.names, self.sizes, strict=True)}
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight."""
+        parts = [checkpoint.get(*tensor).to_f32() + np.float32(self.offset) for tensor in self.tensors.items()]
+        if self.interleaved:
+            width = round_up(self.sizes[0], TILE_ROWS)
+            padded = [np.pad(part, (0, width - len(part))).reshape(-1, TILE_ROWS) for part in parts]
+            parts = [np.stack(padded, axis=1).reshape(-1)]
+        values = np.concatenate(parts)
+        return np.pad(values, (0, round_up(len(values), BLOCK) - len(values)))
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """An array that the plan computed, f32 or i32."""
+class Table(ArrayWeight):
+    """An array that the lowering computed."""
 
     name: str
-    values: npt.NDArray[np.float32] | npt.NDArray[np.int32]
+    array: Array
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight."""
+        return self.array
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A tensor of shape [rows, columns], kept as f32 rows."""
+class TensorRows(ArrayWeight):
+    """A tensor of shape [rows, columns] as f32."""
 
-    tensor: str
+    name: str
     rows: int
     columns: int
 
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """See ArrayWeight."""
+        return {self.name: (self.rows, self.columns)}
 
-Operand = Buffer | KvLayer | Matrix | Vector | Table | Rows
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight."""
+        return np.ascontiguousarray(checkpoint.get(self.name, (self.rows, self.columns)).to_f32())
+
+
+Weight = Matrix | ArrayWeight
+
+
+@dataclass(frozen=True)
+class PackedActivations:
+    """Input of a product: a buffer of `columns` packed activations, quantized for weights of the format `quantized`."""
+
+    buffer: Buffer
+    columns: int
+    quantized: QuantizedFormat | None = None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel over its operands; `dim`, `per` and `times` as the native `Launch` has them."""
+    """A kernel over its operands, of `repeats` * ceil(dim / rows_per_item) work items; `head` computes logits."""
 
     kernel: Kernel
     operands: tuple[Operand, ...]
     dim: str
-    per: int = 1
-    times: int = 1
+    rows_per_item: int = 1
+    repeats: int = 1
     head: bool = False
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlanLimits:
     """Sizes that a plan is made for: tokens of a step, positions of a sequence, tokens of a page."""
 
-    capacity: int
+    max_num_batched_tokens: int
     max_model_len: int
     page_size: int
-
-
-@dataclass(frozen=True)
-class Linear:
-    """The tensors of a linear layer, or of several that share their input: (weight, bias or "", outputs).
-
-    `interleaved` takes 16 outputs of each in turn, as the columns of a gate. `head`: it gives the logits.
-    """
-
-    tensors: tuple[tuple[str, str, int], ...]
-    transposed: bool = False
-    interleaved: bool = False
-    head: bool = False
-
-    @property
-    def bias(self) -> bool:
-        """Whether the layers have biases."""
-        return bool(self.tensors[0][1])

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import Numbers
+from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.models import max_positions
-from quire.kernels.operands import Limits
+from quire.kernels.operands import PlanLimits
 from quire.kernels.rope import MAX_POSITIONS
 from quire.kernels.weights.checkpoint import Checkpoint
 
@@ -59,15 +59,15 @@ class LoadOptions:
     weight_cache: str | None = None
 
 
-def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Numbers:
+def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Dtypes:
     """Return the dtypes of the model's kernels. A `quantized` checkpoint counts as 16-bit, even with f32 scales."""
     integer_kv = options.kv_cache_dtype == "int8"
     dtype = options.dtype
     if dtype == "auto":
         dtype = "float32" if "f32" in checkpoint.formats and not quantized else "bfloat16"
     if dtype == "float32":
-        return Numbers("f32", "f32", "f32", integer_kv)
-    return Numbers("bf16", "bf16", "bf16" if isa == "amx" else "f32", integer_kv)
+        return Dtypes("f32", "f32", "f32", integer_kv)
+    return Dtypes("bf16", "bf16", "bf16" if isa == "amx" else "f32", integer_kv)
 
 
 def check_options(options: LoadOptions) -> None:
@@ -84,7 +84,7 @@ def check_options(options: LoadOptions) -> None:
         raise ModelError("num_pages and kv_cache_memory_bytes both size the KV cache; give one of them")
 
 
-def choose_limits(options: LoadOptions, config: ModelConfig) -> Limits:
+def choose_limits(options: LoadOptions, config: ModelConfig) -> PlanLimits:
     """Return the sizes that the plan is made for."""
     longest = max_positions(config)
     length = options.max_model_len or longest
@@ -92,10 +92,10 @@ def choose_limits(options: LoadOptions, config: ModelConfig) -> Limits:
         raise ModelError(f"max_model_len={length} exceeds the {longest} positions of the model; lower it")
     if length > MAX_POSITIONS:
         raise ModelError(f"the model has {length} positions; choose a max_model_len of at most {MAX_POSITIONS}")
-    return Limits(options.max_num_batched_tokens, length, options.block_size)
+    return PlanLimits(options.max_num_batched_tokens, length, options.block_size)
 
 
-def choose_num_pages(options: LoadOptions, limits: Limits, page_bytes: int, other_bytes: int, *, parts: int) -> int:
+def choose_num_pages(options: LoadOptions, limits: PlanLimits, page_bytes: int, other_bytes: int, *, parts: int) -> int:
     """Return the pages of a pool next to weights and buffers of `other_bytes`; a page's bytes lie in `parts` places.
 
     By default as many as all sequences together could fill, up to 4 GiB or half of the memory that is left.

@@ -1,7 +1,7 @@
-"""Tables of rotary position embeddings: default, linear, dynamic, yarn and llama3 scaling, as transformers has them.
+"""Tables of rotary position embeddings: default, linear, dynamic, yarn and llama3 scaling, as in transformers.
 
-Angles are formed in f32 as the reference does; their sine and cosine come from our own polynomial in f64, so that they
-are the same on every machine. The few frequencies come from libm's f64 `pow`, whose last bit the rounding to f32 hides.
+Angles are computed in f32 like the reference; their sine and cosine come from our own polynomial in f64, so that they
+are the same on every machine. The few frequencies come from libm's f64 `pow`, whose last bit rounding to f32 hides.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 MAX_POSITIONS = 2**23
-"""Positions that `sine_cosine` is exact enough for."""
+"""Most positions for which `sine_cosine` is accurate enough."""
 
-_SLICE = 4096  # positions whose angles are held at once
+_SLICE = 4096  # positions whose angles are computed at once
 
 # pi/2 in three parts, the first two of 29 bits, so that n * part is exact for n < 2^24 (Cody and Waite).
 _HALF_PI = (1.570796325802803, 9.920935774287987e-10, 2.2517417741562176e-18)
@@ -31,7 +31,7 @@ _HALF_PI = (1.570796325802803, 9.920935774287987e-10, 2.2517417741562176e-18)
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Rotary embeddings of a model: `dim` elements of a head, base `theta`, and the scaling of config.json."""
+    """Rotary embedding of the first `dim` elements of a head: base `theta`, and the scaling of config.json."""
 
     dim: int
     theta: float
@@ -40,23 +40,27 @@ class Rope:
     max_position: int
 
     @classmethod
-    def from_config(cls, config: ModelConfig, dim: int) -> Rope:
-        """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    def from_config(cls, config: ModelConfig, head_dim: int, partial: bool = False) -> Rope:
+        """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+        Only with `partial`, `partial_rotary_factor` is the part of the head that is rotated; otherwise it must be 1.
+        """
         scaling = {**config.options("rope_scaling"), **config.options("rope_parameters")}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if not isinstance(kind, str) or kind not in _FREQUENCIES:
             raise ModelError(f"config.json: rope_type is {kind!r}; supported are {', '.join(_FREQUENCIES)}")
-        if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1:
-            raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
+        factor = ModelConfig({**config.fields, **scaling}).get("partial_rotary_factor", 1.0)
+        if not partial and factor != 1:
+            raise ModelError(f"config.json: partial_rotary_factor is {factor}; this architecture supports only 1")
         scaling.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-        rope = cls(dim, 0.0, kind, scaling, config.size("max_position_embeddings", 2048))
+        rope = cls(int(head_dim * factor), 0.0, kind, scaling, config.size("max_position_embeddings", 2048))
         theta = rope.number("rope_theta")
         if theta <= 1:
             raise ModelError(f"config.json: rope_theta is {theta}; it must be above 1")
         return replace(rope, theta=theta)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A parameter of the scaling, finite and above 0; `default` when it is missing or null."""
+        """Return a parameter of the scaling, finite and above 0; `default` if it is missing or null."""
         value = self.scaling.get(name)
         if value is None and default is not None:
             return default
@@ -67,12 +71,12 @@ class Rope:
 
     @property
     def original_length(self) -> float:
-        """Positions that the model was trained for before it was scaled."""
+        """Number of positions that the model was trained for, without scaling."""
         return self.number("original_max_position_embeddings", self.max_position)
 
     @property
     def reach(self) -> int:
-        """The longest sequence that the model with its scaling is made for."""
+        """Longest sequence that the model supports with its scaling."""
         if self.kind in ("linear", "dynamic"):
             return int(self.max_position * self.number("factor"))
         if self.kind == "yarn":
@@ -80,7 +84,7 @@ class Rope:
         return self.max_position
 
     def table(self, positions: int) -> F32:
-        """f32 [positions][cos, sin][dim / 2]."""
+        """Return f32 [positions][cos, sin][dim / 2]."""
         frequencies, factor = _FREQUENCIES[self.kind](self, positions)
         rows = np.broadcast_to(frequencies.astype(np.float32), (positions, self.dim // 2))
         table = np.empty((positions, 2, self.dim // 2), np.float32)
@@ -93,12 +97,12 @@ class Rope:
 
 
 def sine_cosine(angle: F64) -> tuple[F64, F64]:
-    """Sine and cosine of angles in [0, 2^23], by additions and multiplications only; error below 1e-15."""
+    """Compute sine and cosine of angles in [0, 2^23] by additions and multiplications only; error below 1e-15."""
     turns = np.rint(angle * (2.0 / math.pi))
     r = ((angle - turns * _HALF_PI[0]) - turns * _HALF_PI[1]) - turns * _HALF_PI[2]
     square = r * r
     sine, cosine = np.zeros_like(r), np.zeros_like(r)
-    for n in range(8, -1, -1):  # Taylor on [-pi/4, pi/4]: the first term left out is below 1e-17
+    for n in range(8, -1, -1):  # Taylor on [-pi/4, pi/4]: the first omitted term is below 1e-17
         sine = sine * square + (-1.0) ** n / math.factorial(2 * n + 1)
         cosine = cosine * square + (-1.0) ** n / math.factorial(2 * n)
     sine = sine * r
@@ -122,8 +126,10 @@ def _linear(rope: Rope, positions: int) -> tuple[F64, float]:
 
 
 def _dynamic(rope: Rope, positions: int) -> tuple[F64, float]:
-    """Each position by the base for a sequence that ends there: what token-by-token decoding gives, and a function
-    of the position alone, so that chunks don't change it."""
+    """Compute each position with the base for a sequence that ends there.
+
+    This is what token-by-token decoding gives, and it depends on the position alone, not on chunks.
+    """
     factor, original = rope.number("factor"), rope.max_position
     rows = np.repeat(_inverse(rope)[None], min(original, positions), axis=0)
     later = [
@@ -134,7 +140,7 @@ def _dynamic(rope: Rope, positions: int) -> tuple[F64, float]:
 
 
 def _yarn(rope: Rope, positions: int) -> tuple[F64, float]:
-    """YaRN (Peng et al. 2023): interpolates low frequencies, keeps high ones, and scales attention."""
+    """Compute YaRN (Peng et al. 2023): interpolate low frequencies, keep high ones, and scale attention."""
     original = rope.original_length
     factor = rope.number("factor", rope.max_position / original)
     attention = rope.number("attention_factor", _yarn_attention(rope, factor))

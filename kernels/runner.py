@@ -1,4 +1,4 @@
-"""Loads a model and runs its steps: what the engine core sees of this package."""
+"""Loading a model and running its steps: this package's interface to the engine core."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from quire.kernels._native import (
     Vocabulary,
 )
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.attention import Attention, tokens_per_entry
-from quire.kernels.emit.gemm import Gemm
+from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
-from quire.kernels.emit.products import Products
 from quire.kernels.emit.value import BF16, F32, I8
 from quire.kernels.errors import ModelError
-from quire.kernels.models import build_plan
-from quire.kernels.operands import Buffer, Kernel, KvLayer, Launch, Operand
+from quire.kernels.graph.lowering import lower
+from quire.kernels.models import build_graph
+from quire.kernels.operands import Launch, Memory
 from quire.kernels.options import (
     LoadOptions,
     check_options,
@@ -36,9 +35,9 @@ from quire.kernels.options import (
     choose_numbers,
     choose_threads,
 )
-from quire.kernels.plan import PlanBuilder
+from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.checkpoint import Checkpoint
-from quire.kernels.weights.loader import Loader, check, weights_of
+from quire.kernels.weights.loader import Loader, check
 from quire.kernels.weights.quantization import choose_quantization
 
 __all__ = [
@@ -59,26 +58,26 @@ __all__ = [
 ]
 
 Progress = Callable[[str, int, int], None]
-"""Called as progress(what, done, total)."""
+"""Called as progress(task, done, total)."""
 
 _KV_DTYPES = {BF16: "bfloat16", F32: "float32", I8: "int8"}
 
 LOGIT_ROWS_AT_ONCE = 128
-"""Rows of logits that are held at once; a step that wants more computes them in turns."""
+"""Most rows of logits computed at once; a step that needs more computes them in several rounds."""
 
 
 class ModelRunner:
-    """A loaded model. Sequences are opened in slots; `step` extends them. Not for use by two threads at once.
+    """A loaded model. Sequences are opened in slots; `step` extends them. Not thread-safe.
 
     `sequences`, `step`, `collect` and `fork` are the native runner's: see native/kv_cache/sequences.h and
     native/compute/runner.h.
     """
 
     def __init__(
-        self, native: Runner, jit: Jit, loader: Loader, plan: PlanBuilder, options: LoadOptions, *, pages: int
+        self, native: Runner, jit: Jit, loader: Loader, plan: ModelPlan, options: LoadOptions, *, pages: int
     ) -> None:
         self._native = native
-        self._owners = (jit, loader)  # of the code and the mapped weights that the plan's launches point to
+        self._owners = (jit, loader)  # owners of the code and mapped weights that launches point to
         checkpoint = loader.checkpoint
         self.architecture = ModelConfig(checkpoint.config).architecture
         self.vocab_size = plan.vocab_size
@@ -87,7 +86,7 @@ class ModelRunner:
         self.attention_context = plan.attention_context
         self.page_size = plan.limits.page_size
         self.num_pages = pages
-        self.kv_dtype = _KV_DTYPES[plan.numbers.kv.weights]
+        self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
         self.kv_bytes = pages * plan.page_bytes
         self.max_num_seqs = options.max_num_seqs
         self.eos_token_ids = checkpoint.eos_token_ids()
@@ -98,87 +97,83 @@ class ModelRunner:
 
     @property
     def threads(self) -> int:
-        """Threads that compute a step."""
+        """Number of threads that compute a step."""
         return self._native.threads
 
 
 @dataclass
 class Assembly:
-    """A plan in memory: the addresses of its compiled kernels, packed weights and buffers."""
+    """A plan in memory: addresses of its compiled kernels, packed weights and buffers."""
 
     native: Runner
     jit: Jit  # owns the code that launches point to
-    plan: PlanBuilder
+    plan: ModelPlan
     loader: Loader
     kernels: dict[Kernel, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
 
     def compile(self, isa: str, progress: Progress | None) -> None:
-        """Compiles every kernel of the plan."""
-        products = Products(isa, self.plan.numbers)
+        """Compile every kernel of the plan."""
+        context = EmitContext(isa, self.plan.dtypes)
         for done, kernel in enumerate(self.plan.kernels, 1):
-            text = kernel.emit(products) if isinstance(kernel, Gemm | Attention) else kernel.emit(self.plan.numbers)
-            self.kernels[kernel] = self.jit.compile(text, [kernel.name])[0]
+            self.kernels[kernel] = self.jit.compile(kernel.emit(context), [kernel.name])[0]
             if progress is not None and self.jit.compiled:
                 progress("compiling kernels", done, len(self.plan.kernels))
 
     def allocate(self) -> None:
-        """Allocates the buffers of the plan; those of a step's inputs are the native runner's."""
+        """Allocate the plan's buffers; the buffers of a step's inputs belong to the native runner."""
         self.buffers = {b.name: self.native.allocate(b.bytes) for b in self.plan.buffers.values()}
         self.buffers.update(self.native.inputs)
 
+    @property
+    def memory(self) -> Memory:
+        """Addresses of the plan's operands."""
+        return Memory(self.buffers, self.loader.addresses, self.native.kv_layer)
+
     def add_launches(self) -> None:
-        """Hands the launches to the native runner."""
+        """Hand the launches to the native runner."""
         for launch in self.plan.launches:
-            self._add(self.native.head if launch.head else self.native.body, launch)
-        for launch in self.plan.states:
-            self._add(self.native.states, launch)
+            self.add(self.native.head if launch.head else self.native.body, launch, self.memory)
+        for launch in self.plan.hidden_states:
+            self.add(self.native.states, launch, self.memory)
 
-    def _add(self, target: Plan, launch: Launch) -> None:
-        operands = [self.address(o) for o in launch.operands]
-        target.add(self.kernels[launch.kernel], operands, launch.dim, launch.per, launch.times)
-
-    def address(self, operand: Operand) -> int:
-        """Where the operand lies."""
-        if isinstance(operand, Buffer):
-            return self.buffers[operand.name]
-        if isinstance(operand, KvLayer):
-            return self.native.kv_layer(operand.layer)
-        return self.loader.addresses[operand]
+    def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
+        """Append a launch to a native plan."""
+        operands = [operand.address(memory) for operand in launch.operands]
+        target.add(self.kernels[launch.kernel], operands, launch.dim, launch.rows_per_item, launch.repeats)
 
 
-def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> PlanBuilder:
-    """The plan of a checkpoint, which is checked to have all that the plan needs; reads no weights."""
+def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelPlan:
+    """Return the plan of a checkpoint, once all tensors that it needs are there; no weights are read."""
     check_options(options)
     config = ModelConfig(checkpoint.config)
     quantization = choose_quantization(options.quantization, checkpoint, config)
     quantized = quantization.scheme is not None
-    numbers = choose_numbers(options, checkpoint, quantized, host.choose_isa(options.isa).name)
-    plan = PlanBuilder(numbers, choose_limits(options, config), quantization)
-    build_plan(plan, config)
-    check(quantization, weights_of(plan))
+    dtypes = choose_numbers(options, checkpoint, quantized, host.choose_isa(options.isa).name)
+    plan = lower(build_graph(config), dtypes, choose_limits(options, config), quantization)
+    check(quantization, plan.weights)
     return plan
 
 
-def describe(options: LoadOptions) -> tuple[PlanBuilder, Checkpoint]:
-    """The plan of a checkpoint folder, and the checkpoint; reads no weights."""
+def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
+    """Return the plan of a checkpoint folder, and the checkpoint; no weights are read."""
     checkpoint = Checkpoint(options.model)
     return plan_of(options, checkpoint), checkpoint
 
 
-def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None = None) -> Assembly:
-    """The plan in memory: weights packed, kernels compiled, KV memory mapped."""
-    numbers, limits, heads = plan.numbers, plan.limits, plan.heads
-    logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.capacity), round_up(plan.vocab_size, BLOCK)
+def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = None) -> Assembly:
+    """Put the plan into memory: pack weights, compile kernels, map KV memory."""
+    dtypes, limits, heads = plan.dtypes, plan.limits, plan.heads
+    logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, parts=plan.layers * heads.kv)
     config = RunnerConfig(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
-        vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.capacity,
-        max_logit_rows=logit_rows,
-        logit_stride=logit_stride, hidden_size=plan.hidden_size, tokens_per_entry=tokens_per_entry(heads.group),
-        layers=plan.layers, tile_bytes=heads.tile_bytes(numbers), value_offset=heads.value_offset(numbers),
+        vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
+        tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=heads.tile_bytes(dtypes),
+        value_offset=heads.value_offset(dtypes),
     )  # fmt: skip
     native = Runner(config)
     if options.pin_threads and not native.pinned:
@@ -187,17 +182,17 @@ def assemble(plan: PlanBuilder, options: LoadOptions, progress: Progress | None 
         )
     isa = host.choose_isa(options.isa)
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
-    assembly = Assembly(native, jit, plan, Loader(native, plan.quantization, numbers, progress, options.weight_cache))
+    assembly = Assembly(native, jit, plan, Loader(native, plan.quantization, dtypes, progress, options.weight_cache))
     assembly.compile(isa.name, progress)
-    assembly.loader.load(weights_of(plan))
+    assembly.loader.load(plan.weights)
     assembly.allocate()
     return assembly
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelRunner:
-    """Loads a checkpoint: its weights packed, its kernels compiled, its KV memory mapped.
+    """Load a checkpoint: pack its weights, compile its kernels, map its KV memory.
 
-    Raises ModelError with a message for the user when an option, the checkpoint or the host does not allow it.
+    Raises ModelError with a message for the user if an option, the checkpoint or the host does not allow it.
     """
     plan, _ = describe(options)
     assembly = assemble(plan, options, progress)

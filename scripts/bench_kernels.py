@@ -1,9 +1,9 @@
-"""Every kernel of a model against its own limit: `.venv/bin/python scripts/bench_kernels.py --help`.
+"""Benchmark of every kernel of a model against its limit: `.venv/bin/python scripts/bench_kernels.py --help`.
 
-Builds the plan of a model at its real shapes with random weights, and times each launch in whole steps, so weights are
-read from memory as they are in a step. The limits are measured in the same run, between the steps: read bandwidth of
-memory and cache, the peak of the multiply-add units, the cost of a launch. A kernel's limit is the largest of its bytes
-over bandwidth, its operations over the peak, and one launch.
+This builds the plan of a model at its real shapes with random weights and times each launch in whole steps, so that
+weights are read from memory as in serving. The limits are measured in the same run, between the steps: read bandwidth
+of memory and cache, the peak of the multiply-add units, the cost of a launch. A kernel's limit is the largest of its
+bytes over bandwidth, its operations over the peak, and one launch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 from bench import kernel_report as report
-from bench.kernel_limits import Limits
+from bench.kernel_limits import HostLimits
 from bench.kernel_steps import (
-    Case,
-    Model,
+    BenchModel,
     RandomCheckpoint,
+    StepCase,
     choose_cases,
     first_of_each,
     kv_bytes_of,
@@ -34,11 +34,12 @@ from bench.kernel_steps import (
 from quire.kernels import host
 from quire.kernels._native import ThreadPool
 from quire.kernels.config import ModelConfig
+from quire.kernels.emit.context import Kernel
 from quire.kernels.errors import ModelError
 from quire.kernels.info import host_info, plan_info
-from quire.kernels.operands import Kernel, Launch, Matrix
+from quire.kernels.operands import Launch, Matrix
 from quire.kernels.options import LoadOptions, choose_threads
-from quire.kernels.plan import PlanBuilder
+from quire.kernels.plan import ModelPlan
 from quire.kernels.runner import assemble, plan_of
 from quire.kernels.work import work_of
 
@@ -56,22 +57,26 @@ QWEN3_06B: dict[str, Any] = {
     "rope_theta": 1000000,
     "tie_word_embeddings": True,
 }
-LEAST_CAPACITY = 512
+MIN_BATCHED_TOKENS = 512
 
 
 class Benchmark:
-    """Times the launches of cases, and limits between them."""
+    """Times the launches of cases, and the limits between them."""
 
-    def __init__(self, model: Model, limits: Limits, isa: str, cases: list[Case], only: list[str], best: bool) -> None:
+    def __init__(
+        self, model: BenchModel, limits: HostLimits, isa: str, cases: list[StepCase], only: list[str], best: bool
+    ) -> None:
         self.limits = limits
         self._model, self.isa, self._only, self._best = model, isa, only, best
         split = [dataclasses.replace(case, step=model.split(case.step)) for case in cases]
         self.cases = [case for case in split if case.launches(model.plan, only)]
-        self._seconds: dict[tuple[Case, Kernel], list[float]] = {}
+        self._seconds: dict[tuple[StepCase, Kernel], list[float]] = {}
 
     def run(self, repetitions: int, longest: float) -> None:
-        """Times every case `repetitions` times, all in turn. A case whose limit exceeds `longest` seconds is run with
-        fewer launches of each kernel."""
+        """Time every case `repetitions` times, in turn.
+
+        A case whose limit exceeds `longest` seconds runs with fewer launches of each kernel.
+        """
         for _ in range(3):
             self.limits.measure()
         for repetition in range(repetitions):
@@ -83,7 +88,7 @@ class Benchmark:
         if sys.stderr.isatty():
             print("\r\33[K", end="", file=sys.stderr)
 
-    def _run_once(self, case: Case, longest: float) -> None:
+    def _run_once(self, case: StepCase, longest: float) -> None:
         launches = case.launches(self._model.plan, self._only)
         counts = Counter(launch.kernel for launch in launches)
         bound = sum(max(self._bounds(case, one).values()) * counts[one.kernel] for one in first_of_each(launches))
@@ -96,12 +101,12 @@ class Benchmark:
             choose = min if self._best else statistics.median
             self._seconds.setdefault((case, kernel), []).append(choose(seconds_of_all))
 
-    def _bounds(self, case: Case, launch: Launch) -> dict[str, float]:
+    def _bounds(self, case: StepCase, launch: Launch) -> dict[str, float]:
         work = work_of(self._model.plan, launch, case.step, self.isa)
         return report.bounds_of(work, self.limits.values(self._best), self.limits.cache_bytes)
 
-    def results(self, case: Case) -> list[report.Result]:
-        """What was found of a case, by kernel."""
+    def results(self, case: StepCase) -> list[report.KernelResult]:
+        """Return the results of a case, by kernel."""
         launches = case.launches(self._model.plan, self._only)
         counts = Counter(launch.kernel for launch in launches)
         found = []
@@ -109,27 +114,27 @@ class Benchmark:
             kernel, samples = launch.kernel, report.spread(self._seconds[case, launch.kernel])
             work = work_of(self._model.plan, launch, case.step, self.isa)
             context = case.context if reads_context(launch) else 0
-            found.append(report.Result(
-                kernel.name, report.shape_of(kernel), case.kind, case.step.rows(launch), context, counts[kernel],
+            found.append(report.KernelResult(
+                kernel.name, kernel.shape, case.kind, case.step.rows(launch), context, counts[kernel],
                 samples["least" if self._best else "median"], samples["least"], samples["most"],
                 work.memory + work.activations, work.operations, work.unit, self._bounds(case, launch),
             ))  # fmt: skip
         return found
 
 
-def listing(plan: PlanBuilder) -> str:
-    """The kernels of the plan: how often a step launches each, over how many bytes of weights."""
+def listing(plan: ModelPlan) -> str:
+    """List the kernels of the plan, with their launches in a step and the bytes of their weights."""
     lines = []
     for launch in first_of_each(plan.launches):
         same = [other for other in plan.launches if other.kernel == launch.kernel]
-        sizes = [o.bytes(plan.numbers) for other in same for o in other.operands if isinstance(o, Matrix)]
+        sizes = [o.bytes(plan.dtypes) for other in same for o in other.operands if isinstance(o, Matrix)]
         weights = f", {sum(sizes) / 2**20:.0f} MiB of matrices" if sizes else ""
-        lines.append(f"{launch.kernel.name:20} {report.shape_of(launch.kernel):16} {len(same)} launches{weights}")
+        lines.append(f"{launch.kernel.name:20} {launch.kernel.shape:16} {len(same)} launches{weights}")
     return "\n".join(lines)
 
 
-def numbers(text: str) -> list[int]:
-    """A list like `1,2,4`."""
+def integers(text: str) -> list[int]:
+    """Parse a list like `1,2,4`."""
     values = [int(part) for part in text.split(",")]
     if min(values) < 1:
         raise ValueError(text)
@@ -137,37 +142,45 @@ def numbers(text: str) -> list[int]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     rows, contexts = "1,2,4,8,16,32,64,128,512,2048", "1024,64,4096,32768"
     add = parser.add_argument
     add("--model", help="folder whose config.json gives the shapes (default: Qwen3-0.6B's)")
     add("--layers", type=int, help="decoder layers, instead of the model's")
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="a field of LoadOptions, as dtype=float32")
-    add("--rows", type=numbers, default=numbers(rows), help=f"rows (tokens) of a step (default {rows})")
-    text = f"contexts of attention, that of whole steps first (default {contexts})"
-    add("--contexts", type=numbers, default=numbers(contexts), help=text)
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field of LoadOptions, for example dtype=float32",
+    )
+    add("--rows", type=integers, default=integers(rows), help=f"rows (tokens) of a step (default {rows})")
+    text = f"contexts of attention, the one of whole steps first (default {contexts})"
+    add("--contexts", type=integers, default=integers(contexts), help=text)
     add("--only", action="append", default=[], metavar="NAME", help="only kernels whose name contains NAME")
-    add("--list", action="store_true", help="list the model's kernels and end")
-    add("--repetitions", type=int, default=5, help="times that each step is run (default 5)")
-    text = "of a run; a step whose limit is longer runs fewer layers (default 1)"
+    add("--list", action="store_true", help="list the model's kernels and exit")
+    add("--repetitions", type=int, default=5, help="number of times that each step runs (default 5)")
+    text = "longest run of a step; a step whose limit is longer runs fewer layers (default 1)"
     add("--seconds", type=float, default=1.0, help=text)
     add(
         "--best",
         action="store_true",
-        help="take the fastest launch and the best limits, not medians: for a busy machine",
+        help="use the fastest launch and the best limits instead of medians, for a busy machine",
     )
     add("--kv-cache-memory-bytes", type=int, default=2 << 30, metavar="BYTES", help="KV memory at most (default 2 GiB)")
-    add("--threads", type=int, help="threads that compute (default: as for serving)")
+    add("--threads", type=int, help="compute threads (default: as in serving)")
     add("--isa", help=f"one of {', '.join(host.INSTRUCTION_SETS)} (default: the best)")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--figure", type=Path, metavar="FILE", help="draw shares of the limits (needs matplotlib)")
+    add("--json", type=Path, metavar="FILE", help="write all results to FILE")
+    add("--figure", type=Path, metavar="FILE", help="draw the shares of the limits into FILE (needs matplotlib)")
     return parser.parse_args()
 
 
 def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The model's config.json, or Qwen3-0.6B's. A quantized checkpoint counts as one of floats: `--option
-    quantization=int4` makes integers of it."""
+    """Return the model's config.json, or Qwen3-0.6B's.
+
+    A quantized checkpoint is treated as a float one; `--option quantization=int4` quantizes it.
+    """
     config = dict(QWEN3_06B)
     if arguments.model:
         config = msgspec.json.decode((Path(arguments.model) / "config.json").read_bytes(), type=dict[str, Any])
@@ -178,20 +191,20 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def options_of(arguments: argparse.Namespace) -> LoadOptions:
-    """How the plan is made. A page of KV suffices: steps use memory of the benchmark's."""
-    capacity = max(LEAST_CAPACITY, -(-max(arguments.rows) // 128) * 128)
-    options = LoadOptions("random", max_num_batched_tokens=capacity, num_pages=1,
+    """Return the options of the plan. One KV page is enough, since steps use the benchmark's own memory."""
+    tokens = max(MIN_BATCHED_TOKENS, -(-max(arguments.rows) // 128) * 128)
+    options = LoadOptions("random", max_num_batched_tokens=tokens, num_pages=1,
                           threads=arguments.threads, isa=arguments.isa)  # fmt: skip
     given = {name: value for name, _, value in (option.partition("=") for option in arguments.option)}
     known = {field.name for field in dataclasses.fields(LoadOptions)}
     if not known >= given.keys():
-        raise ModelError(f"--option names {', '.join(given.keys() - known)}; there are {', '.join(sorted(known))}")
+        raise ModelError(f"--option names {', '.join(given.keys() - known)}; fields are {', '.join(sorted(known))}")
     typed: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in given.items()}
     return dataclasses.replace(options, **typed)
 
 
-def document(arguments: argparse.Namespace, plan: PlanBuilder, bench: Benchmark, threads: int) -> dict[str, Any]:
-    """Everything that was found, for `--json`."""
+def document(arguments: argparse.Namespace, plan: ModelPlan, bench: Benchmark, threads: int) -> dict[str, Any]:
+    """Return all results, for `--json`."""
     cases = [(case, bench.results(case)) for case in bench.cases]
     results = [
         dataclasses.asdict(result) | {"limit": result.limit, "share": result.bound / result.seconds}
@@ -211,14 +224,14 @@ def document(arguments: argparse.Namespace, plan: PlanBuilder, bench: Benchmark,
     }
 
 
-def print_report(bench: Benchmark, whole_steps: bool) -> list[report.Result]:
-    """Prints limits, kernels and whole steps; returns the results in the order of the table."""
+def print_report(bench: Benchmark, whole_steps: bool) -> list[report.KernelResult]:
+    """Print limits, kernels and whole steps; return the results in the order of the table."""
     for name, samples in bench.limits.samples.items():
         of = report.spread(samples)
         scale, unit = (1e6, "us") if name == "launch" else (1e-9, "GB/s" if name in ("memory", "cache") else "GOP/s")
         print(f"{name:9} {of['median'] * scale:9.2f} {unit:6} {of['least'] * scale:.2f} to {of['most'] * scale:.2f}")
     by_case = {case: bench.results(case) for case in bench.cases}
-    # Rows of logits in a prefill step are another step's, so each kernel stands there once for a number of rows.
+    # Logit rows of a prefill step are listed by another step, so each kernel is listed once per number of rows.
     results = [r for case, found in by_case.items() for r in found if r.context or r.rows == case.step.tokens]
     order = list(dict.fromkeys(r.kernel for r in results))
     results.sort(key=lambda r: (order.index(r.kernel), r.step, r.rows, r.context))
@@ -229,27 +242,27 @@ def print_report(bench: Benchmark, whole_steps: bool) -> list[report.Result]:
     return results
 
 
-def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[PlanBuilder, Benchmark, ThreadPool]:
-    """The model in memory, and the steps to time. Raises ModelError when there can't be any."""
+def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[ModelPlan, Benchmark, ThreadPool]:
+    """Load the model and choose the steps to time. Raises ModelError if no step fits."""
     plan = plan_of(options, RandomCheckpoint(config_of(arguments)))
     cases = choose_cases(plan, arguments.rows, arguments.contexts, arguments.kv_cache_memory_bytes)
     if not cases:
         raise ModelError("no step fits; give more --kv-cache-memory-bytes, or smaller --rows or --contexts")
     names = ", ".join(kernel.name for kernel in plan.kernels)
     if not all(part in names for part in arguments.only):
-        raise ModelError(f"--only {' '.join(arguments.only)} names no kernel; there are {names}")
+        raise ModelError(f"--only {' '.join(arguments.only)} matches no kernel; kernels are {names}")
     assembly = assemble(plan, options)
     isa, pool = host.choose_isa(options.isa), ThreadPool(choose_threads(options))
     page = page_bytes(plan)
     most = max(plan.layers * kv_bytes_of(plan, case.step) for case in cases)
-    least = plan.limits.capacity // plan.limits.page_size * page
-    model = Model(assembly, pool, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
-    limits = Limits(assembly.native, pool, isa)
+    least = plan.limits.max_num_batched_tokens // plan.limits.page_size * page
+    model = BenchModel(assembly, pool, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
+    limits = HostLimits(assembly.native, pool, isa)
     return plan, Benchmark(model, limits, isa.name, cases, arguments.only, arguments.best), pool
 
 
 def main() -> int:
-    """Measures and reports; returns the exit status."""
+    """Measure and report; return the exit status."""
     arguments = parse()
     try:
         options = options_of(arguments)

@@ -1,10 +1,10 @@
-"""What each number format costs in perplexity: `.venv/bin/python scripts/measure_quantization.py --help`.
+"""Perplexity of each weight format: `.venv/bin/python scripts/measure_quantization.py --help`.
 
-The engine reads a text once in each format and tells the log probability of every token. Formats are compared with the
-first one, token by token, so that the standard error of a change is far smaller than that of a perplexity.
+The engine reads a text once in each format and returns the log probability of every token. Formats are compared with
+the first one token by token, so that the standard error of a change is much smaller than that of a perplexity.
 
-Texts longer than the context are cut into pieces that are read independently; the last token of a piece is the first
-of the next one, so that every token but the first of a text is predicted once.
+Texts longer than the context are cut into pieces that are read independently; each piece starts with the last token of
+the one before, so that every token but the first of a text is predicted once.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ HEADER = f"{'weights':<10}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12
 
 @dataclass(frozen=True)
 class Measurement:
-    """One format: bytes of its packed matrices, nats per token.
+    """Result of one format: bytes of its packed matrices, nats per token, perplexity.
 
-    The change of the perplexity is from the first format with the same type of KV pages, its error the standard error.
+    The change of the perplexity is relative to the first format with the same KV dtype, with its standard error.
     """
 
     weights: str
@@ -55,14 +55,14 @@ class Measurement:
     error_percent: float
 
     def row(self) -> str:
-        """A line of the table."""
+        """Format a line of the table."""
         size = f"{self.weight_bytes / 2**20:.1f}"
         change = f"{self.change_percent:+.2f} ± {self.error_percent:.2f}"
         return f"{self.weights:<10}{self.kv:<6}{size:>9}{self.nats:>12.4f}{self.perplexity:>12.3f}{change:>18}"
 
 
 def read_texts(file: Path) -> list[str]:
-    """The field `text` of every line of a .jsonl file, or the whole of any other file."""
+    """Return the field `text` of every line of a .jsonl file, or the whole text of any other file."""
     content = file.read_text(encoding="utf-8")
     if file.suffix != ".jsonl":
         return [content]
@@ -70,32 +70,32 @@ def read_texts(file: Path) -> list[str]:
 
 
 def held_out_texts(corpus: Path, seed: int) -> list[str]:
-    """The tales that the demo model was not trained on, each with its end token."""
+    """Return the tales that were held out of the demo model's training, each with its end token."""
     from train_demo_model import END, read_tales, split_tales  # needs torch
 
     return [tale.text + END for tale in split_tales(read_tales(corpus), seed)[1]]
 
 
 def pieces(token_ids: Sequence[int], length: int) -> list[list[int]]:
-    """`token_ids` cut into lists of at most `length`, of which each begins with the last token of the one before."""
+    """Cut `token_ids` into lists of at most `length`, each starting with the last token of the one before."""
     return [list(token_ids[start : start + length]) for start in range(0, len(token_ids) - 1, length - 1)]
 
 
 def read_losses(model: str, options: dict[str, Any], prompts: list[list[int]]) -> list[float]:
-    """The nats of every token but the first of each prompt, as an engine with `options` computes them."""
+    """Return the nats of every token but the first of each prompt, computed by an engine with `options`."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     with LLM(model, **options) as llm:
         outputs = llm.generate(prompts, params)
     losses: list[float] = []
     for prompt, output in zip(prompts, outputs, strict=True):
         for token, entry in zip(prompt, output.prompt_logprobs or (), strict=True):
-            if entry is not None:  # the first token is given
+            if entry is not None:  # the first token has none
                 losses.append(-entry[token].logprob)
     return losses
 
 
 def compare(losses: list[float], base: list[float]) -> tuple[float, float]:
-    """By how many percent the perplexity exceeds that of `base`, and the standard error, were tokens independent."""
+    """Return the change of the perplexity from `base` in percent, and its standard error for independent tokens."""
     differences = [loss - other for loss, other in zip(losses, base, strict=True)]
     ratio = math.exp(statistics.fmean(differences))
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
@@ -105,7 +105,7 @@ def compare(losses: list[float], base: list[float]) -> tuple[float, float]:
 def measure(
     model: str, texts: list[str], formats: list[str], kv_cache_dtypes: list[str], length: int
 ) -> list[Measurement]:
-    """Measures every format with every type of KV pages, and prints a line for each."""
+    """Measure every format with every KV dtype, and print a line for each."""
     tokenizer = Tokenizer(model)
     prompts = [piece for text in texts for piece in pieces(tokenizer.encode(text), length - 1)]
     if not prompts:
@@ -130,7 +130,7 @@ def measure(
 
 
 def context_length(model: str, chosen: int | None) -> int:
-    """The context length to use. Raises `ValueError` when the model does not allow the `chosen` one."""
+    """Return the context length to use. Raises `ValueError` if the model does not allow the `chosen` one."""
     longest = describe(LoadOptions(model))[0].limits.max_model_len
     length = min(CONTEXT_LENGTH, longest) if chosen is None else chosen
     if not 3 <= length <= longest:
@@ -139,7 +139,7 @@ def context_length(model: str, chosen: int | None) -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEMO_MODEL, help="checkpoint folder; the demo model by default")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -148,27 +148,27 @@ def parse_arguments() -> argparse.Namespace:
         "--held-out",
         type=Path,
         metavar="CORPUS",
-        help="the corpus of train_demo_model.py, of which the part that is held out is read; needs torch",
+        help="corpus of train_demo_model.py, whose held-out part is read; needs torch",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the split that holds tales out (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split that holds tales out (default 0)")
     parser.add_argument(
         "--formats",
         nargs="+",
         choices=FORMATS,
         default=list(FORMATS),
-        help="of weights; the others are compared with the first (default: all; a quantized checkpoint keeps its own, "
-        "so only the two floats fit it)",
+        help="weight formats; the others are compared with the first (default: all; a quantized checkpoint keeps its "
+        "own, so only the two float formats apply)",
     )
     parser.add_argument("--kv-cache-dtypes", nargs="+", choices=KV_CACHE_DTYPES, default=list(KV_CACHE_DTYPES))
     parser.add_argument(
         "--max-model-len", type=int, help=f"context length in tokens; {CONTEXT_LENGTH}, or the model's if shorter"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     arguments = parse_arguments()
     try:
         texts = held_out_texts(arguments.held_out, arguments.seed) if arguments.held_out else read_texts(arguments.text)

@@ -1,4 +1,4 @@
-"""Every architecture gives the tokens of `transformers` in float32, and in bfloat16 errs no more than it does."""
+"""Every architecture matches `transformers` token by token in float32, and is at least as accurate in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from checkpoints import CHECKPOINTS, NEW_TOKENS, Checkpoint, Reference, load_references
+from checkpoints import CHECKPOINTS, NEW_TOKENS, Reference, ReferenceCheckpoint, load_references
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 every_checkpoint = pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
 
 
-def answers(llm: LLM, references: list[Reference]) -> list[RequestOutput]:
-    """The engine's greedy continuation of each prompt, with the prompt's log probabilities."""
+def continuations(llm: LLM, references: list[Reference]) -> list[RequestOutput]:
+    """Return the engine's greedy continuation of each prompt, with the prompt's log probabilities."""
     from quire.frontend import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, prompt_logprobs=0)
@@ -27,7 +27,7 @@ def answers(llm: LLM, references: list[Reference]) -> list[RequestOutput]:
 
 
 def prompt_logprobs(outputs: list[RequestOutput]) -> np.ndarray:
-    """Log probabilities of the prompt tokens from the second on, of all requests in a row."""
+    """Return the log probabilities of all prompt tokens but the first, for all requests in order."""
     values = []
     for output in outputs:
         assert output.prompt_logprobs is not None
@@ -39,22 +39,24 @@ def prompt_logprobs(outputs: list[RequestOutput]) -> np.ndarray:
 
 @functools.cache
 def expected(folder: Path) -> tuple[list[Reference], np.ndarray, np.ndarray]:
-    """The references of a checkpoint, and their prompts' log probabilities in float32 and bfloat16 in a row."""
+    """Return a checkpoint's references and their prompts' log probabilities in float32 and in bfloat16."""
     references = load_references(folder)
     exact = np.array([value for entry in references for value in entry.logprobs])
     return references, exact, np.array([value for entry in references for value in entry.logprobs_bfloat16])
 
 
 def root_mean_square(values: np.ndarray) -> float:
-    """Root of the mean of the squares."""
+    """Return the root of the mean of the squares."""
     return float(np.sqrt(np.mean(values**2)))
 
 
 @every_checkpoint
-def test_float32_tokens_equal_transformers(checkpoint: Checkpoint, checkpoints: Path, engine: EngineFactory) -> None:
+def test_float32_tokens_equal_transformers(
+    checkpoint: ReferenceCheckpoint, checkpoints: Path, engine: EngineFactory
+) -> None:
     references, exact, _ = expected(checkpoints / checkpoint.name)
-    outputs = answers(engine(checkpoints / checkpoint.name, dtype="float32", max_num_seqs=8), references)
-    # First the prompts: a wrong kernel shows in every position, and where it starts tells which one.
+    outputs = continuations(engine(checkpoints / checkpoint.name, dtype="float32", max_num_seqs=8), references)
+    # Check the prompts first: a wrong kernel shows at every position, and the first bad one helps to find it.
     np.testing.assert_allclose(prompt_logprobs(outputs), exact, rtol=0, atol=1e-3)
     for reference, output in zip(references, outputs, strict=True):
         assert output.outputs[0].token_ids == reference.greedy, f"prompt of {len(reference.prompt)} tokens"
@@ -62,14 +64,14 @@ def test_float32_tokens_equal_transformers(checkpoint: Checkpoint, checkpoints: 
 
 
 @every_checkpoint
-def test_bfloat16_errs_no_more_than_transformers(
-    checkpoint: Checkpoint, checkpoints: Path, engine: EngineFactory
+def test_bfloat16_is_at_least_as_accurate_as_transformers(
+    checkpoint: ReferenceCheckpoint, checkpoints: Path, engine: EngineFactory
 ) -> None:
     references, exact, rounded = expected(checkpoints / checkpoint.name)
-    outputs = answers(engine(checkpoints / checkpoint.name, dtype="bfloat16", max_num_seqs=8), references)
+    outputs = continuations(engine(checkpoints / checkpoint.name, dtype="bfloat16", max_num_seqs=8), references)
     ours, theirs = prompt_logprobs(outputs) - exact, rounded - exact
-    # Both round weights to bfloat16, and what enters a product; transformers rounds every sum besides. So its error is
-    # what bfloat16 rounding costs at most, and any real fault is many times larger.
+    # Both round weights and the inputs of products to bfloat16; transformers also rounds every sum. Its error is thus
+    # an upper bound of the cost of bfloat16, and a real fault is many times larger.
     assert root_mean_square(ours) <= root_mean_square(theirs)
     assert np.abs(ours).max() <= np.abs(theirs).max()
 

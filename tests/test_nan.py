@@ -1,4 +1,4 @@
-"""A model that computes NaN for one token: requests with it fail with a clear error, and harm nothing else."""
+"""A model that computes NaN for one token: requests with it fail with a clear error and do not affect others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def poisoned(tmp_path: Path) -> Path:
     return write(tmp_path / "model", tensors, config)
 
 
-def test_pages_of_a_failed_request_are_of_use_to_the_next(poisoned: Path, engine: EngineFactory) -> None:
+def test_pages_of_a_failed_request_can_be_reused(poisoned: Path, engine: EngineFactory) -> None:
     from quire.frontend import RequestError, SamplingParams
 
     llm = engine(poisoned, skip_tokenizer_init=True, num_pages=4)
@@ -36,7 +36,7 @@ def test_pages_of_a_failed_request_are_of_use_to_the_next(poisoned: Path, engine
 
 
 @pytest.mark.parametrize("pooling_type", ["last", "mean"])
-def test_an_embedding_without_a_number_is_an_error(
+def test_an_embedding_with_a_nan_is_an_error(
     poisoned: Path, engine: EngineFactory, pooling_type: Literal["last", "mean"]
 ) -> None:
     from quire.frontend import PoolingParams, RequestError
@@ -50,7 +50,7 @@ def test_an_embedding_without_a_number_is_an_error(
 
 
 def test_a_prompt_position_that_fails_ends_its_request_alone(poisoned: Path, engine: EngineFactory) -> None:
-    """The window has forgotten the NaN when the last position is computed: only a prompt logprob fails."""
+    """The NaN is outside the window when the last position is computed, so only a prompt logprob fails."""
     from quire.frontend import RequestError, SamplingParams
 
     llm = engine(poisoned, skip_tokenizer_init=True, num_pages=40)

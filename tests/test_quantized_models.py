@@ -1,4 +1,4 @@
-"""Models whose weights are integers, against the same models in floats; all through the runner that the engine uses."""
+"""Quantized models against the same models in floats, all through the runner that the engine uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTH = 90
 
 
 def log_probabilities(model: Path, **chosen: Any) -> npt.NDArray[np.float64]:
-    """The log probability of each token but the first of a random prompt, computed in two chunks."""
+    """Return the log probability of each token but the first of a random prompt, computed in two chunks."""
     engine = runner.load_model(options.LoadOptions(str(model), num_pages=16, threads=2, **chosen))
     prompt = [int(token) for token in np.random.default_rng(3).integers(0, engine.vocab_size, LENGTH)]
     slot = engine.sequences.open(prompt, LENGTH, sampling=runner.SamplingConfig(temperature=0.0, prompt_logprobs=0))
@@ -31,7 +31,7 @@ def log_probabilities(model: Path, **chosen: Any) -> npt.NDArray[np.float64]:
 
 
 def distance(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> float:
-    """The mean difference of two lists of log probabilities."""
+    """Return the mean difference of two lists of log probabilities."""
     return float(np.abs(left - right).mean())
 
 
@@ -40,7 +40,7 @@ def floats(demo_model: Path) -> npt.NDArray[np.float64]:
     return log_probabilities(demo_model, dtype="float32")
 
 
-# What each mode costs at most. The prompt is random: each token is a surprise of 14 nats, and differences are large.
+# Upper bounds of each mode's error. The prompt is random: each token costs 14 nats, and differences are large.
 COSTS = {"int8": 0.12, "int4-g32": 0.65, "int4-g64": 0.75, "int4": 0.75}
 
 
@@ -58,7 +58,7 @@ def test_int8_kv(demo_model: Path, floats: npt.NDArray[np.float64]) -> None:
 @pytest.mark.parametrize("name", ["gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window"])
 @pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.75)])
 def test_odd_shapes(name: str, mode: str, least: float, checkpoints: Path) -> None:
-    """Their weights are random and large, so that errors grow from layer to layer; what is asked is correlation."""
+    """Compare correlations, since the weights are random and large and errors grow from layer to layer."""
     quantized = log_probabilities(checkpoints / name, quantization=mode, kv_cache_dtype="int8")
     floats = log_probabilities(checkpoints / name, dtype="float32")
     assert np.corrcoef(quantized, floats)[0, 1] > least
@@ -79,24 +79,24 @@ def test_odd_shapes(name: str, mode: str, least: float, checkpoints: Path) -> No
 def test_quantized_checkpoints(
     name: str, most: float, demo_model: Path, tmp_path: Path, floats: npt.NDArray[np.float64]
 ) -> None:
-    """They differ from their own dequantized weights only by the rounding of activations."""
-    weights = write_quantized(demo_model, tmp_path / "integers", by_name(name))
+    """Only the rounding of activations separates a checkpoint from its dequantized weights."""
+    weights = write_quantized(demo_model, tmp_path / "quantized", by_name(name))
     write_dequantized(demo_model, tmp_path / "floats", weights)
     twin = log_probabilities(tmp_path / "floats", dtype="float32")
-    assert distance(log_probabilities(tmp_path / "integers"), twin) < most
+    assert distance(log_probabilities(tmp_path / "quantized"), twin) < most
     if "-4" in name:
-        assert distance(twin, floats) > 3 * most  # the integers do matter
+        assert distance(twin, floats) > 3 * most  # the quantized weights do matter
 
 
-def test_gpt2_checkpoint_of_integers(checkpoints: Path, tmp_path: Path) -> None:
-    weights = write_quantized(checkpoints / "gpt2-tied", tmp_path / "integers", by_name("gptq-4-asymmetric"))
+def test_quantized_gpt2_checkpoint(checkpoints: Path, tmp_path: Path) -> None:
+    weights = write_quantized(checkpoints / "gpt2-tied", tmp_path / "quantized", by_name("gptq-4-asymmetric"))
     write_dequantized(checkpoints / "gpt2-tied", tmp_path / "floats", weights)
-    quantized = log_probabilities(tmp_path / "integers", dtype="float32")
+    quantized = log_probabilities(tmp_path / "quantized", dtype="float32")
     floats = log_probabilities(tmp_path / "floats", dtype="float32")
     assert np.corrcoef(quantized, floats)[0, 1] > 0.99
 
 
-def refusal(model: Path, **chosen: Any) -> str:
+def rejection(model: Path, **chosen: Any) -> str:
     with pytest.raises(ModelError) as caught:
         runner.load_model(options.LoadOptions(str(model), num_pages=8, **chosen))
     return str(caught.value)
@@ -104,16 +104,16 @@ def refusal(model: Path, **chosen: Any) -> str:
 
 def test_modes_that_do_not_fit_the_checkpoint(demo_model: Path, tmp_path: Path) -> None:
     write_quantized(demo_model, tmp_path / "awq", by_name("awq"))
-    assert "quantized by awq already; leave it out" in refusal(tmp_path / "awq", quantization="int8")
-    assert "not quantized; choose one of int8, int4" in refusal(demo_model, quantization="gptq")
-    assert "must be one of int8, int4, int4-g64, int4-g32, gptq" in refusal(demo_model, quantization="int2")
-    assert "kv_cache_dtype is 'fp8'; it must be one of auto, int8" in refusal(demo_model, kv_cache_dtype="fp8")
+    assert "quantized by awq already; leave it out" in rejection(tmp_path / "awq", quantization="int8")
+    assert "not quantized; choose one of int8, int4" in rejection(demo_model, quantization="gptq")
+    assert "must be one of int8, int4, int4-g64, int4-g32, gptq" in rejection(demo_model, quantization="int2")
+    assert "kv_cache_dtype is 'fp8'; it must be one of auto, int8" in rejection(demo_model, kv_cache_dtype="fp8")
     runner.load_model(options.LoadOptions(str(tmp_path / "awq"), num_pages=8, quantization="awq"))
 
 
-def test_layers_that_share_their_input_must_be_alike(demo_model: Path, tmp_path: Path) -> None:
+def test_layers_that_share_their_input_must_have_one_format(demo_model: Path, tmp_path: Path) -> None:
     floats = ("model.layers.0.self_attn.k_proj",)
     write_quantized(demo_model, tmp_path / "mixed", by_name("awq"), floats)
-    message = refusal(tmp_path / "mixed")
+    message = rejection(tmp_path / "mixed")
     assert "k_proj" in message
     assert "share their input, and must be quantized alike; their formats differ" in message

@@ -1,1 +1,1 @@
-"""Kernels as MLIR text: small emitters, specialised for a model's shapes and the host's instruction set."""
+"""Emitters of kernels as MLIR text, specialised for a model's shapes and the host's instruction set."""

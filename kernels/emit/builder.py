@@ -1,8 +1,8 @@
-"""A small builder of MLIR text: values with operators, counted loops, constants hoisted to the function's entry.
+"""Builder of MLIR text: values with operators, counted loops, constants hoisted to the function's entry.
 
-Memory is reached through `!llvm.ptr` and byte offsets, so no buffer needs a static shape. Every kernel has one
-signature, `void kernel(void *const *buffers, const int64_t *dims, int64_t begin, int64_t end)`: the buffers of its
-launch, the sizes of this step, and the range of work items for the calling thread.
+Memory is addressed through `!llvm.ptr` and byte offsets, so no buffer needs a static shape. All kernels have the
+signature `void kernel(void *const *buffers, const int64_t *dims, int64_t begin, int64_t end)`: the buffers of the
+launch, the dims (sizes) of this step, and the range of work items for the calling thread.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from quire.kernels._native import Dim
 from quire.kernels.emit.value import (
     BF16,
     F16,
@@ -29,7 +30,7 @@ from quire.kernels.emit.value import (
 
 
 class Builder:
-    """Collects the text of one kernel function. See the module's docstring for its signature."""
+    """Collects the text of one kernel function; its signature is in the module's docstring."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,7 +42,7 @@ class Builder:
         self.end = Value(self, "%end", I64)
 
     def text(self) -> str:
-        """The function as MLIR text."""
+        """Return the function as MLIR text."""
         body = "\n".join([*self._entry, *self._lines])
         return f"func.func @{self.name}(%buffers: {PTR}, %dims: {PTR}, %begin: i64, %end: i64) {{\n{body}\nreturn\n}}\n"
 
@@ -52,11 +53,11 @@ class Builder:
         return f"%{self._count}"
 
     def emit(self, line: str) -> None:
-        """Adds one line of MLIR."""
+        """Add one line of MLIR."""
         self._lines.append(line)
 
     def constant(self, value: int | float, type_: str) -> Value:
-        """A constant, a splat when `type_` is a vector."""
+        """Return a constant, a splat if `type_` is a vector."""
         key = (value, type_)
         if key not in self._constants:
             literal = f"{float(value):.17e}" if element_of(type_) in (F32, F16, BF16) else str(int(value))
@@ -67,21 +68,21 @@ class Builder:
         return self._constants[key]
 
     def as_value(self, value: Value | int | float, type_: str) -> Value:
-        """A number as a constant of the type; a value as it is."""
+        """Return a number as a constant of the type, and a value unchanged."""
         return value if isinstance(value, Value) else self.constant(value, type_)
 
     def index(self, value: Value | int) -> Value:
-        """An i64."""
+        """Return `value` as an i64."""
         return self.as_value(value, I64)
 
     def op(self, name: str, operands: Sequence[Value], type_: str) -> Value:
-        """An operation whose text is `name operands : type`."""
+        """Emit an operation of the form `name operands : type`."""
         result = Value(self, self._name(), type_)
         self.emit(f"{result.name} = {name} {', '.join(v.name for v in operands)} : {type_}")
         return result
 
     def convert(self, name: str, value: Value, type_: str) -> Value:
-        """A conversion whose text is `name value : from to type`."""
+        """Emit a conversion of the form `name value : from to type`, unless the type is the same."""
         if value.type == type_:
             return value
         result = Value(self, self._name(), type_)
@@ -89,7 +90,7 @@ class Builder:
         return result
 
     def compare(self, predicate: str, left: Value, right: Value | int | float) -> Value:
-        """A comparison by MLIR's name of the predicate: `slt`, `ogt`, ..."""
+        """Compare by MLIR's name of the predicate: `slt`, `ogt`, ..."""
         other = self.as_value(right, left.type)
         result = Value(self, self._name(), with_element(left.type, I1))
         operation = "cmpf" if left.is_float else "cmpi"
@@ -97,7 +98,7 @@ class Builder:
         return result
 
     def select(self, condition: Value, yes: Value, no: Value | int | float) -> Value:
-        """`yes` where the condition holds, else `no`."""
+        """Select `yes` where the condition holds, else `no`."""
         other = self.as_value(no, yes.type)
         result = Value(self, self._name(), yes.type)
         types = f"{condition.type}, {yes.type}" if condition.type.startswith("vector") else yes.type
@@ -105,28 +106,28 @@ class Builder:
         return result
 
     def fma(self, a: Value, b: Value, c: Value | float) -> Value:
-        """a * b + c with one rounding."""
+        """Emit a * b + c with a single rounding."""
         return self.op("math.fma", [a, b, self.as_value(c, a.type)], a.type)
 
     def unary(self, name: str, value: Value) -> Value:
-        """An operation of one operand that keeps its type."""
+        """Emit an operation of one operand that keeps its type."""
         return self.op(name, [value], value.type)
 
     def broadcast(self, value: Value, lanes: int = LANES) -> Value:
-        """A vector of copies of a scalar."""
+        """Return a vector of copies of a scalar."""
         result = Value(self, self._name(), vector(value.type, lanes))
         self.emit(f"{result.name} = vector.broadcast {value.name} : {value.type} to {result.type}")
         return result
 
     def lane_numbers(self) -> Value:
-        """The vector 0, 1, ... 15 as i32."""
+        """Return the vector 0, 1, ... 15 as i32."""
         result = Value(self, self._name(), VI32)
         numbers = ", ".join(str(i) for i in range(LANES))
         self.emit(f"{result.name} = arith.constant dense<[{numbers}]> : {VI32}")
         return result
 
     def fold_lanes(self, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
-        """Reduces 16 lanes by the tree 8, 4, 2, 1 with `combine`; returns a scalar."""
+        """Reduce 16 lanes to a scalar with `combine`, by the tree 8, 4, 2, 1."""
         width = LANES
         while width > 1:
             width //= 2
@@ -136,12 +137,12 @@ class Builder:
         return result
 
     def half(self, value: Value, number: int) -> Value:
-        """The lower (0) or upper (1) half of a vector's lanes."""
+        """Return the lower (0) or upper (1) half of a vector's lanes."""
         width = lanes_of(value.type) // 2
         return self._slice(value, number * width, width)
 
     def join(self, low: Value, high: Value) -> Value:
-        """One vector of the lanes of two."""
+        """Concatenate the lanes of two vectors."""
         lanes = 2 * lanes_of(low.type)
         result = Value(self, self._name(), vector(element_of(low.type), lanes))
         mask = ", ".join(str(i) for i in range(lanes))
@@ -149,12 +150,12 @@ class Builder:
         return result
 
     def lanes_as(self, value: Value, element: str) -> Value:
-        """The same bits as lanes of an integer type of another width."""
+        """Reinterpret the bits as lanes of an integer type of another width."""
         lanes = lanes_of(value.type) * int(element_of(value.type)[1:]) // int(element[1:])
         return self.convert("vector.bitcast", value, vector(element, lanes))
 
     def shift_right_signed(self, value: Value, bits: int) -> Value:
-        """An arithmetic shift."""
+        """Shift right arithmetically."""
         return self.op("arith.shrsi", [value, self.constant(bits, value.type)], value.type)
 
     def _slice(self, value: Value, start: int, width: int) -> Value:
@@ -168,15 +169,15 @@ class Builder:
     # Memory
 
     def buffer(self, number: int) -> Value:
-        """The address of the launch's buffer `number`."""
+        """Return the address of the launch's buffer `number`."""
         return self.load(Value(self, "%buffers", PTR), number * 8, PTR)
 
-    def dim(self, number: int) -> Value:
-        """The step's size `number`, an i64."""
-        return self.load(Value(self, "%dims", PTR), number * 8, I64)
+    def dim(self, name: str) -> Value:
+        """Return one of the step's sizes, an i64; the names are in DIM_NUMBERS."""
+        return self.load(Value(self, "%dims", PTR), Dim[name] * 8, I64)
 
     def address(self, base: Value, offset: Value | int) -> Value:
-        """`base` plus `offset` bytes."""
+        """Return `base` plus `offset` bytes."""
         if isinstance(offset, int) and offset == 0:
             return base
         result = Value(self, self._name(), PTR)
@@ -187,7 +188,7 @@ class Builder:
         return result
 
     def load(self, base: Value, offset: Value | int, type_: str, alignment: int | None = None) -> Value:
-        """Loads a value from `base` plus `offset` bytes; `alignment` in bytes."""
+        """Load a value from `base` plus `offset` bytes; `alignment` is in bytes."""
         source = self.address(base, offset)
         result = Value(self, self._name(), type_)
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
@@ -195,15 +196,15 @@ class Builder:
         return result
 
     def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
-        """Stores a value at `base` plus `offset` bytes; `alignment` in bytes."""
+        """Store a value at `base` plus `offset` bytes; `alignment` is in bytes."""
         target = self.address(base, offset)
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
         self.emit(f"llvm.store {value.name}, {target.name}{aligned} : {value.type}, {PTR}")
 
     def prefetch(self, base: Value, offset: Value | int, level: int) -> None:
-        """Calls for the cache line at `base` plus `offset` bytes into the cache of that level, 1 or 2.
+        """Prefetch the cache line at `base` plus `offset` bytes into the cache of that level, 1 or 2.
 
-        An address that can't be read is no error.
+        An address that is not readable is no error.
         """
         at = self.address(base, offset)
         hint = {1: 3, 2: 2}[level]
@@ -212,20 +213,20 @@ class Builder:
         )
 
     def scratch(self, size: int) -> Value:
-        """`size` bytes on the stack, aligned to a cache line, for the whole call."""
+        """Reserve `size` bytes on the stack, aligned to a cache line, for the whole call."""
         count = self.constant(size, I64)
         name = self._name()
         self._entry.append(f"{name} = llvm.alloca {count.name} x i8 {{alignment = 64 : i64}} : (i64) -> {PTR}")
         return Value(self, name, PTR)
 
     def call(self, name: str, operands: Sequence[Value], type_: str) -> Value:
-        """A call of the LLVM intrinsic `name`, and what it returns."""
+        """Call the LLVM intrinsic `name` and return its result."""
         result = Value(self, self._name(), type_)
         self.emit(f"{result.name} = {self._call_text(name, operands)} -> {type_}")
         return result
 
     def call_void(self, name: str, operands: Sequence[Value]) -> None:
-        """A call of the LLVM intrinsic `name`, which returns nothing."""
+        """Call the LLVM intrinsic `name`, which returns nothing."""
         self.emit(f"{self._call_text(name, operands)} -> ()")
 
     @staticmethod
@@ -237,7 +238,7 @@ class Builder:
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1, state: Sequence[Value] = ()) -> Iterator[Loop]:
-        """`for index in range(start, stop, step)`, carrying `state` from one iteration to the next."""
+        """Open `for index in range(start, stop, step)`, carrying `state` from one iteration to the next."""
         bounds = [self.index(start), self.index(stop), self.index(step)]
         index = Value(self, self._name(), I64)
         carried = [Value(self, self._name(), v.type) for v in state]
@@ -256,13 +257,13 @@ class Builder:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """What is emitted inside runs only if the condition holds."""
+        """Open a block that runs only if the condition holds."""
         self.emit(f"scf.if {condition.name} {{")
         yield
         self.emit("}")
 
     @contextmanager
     def items(self) -> Iterator[Value]:
-        """The loop over this thread's work items."""
+        """Open the loop over this thread's work items."""
         with self.loop(self.begin, self.end) as loop:
             yield loop.index

@@ -1,4 +1,4 @@
-"""GEMM over packed weights: y[m, n] = sum_k x[m, k] w[n, k], with what follows it fused."""
+"""GEMM over packed weights, y[m, n] = sum_k x[m, k] w[n, k], with a fused epilogue."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.integers import IntegerProducts
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS, IntegerFormat, round_up, store_activation, tiled_offset
-from quire.kernels.emit.math import ACTIVATIONS
-from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, Columns, Operand, Products, RowSink
+from quire.kernels.emit.context import EmitContext, Kernel
+from quire.kernels.emit.layout import (
+    BLOCK,
+    TILE_ROWS,
+    Dtypes,
+    QuantizedFormat,
+    packed_offset,
+    round_up,
+    store_activation,
+)
+from quire.kernels.emit.math import ACTIVATIONS, softcap
+from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, PackedColumns, Panels, RowSink
+from quire.kernels.emit.quantized import QuantizedProducts
 from quire.kernels.emit.value import VF32, Value
 
 ROWS_PER_ITEM = 64
@@ -17,77 +26,95 @@ ROWS_PER_ITEM = 64
 
 
 @dataclass(frozen=True)
-class Gemm:
-    """One GEMM kernel.
+class GemmKernel(Kernel):
+    """One GEMM.
 
-    Work items are blocks of 32 columns times groups of 64 rows. Buffers: x (tiled activations, `k` columns), w (packed,
-    `n` columns), y, and the f32 bias when `bias`. Dims: `rows` is the number of the dim that holds M.
+    Work items are blocks of 32 columns times groups of 64 rows. Buffers: x (packed activations, `k` columns), w
+    (packed, `n` columns), y, and the f32 bias if `bias`. The dim called `dim` is m. `quantized` is the weights' format
+    if they are quantized; x is then quantized for it.
 
-    `epilogue`: `store` writes f32 `y[m, n]`, row-major with n rounded up to 32; `add` adds to it; `activation` writes
-    `act(y)` as tiled activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes
-    `act(gate) * up` as tiled activations of n / 2 columns. `integers`: the format of the weights if they are integers;
-    x is then quantized for it.
+    `epilogue`: `store` writes f32 `scale * y[m, n]`, row-major with n rounded up to 32, with `softcap` as
+    `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
+    activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes `act(gate) * up` as packed
+    activations of n / 2 columns.
     """
 
-    name: str
     k: int
     n: int
     epilogue: str = "store"
     bias: bool = False
     activation: str = ""
-    rows: int = 0
-    integers: IntegerFormat | None = None
+    dim: str = "tokens"
+    quantized: QuantizedFormat | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
 
-    def operations(self, rows: int) -> int:
-        """Multiplications and additions for that many rows."""
+    def operations(self, rows: int, pairs: int) -> int:
+        """See Kernel."""
         return 2 * self.k * self.n * rows
 
-    def emit(self, products: Products) -> str:
-        """The kernel as MLIR text."""
+    def unit(self, context: EmitContext) -> str:
+        """See Kernel."""
+        if self.quantized is None:
+            return super().unit(context)
+        return "amx-int8" if context.isa == "amx" else "vnni"
+
+    @property
+    def shape(self) -> str:
+        """See Kernel."""
+        return f"{self.k} x {self.n}"
+
+    def emit(self, context: EmitContext) -> str:
+        """See Kernel."""
         b = Builder(self.name)
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
-        rows = b.dim(self.rows)
+        rows = b.dim(self.dim)
         groups = (rows + (ROWS_PER_ITEM - 1)) // ROWS_PER_ITEM
         with b.items() as item:
             column_block = item // groups
             first = item % groups * ROWS_PER_ITEM
 
             def sink(row: Value, values: Sequence[Value]) -> None:
-                self._finish(b, products, y, bias, first + row, column_block, values)
+                self._finish(b, context.dtypes, y, bias, first + row, column_block, values)
 
             count = (rows - first).min(ROWS_PER_ITEM)
-            self._multiply(b, products, x, w, first // TILE_ROWS, count, column_block, sink)
+            self._multiply(b, context, x, w, first // TILE_ROWS, count, column_block, sink)
         return b.text()
 
     def _multiply(
-        self, b: Builder, products: Products, x: Value, w: Value, panel: Value, rows: Value, block: Value, sink: RowSink
-    ) -> None:
-        """Feeds `sink` with `rows` rows of x, from panel number `panel` on, times block number `block` of w."""
-        if self.integers is not None:
-            panels = b.address(x, panel * self.integers.panel_bytes(self.k))
-            columns = b.address(w, block * self.integers.block_bytes(self.k))
-            IntegerProducts(products.isa, self.integers, self.k).emit(b, panels, rows, columns, sink)
+        self, b: Builder, context: EmitContext, x: Value, w: Value, panel: Value, rows: Value, block: Value,
+        sink: RowSink,
+    ) -> None:  # fmt: skip
+        """Call `sink` with `rows` rows of x, from panel number `panel` on, times block number `block` of w."""
+        if self.quantized is not None:
+            panels = b.address(x, panel * self.quantized.panel_bytes(self.k))
+            columns = b.address(w, block * self.quantized.block_bytes(self.k))
+            QuantizedProducts(context.isa, self.quantized, self.k).emit(b, panels, rows, columns, sink)
             return
-        numbers = products.numbers
+        dtypes = context.dtypes
         blocks = round_up(self.k, BLOCK) // BLOCK
-        row_bytes = BLOCK * numbers.activation_bytes
+        row_bytes = BLOCK * dtypes.activation_bytes
         panel_bytes = blocks * TILE_ROWS * row_bytes
-        operand = Operand(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-        base = b.address(w, block * (blocks * numbers.block_bytes))
+        operand = Panels(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
+        base = b.address(w, block * (blocks * dtypes.block_bytes))
 
-        def ahead(j: Value) -> list[Value]:
-            return [b.address(base, j * numbers.block_bytes + FAR_BYTES)]
+        def prefetch(j: Value) -> list[Value]:
+            return [b.address(base, j * dtypes.block_bytes + FAR_BYTES)]
 
-        packed = Columns(blocks, lambda j: b.address(base, j * numbers.block_bytes), ahead, NEAR_BYTES)
-        products.emit(b, operand, rows, packed, sink)
+        packed = PackedColumns(blocks, lambda j: b.address(base, j * dtypes.block_bytes), prefetch, NEAR_BYTES)
+        context.products.emit(b, operand, rows, packed, sink)
 
     def _finish(
-        self, b: Builder, products: Products, y: Value, bias: Value | None, row: Value, block: Value,
+        self, b: Builder, dtypes: Dtypes, y: Value, bias: Value | None, row: Value, block: Value,
         values: Sequence[Value],
     ) -> None:  # fmt: skip
         if bias is not None:
             values = [v + b.load(bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
+        if self.softcap:
+            values = [softcap(b, v, self.softcap, self.scale) for v in values]
+        elif self.scale != 1:
+            values = [v * self.scale for v in values]
         if self.epilogue in ("store", "add"):
             at = b.address(y, (row * round_up(self.n, BLOCK) + block * BLOCK) * 4)
             for i, value in enumerate(values):
@@ -101,4 +128,4 @@ class Gemm:
             outputs, width = [act(b, v) for v in values], round_up(self.n, BLOCK)
         for i, value in enumerate(outputs):
             column = block * (16 * len(outputs)) + 16 * i
-            store_activation(b, products.numbers, value, y, tiled_offset(products.numbers, width, row, column))
+            store_activation(b, dtypes, value, y, packed_offset(dtypes, width, row, column))

@@ -1,12 +1,12 @@
-"""KV memory: where a token's K and V lie, and the kernel that writes them there.
+"""KV pages: the location of a token's K and V, and the kernel that writes them there.
 
-Tokens stand in KV tiles of 32; a page is one or more tiles. A layer holds, for each KV head, all tiles of the pool; a
-tile of a head is its K, then its V. So a head reads the pages of a sequence, when they follow each other, as one
-stream; and what it reads is not spaced by a power of two, which would crowd it into a few sets of a cache.
+Tokens are stored in KV tiles of 32; a page is one or more tiles. For each KV head, a layer holds all tiles of the pool;
+a tile of a head is its K, then its V. A head therefore reads consecutive pages of a sequence as one stream, and its
+reads are not spaced by a power of two, which would crowd them into a few sets of a cache.
 
-K of a head is a packed matrix of 32 columns (tokens) by head_dim; V is one of head_dim columns by 32 (tokens): both are
-read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros. int8 K, and V, of a
-head are followed by the f32 scales of the 32 tokens.
+K of a head is a packed matrix of 32 columns (tokens) by head_dim; V is one of head_dim columns by 32 (tokens). Both are
+read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros. int8 K and V of a
+head are each followed by the f32 scales of the 32 tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Numbers, round_activation, round_up, store_activation
+from quire.kernels.emit.context import EmitContext, Kernel
+from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, round_activation, round_up, store_activation
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
 from quire.kernels.emit.value import BF16, F32, I16, I32, I64, VF32, VI32, Value, vector
 
 KV_TILE = _native.KV_TILE_TOKENS
 """Tokens of a KV tile."""
 
-CAPACITY, KV_TILES = _native.Dim.max_num_batched_tokens, _native.Dim.kv_tiles
-"""Numbers of the dims that hold the tokens that the query buffer has room for, and the KV tiles of the pool."""
-
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention layer: query heads, KV heads, and elements of each."""
+    """The heads of an attention layer: number of query heads, number of KV heads, and elements of each."""
 
     query: int
     kv: int
@@ -36,58 +34,65 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head."""
+        """Number of query heads that share a KV head."""
         return self.query // self.kv
 
     @property
     def blocks(self) -> int:
-        """Blocks of 32 that cover a head."""
+        """Number of blocks of 32 that cover a head."""
         return round_up(self.dim, BLOCK) // BLOCK
 
-    def tile_bytes(self, numbers: Numbers) -> int:
-        """Bytes of K and V of one head in a KV tile."""
-        return 2 * self.value_offset(numbers)
+    def tile_bytes(self, dtypes: Dtypes) -> int:
+        """Return the bytes of K and V of one head in a KV tile."""
+        return 2 * self.value_offset(dtypes)
 
-    def token_bytes(self, numbers: Numbers) -> int:
-        """Bytes of K and V of a token in one layer."""
-        return self.kv * self.tile_bytes(numbers) // KV_TILE
+    def token_bytes(self, dtypes: Dtypes) -> int:
+        """Return the bytes of K and V of a token in one layer."""
+        return self.kv * self.tile_bytes(dtypes) // KV_TILE
 
-    def value_offset(self, numbers: Numbers) -> int:
-        """Where V begins in a tile of a head, in bytes."""
-        return self.scales_offset(numbers) + (KV_TILE * 4 if numbers.integer_kv else 0)
+    def value_offset(self, dtypes: Dtypes) -> int:
+        """Return the offset of V in a tile of a head, in bytes."""
+        return self.scales_offset(dtypes) + (KV_TILE * 4 if dtypes.quantized_kv else 0)
 
-    def scales_offset(self, numbers: Numbers) -> int:
-        """Where the scales of int8 K begin in a tile of a head, and those of V after V's beginning, in bytes."""
-        return self.blocks * numbers.kv.block_bytes
+    def scales_offset(self, dtypes: Dtypes) -> int:
+        """Return the offset of the int8 scales from the start of K, or of V, in a tile of a head, in bytes."""
+        return self.blocks * dtypes.kv.block_bytes
 
-    def tile_at(self, b: Builder, numbers: Numbers, layer: Value, head: Value, tile: Value) -> Value:
-        """The address of a KV head's tile number `tile` in the pages of a layer."""
-        return b.address(layer, (head * b.dim(KV_TILES) + tile) * self.tile_bytes(numbers))
+    def tile_at(self, b: Builder, dtypes: Dtypes, layer: Value, head: Value, tile: Value) -> Value:
+        """Return the address of a KV head's tile number `tile` in the pages of a layer."""
+        return b.address(layer, (head * b.dim("kv_tiles") + tile) * self.tile_bytes(dtypes))
 
-    def query_bytes(self, numbers: Numbers) -> int:
-        """Bytes of one query head of one token."""
-        return self.blocks * BLOCK * numbers.activation_bytes
+    def query_bytes(self, dtypes: Dtypes) -> int:
+        """Return the bytes of one query head of one token."""
+        return self.blocks * BLOCK * dtypes.activation_bytes
+
+    def __str__(self) -> str:
+        return f"{self.query}/{self.kv} x {self.dim}"
 
 
 @dataclass(frozen=True)
-class SplitHeads:
-    """From QKV to attention: norms of heads, RoPE, queries rounded and laid out, K and V written to their pages.
+class SplitHeadsKernel(Kernel):
+    """Prepares attention: norms and rotates heads, rounds and packs queries, writes K and V to their pages.
 
     Work items are tokens times KV heads. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m],
-    KV slots i64 [m] (tile * 32 + place), queries [kv][capacity][group][dim padded], the layer's KV tiles, then with
-    `rope` the table f32 [position][cos, sin][dim / 2], then with `head_norm` the f32 weights of the query and the key
-    norm [dim].
+    KV slots i64 [m] (tile * 32 + place), queries [kv][max tokens][group][dim padded], the layer's KV tiles, then if
+    `rotary` the table f32 [position][cos, sin][rotary / 2], then if `norm` the f32 weights of the query and the key
+    norm [dim]. `rotary` is the number of leading elements of a head that are rotated, a multiple of 16.
     """
 
-    name: str
     heads: Heads
-    rope: bool = True
-    head_norm: bool = False
+    rotary: int = 0
+    norm: bool = False
     epsilon: float = 0.0
 
-    def emit(self, numbers: Numbers) -> str:
-        """The kernel as MLIR text."""
-        b = Builder(self.name)
+    @property
+    def shape(self) -> str:
+        """See Kernel."""
+        return str(self.heads)
+
+    def emit(self, context: EmitContext) -> str:
+        """See Kernel."""
+        b, dtypes = Builder(self.name), context.dtypes
         h = self.heads
         qkv, positions, slots, queries, pages = (b.buffer(i) for i in range(5))
         head = b.scratch(h.dim * 4)
@@ -96,30 +101,30 @@ class SplitHeads:
             row = b.address(qkv, token * (round_up((h.query + 2 * h.kv) * h.dim, BLOCK) * 4))
             position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
             slot = b.load(slots, token * 8, I64)
-            base, place = h.tile_at(b, numbers, pages, kv_head, slot // KV_TILE), slot % KV_TILE
+            base, place = h.tile_at(b, dtypes, pages, kv_head, slot // KV_TILE), slot % KV_TILE
             with b.loop(0, h.group) as q:
                 self._prepare(b, row, kv_head * h.group + q.index, position, head, 0)
-                at = (kv_head * b.dim(CAPACITY) + token) * h.group + q.index
-                self._store_query(b, numbers, head, b.address(queries, at * h.query_bytes(numbers)))
+                at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
+                self._store_query(b, dtypes, head, b.address(queries, at * h.query_bytes(dtypes)))
             self._prepare(b, row, kv_head + h.query, position, head, 1)
-            self._store_key(b, numbers, head, base, place)
+            self._store_key(b, dtypes, head, base, place)
             source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
-            self._store_value(b, numbers, source, b.address(base, h.value_offset(numbers)), place)
+            self._store_value(b, dtypes, source, b.address(base, h.value_offset(dtypes)), place)
         return b.text()
 
     def _prepare(self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int) -> None:
-        """Norm and RoPE of one head of the row, into the scratch `head`."""
+        """Norm and rotate one head of the row, into the scratch `head`."""
         h = self.heads
         source = b.address(row, number * (h.dim * 4))
-        scale = b.broadcast(self._rms(b, source)) if self.head_norm else None
-        weight = b.buffer(5 + int(self.rope) + norm) if self.head_norm else None
+        scale = b.broadcast(self._rms(b, source)) if self.norm else None
+        weight = b.buffer(5 + (self.rotary > 0) + norm) if self.norm else None
         with b.loop(0, h.dim // 16) as part:
             value = b.load(source, part.index * 64, VF32, 4)
             if scale is not None and weight is not None:
                 value = value * scale * b.load(weight, part.index * 64, VF32, 4)
             b.store(value, head, part.index * 64, 64)
-        if self.rope:
-            self._rotate(b, head, b.address(b.buffer(5), position * (h.dim * 4)))
+        if self.rotary:
+            self._rotate(b, head, b.address(b.buffer(5), position * (self.rotary * 4)))
 
     def _rms(self, b: Builder, source: Value) -> Value:
         with b.loop(0, self.heads.dim // 16, state=[b.constant(0.0, VF32)]) as part:
@@ -129,8 +134,8 @@ class SplitHeads:
         return rsqrt(b, total / float(self.heads.dim) + self.epsilon)
 
     def _rotate(self, b: Builder, head: Value, table: Value) -> None:
-        """Rotates the pairs (d, d + dim/2) in place. Eight lanes, since dim/2 may be an odd multiple of 8."""
-        half = self.heads.dim // 2
+        """Rotate the pairs (d, d + rotary/2) in place, in 8 lanes, since rotary/2 may be an odd multiple of 8."""
+        half = self.rotary // 2
         lanes = vector(F32, 8)
         with b.loop(0, half // 8) as part:
             at = part.index * 32
@@ -139,60 +144,60 @@ class SplitHeads:
             b.store(x * cos - y * sin, head, at, 4)
             b.store(y * cos + x * sin, head, at + half * 4, 4)
 
-    def _store_query(self, b: Builder, numbers: Numbers, head: Value, target: Value) -> None:
+    def _store_query(self, b: Builder, dtypes: Dtypes, head: Value, target: Value) -> None:
         with b.loop(0, self.heads.dim // 16) as part:
             value = b.load(head, part.index * 64, VF32, 64)
-            store_activation(b, numbers, value, target, part.index * (16 * numbers.activation_bytes))
+            store_activation(b, dtypes, value, target, part.index * (16 * dtypes.activation_bytes))
 
-    def _store_key(self, b: Builder, numbers: Numbers, head: Value, base: Value, place: Value) -> None:
-        """K is read in pairs of d by 16 tokens: this token's column is strewn, 4 bytes a pair."""
-        if numbers.integer_kv:
-            self._store_integer_key(b, numbers, head, base, place)
+    def _store_key(self, b: Builder, dtypes: Dtypes, head: Value, base: Value, place: Value) -> None:
+        """Store K, which is read in pairs of d by 16 tokens: this token's column is scattered, 4 bytes a pair."""
+        if dtypes.quantized_kv:
+            self._store_quantized_key(b, dtypes, head, base, place)
             return
-        column = b.address(base, place // TILE_ROWS * numbers.tile_bytes + place % TILE_ROWS * 4)
+        column = b.address(base, place // TILE_ROWS * dtypes.tile_bytes + place % TILE_ROWS * 4)
         with b.loop(0, self.heads.dim // 2) as pair:
             even, odd = (b.load(head, pair.index * 8 + 4 * i, F32) for i in range(2))
-            block = b.address(column, pair.index // PAIRS * numbers.block_bytes)
-            if numbers.weights == BF16:
+            block = b.address(column, pair.index // PAIRS * dtypes.block_bytes)
+            if dtypes.weights == BF16:
                 both = round_bf16(b, even) >> 16 | round_bf16(b, odd)
                 b.store(both, block, pair.index % PAIRS * 64)
             else:
                 at = b.address(block, pair.index % PAIRS * 128)
-                b.store(round_activation(b, numbers, even), at, 0)
-                b.store(round_activation(b, numbers, odd), at, 64)
+                b.store(round_activation(b, dtypes, even), at, 0)
+                b.store(round_activation(b, dtypes, odd), at, 64)
 
-    def _store_value(self, b: Builder, numbers: Numbers, source: Value, base: Value, place: Value) -> None:
-        """V is read in pairs of tokens by 16 d."""
-        if numbers.integer_kv:
-            factor = b.broadcast(self._store_scale(b, numbers, source, base, place))
+    def _store_value(self, b: Builder, dtypes: Dtypes, source: Value, base: Value, place: Value) -> None:
+        """Store V, which is read in pairs of tokens by 16 d."""
+        if dtypes.quantized_kv:
+            factor = b.broadcast(self._store_scale(b, dtypes, source, base, place))
             line = b.address(base, place // 2 * 32 + place % 2 * 16)
             with b.loop(0, self.heads.dim // 16) as part:
                 values = nearest_int8(b, b.load(source, part.index * 64, VF32, 4) * factor)
-                b.store(values, line, part.index * numbers.kv.tile_bytes, 16)
-        elif numbers.weights == BF16:
+                b.store(values, line, part.index * dtypes.kv.tile_bytes, 16)
+        elif dtypes.weights == BF16:
             line = b.address(base, place // 2 * 64 + place % 2 * 2)
             with b.loop(0, self.heads.dim) as d:
                 bits = round_bf16(b, b.load(source, d.index * 4, F32)) >> 16
-                at = d.index // TILE_ROWS * numbers.tile_bytes + d.index % TILE_ROWS * 4
+                at = d.index // TILE_ROWS * dtypes.tile_bytes + d.index % TILE_ROWS * 4
                 b.store(b.convert("arith.trunci", bits, I16), line, at)
         else:
             line = b.address(base, place // 2 * 128 + place % 2 * 64)
             with b.loop(0, self.heads.dim // 16) as part:
-                value = round_activation(b, numbers, b.load(source, part.index * 64, VF32, 4))
-                b.store(value, line, part.index * numbers.tile_bytes, 64)
+                value = round_activation(b, dtypes, b.load(source, part.index * 64, VF32, 4))
+                b.store(value, line, part.index * dtypes.tile_bytes, 64)
 
-    def _store_scale(self, b: Builder, numbers: Numbers, source: Value, base: Value, place: Value) -> Value:
-        """Stores the scale of one token's K or V, and returns the factor that divides by it."""
+    def _store_scale(self, b: Builder, dtypes: Dtypes, source: Value, base: Value, place: Value) -> Value:
+        """Store the scale of one token's K or V, and return its inverse."""
         with b.loop(0, self.heads.dim // 16, state=[b.constant(0, VI32)]) as part:
             part.carry(magnitude_bits(b, b.load(source, part.index * 64, VF32, 4)).max(part.state[0]))
         largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
         scale, inverse = int8_scale(b, largest)
-        b.store(scale, base, place * 4 + self.heads.scales_offset(numbers))
+        b.store(scale, base, place * 4 + self.heads.scales_offset(dtypes))
         return inverse
 
-    def _store_integer_key(self, b: Builder, numbers: Numbers, head: Value, base: Value, place: Value) -> None:
-        factor = self._store_scale(b, numbers, head, base, place)
-        column = b.address(base, place // TILE_ROWS * numbers.kv.tile_bytes + place % TILE_ROWS)
+    def _store_quantized_key(self, b: Builder, dtypes: Dtypes, head: Value, base: Value, place: Value) -> None:
+        factor = self._store_scale(b, dtypes, head, base, place)
+        column = b.address(base, place // TILE_ROWS * dtypes.kv.tile_bytes + place % TILE_ROWS)
         with b.loop(0, self.heads.dim) as d:
             value = nearest_int8(b, b.load(head, d.index * 4, F32) * factor)
-            b.store(value, column, d.index // BLOCK * numbers.kv.block_bytes + d.index % BLOCK * 16)
+            b.store(value, column, d.index // BLOCK * dtypes.kv.block_bytes + d.index % BLOCK * 16)

@@ -1,19 +1,20 @@
-"""Where elements lie in memory. One description serves weights, activations and KV pages.
+"""Memory layouts and dtypes of weights, activations and KV pages.
 
-Packed matrix `w[n, k]` (weights, and K and V in their pages): blocks of 32 columns n by 32 of k, each of two tiles of
-16 columns; a tile holds 16 pairs of k, each pair 16 columns by (even k, odd k). In bf16 a pair is one 64-byte line,
-AMX's B operand: `[n/32][k/32][2][16 pairs][16 n][2 k]`. In f32 the even and odd halves lie apart, so that both load as
-whole vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`. int8, in KV pages, lies as f32 does.
+**Packed weights** `w[n, k]` (and K and V in their pages): blocks of 32 columns n by 32 of k, each of two tiles of 16
+columns; a tile holds 16 pairs of k, each pair 16 columns by (even k, odd k). In bf16 a pair is one 64-byte line, AMX's
+B operand: `[n/32][k/32][2][16 pairs][16 n][2 k]`. In f32 the even and odd halves are separate, so both load as whole
+vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`. int8, used in KV pages, has the layout of f32.
 
-Activations `x[m, k]` that feed a product are tiled `[m/16][k/32][16][32]`, AMX's A operand.
+**Packed activations** `x[m, k]`, the inputs of a product: `[m/16][k/32][16][32]`, AMX's A operand.
 
-Packed integers: blocks of 32 columns n, each a run of groups along k; a group holds the scales of its 32 columns, their
-zero points if it has any, then its values as lines of 64 bytes, two tiles of 16 columns in turn: `[k/4][2][16 n][4 k]`
-bytes for int8, `[k/8][2][16 n][4 bytes]` for int4, where a byte holds k in its low and k + 4 in its high half. This is
-the operand of VNNI and, with a stride of 128 bytes, of AMX. Values are offset binary: w = (value - zero) * scale.
+**Packed quantized weights**: blocks of 32 columns n, each a sequence of groups along k. A group holds the scales of its
+32 columns, their zero points if it has any, then its values as lines of 64 bytes, alternating between two tiles of 16
+columns: `[k/4][2][16 n][4 k]` bytes for int8, `[k/8][2][16 n][4 bytes]` for int4, where a byte holds k in its low and
+k + 4 in its high half. This is the operand of VNNI and, with a stride of 128 bytes, of AMX. Values are offset binary:
+w = (value - zero) * scale.
 
-Quantized activations: panels of 16 rows; a panel holds `[k/64][16][64]` int8, then for each group the scales (f32) and
-the sums (int32) of its 16 rows.
+**Quantized activations**: panels of 16 rows; a panel holds `[k/64][16][64]` int8, then for each group the scales (f32)
+and the sums (int32) of its 16 rows.
 """
 
 from __future__ import annotations
@@ -30,35 +31,35 @@ BLOCK = _native.PACKED_BLOCK
 TILE_ROWS = _native.TILE_ROWS
 PAIRS = _native.TILE_PAIRS
 
-IntegerFormat = _native.QuantizedFormat
+QuantizedFormat = _native.QuantizedFormat
 
 ELEMENT_BYTES = {I8: 1, BF16: 2, F32: 4}
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is at least `value`."""
+    """Round `value` up to a multiple of `multiple`."""
     return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """The number formats of a kernel.
+class Dtypes:
+    """Dtypes of a model's kernels.
 
-    `weights`: how packed matrices and KV pages are stored. `rounding`: what activations are rounded to before a product
-    (bf16, or f32 for none). `activations`: how the rounded values are stored; f32 where products are FMAs, so that
-    they load by broadcast, bf16 where they are AMX tiles. `integer_kv`: KV pages hold int8, with a scale for each token
-    and head.
+    `weights`: storage of packed weights and KV pages. `rounding`: what activations are rounded to before a product
+    (bf16, or f32 for no rounding). `activations`: storage of the rounded values; f32 where products are FMAs, so that
+    they load by broadcast, bf16 where products are AMX tiles. `quantized_kv`: KV pages hold int8, with a scale for each
+    token and head.
     """
 
     weights: str
     rounding: str
     activations: str
-    integer_kv: bool = False
+    quantized_kv: bool = False
 
     @property
-    def kv(self) -> Numbers:
-        """The formats of products with KV pages."""
-        return replace(self, weights=I8) if self.integer_kv else self
+    def kv(self) -> Dtypes:
+        """Dtypes of products with KV pages."""
+        return replace(self, weights=I8) if self.quantized_kv else self
 
     @property
     def tile_bytes(self) -> int:
@@ -76,12 +77,12 @@ class Numbers:
         return ELEMENT_BYTES[self.activations]
 
 
-def load_pair(b: Builder, numbers: Numbers, tile: Value, pair: Value) -> tuple[Value, Value]:
-    """The even and the odd k of one pair of a tile, for its 16 columns, as f32 lanes."""
-    if numbers.weights == F32:
+def load_pair(b: Builder, dtypes: Dtypes, tile: Value, pair: Value) -> tuple[Value, Value]:
+    """Load the even and the odd k of one pair of a tile, for its 16 columns, as f32 lanes."""
+    if dtypes.weights == F32:
         base = b.address(tile, pair * 128)
         return b.load(base, 0, VF32, 64), b.load(base, 64, VF32, 64)
-    if numbers.weights == I8:
+    if dtypes.weights == I8:
         halves = (b.load(tile, pair * 32 + offset, vector(I8), 16) for offset in (0, 16))
         even, odd = (b.convert("arith.sitofp", b.convert("arith.extsi", half, VI32), VF32) for half in halves)
         return even, odd
@@ -89,36 +90,36 @@ def load_pair(b: Builder, numbers: Numbers, tile: Value, pair: Value) -> tuple[V
     return (both << 16).bitcast(F32), (both & -65536).bitcast(F32)
 
 
-def tiled_offset(numbers: Numbers, columns: int, row: Value, column: Value) -> Value:
-    """Byte offset of x[row, column] in tiled activations of `columns` columns."""
+def packed_offset(dtypes: Dtypes, columns: int, row: Value, column: Value) -> Value:
+    """Return the byte offset of x[row, column] in packed activations of `columns` columns."""
     panel = row // TILE_ROWS * (round_up(columns, BLOCK) // BLOCK) + column // BLOCK
-    return ((panel * TILE_ROWS + row % TILE_ROWS) * BLOCK + column % BLOCK) * numbers.activation_bytes
+    return ((panel * TILE_ROWS + row % TILE_ROWS) * BLOCK + column % BLOCK) * dtypes.activation_bytes
 
 
-def store_activation(b: Builder, numbers: Numbers, value: Value, base: Value, offset: Value) -> None:
-    """Stores f32 lanes as activations: rounded and in the storage format."""
-    if numbers.activations == BF16:
+def store_activation(b: Builder, dtypes: Dtypes, value: Value, base: Value, offset: Value) -> None:
+    """Store f32 lanes as activations: rounded, and in their storage dtype."""
+    if dtypes.activations == BF16:
         b.store(to_bf16_bits(b, value), base, offset, 4)
     else:
-        b.store(round_activation(b, numbers, value), base, offset, 4)
+        b.store(round_activation(b, dtypes, value), base, offset, 4)
 
 
-def load_activation(b: Builder, numbers: Numbers, base: Value, offset: Value, lanes: int = LANES) -> Value:
-    """Activations as f32 lanes; one of them as a scalar."""
-    if numbers.activations == F32:
+def load_activation(b: Builder, dtypes: Dtypes, base: Value, offset: Value, lanes: int = LANES) -> Value:
+    """Load activations as f32 lanes, or a single one as a scalar."""
+    if dtypes.activations == F32:
         return b.load(base, offset, vector(F32, lanes) if lanes > 1 else F32, 4)
     bits = b.load(base, offset, vector(I16, lanes) if lanes > 1 else I16, 2)
     return (b.convert("arith.extui", bits, with_element(bits.type, I32)) << 16).bitcast(F32)
 
 
-def round_activation(b: Builder, numbers: Numbers, value: Value) -> Value:
-    """f32 lanes holding `value` rounded as activations are."""
-    return round_bf16(b, value).bitcast(F32) if numbers.rounding == BF16 else value
+def round_activation(b: Builder, dtypes: Dtypes, value: Value) -> Value:
+    """Round f32 lanes as activations are rounded."""
+    return round_bf16(b, value).bitcast(F32) if dtypes.rounding == BF16 else value
 
 
-def load_packed_pair(b: Builder, numbers: Numbers, matrix: Value, offset: Value, pair: Value) -> tuple[Value, Value]:
-    """The even and odd k of one pair of one column, as f32; `offset` is that of the column's tile and lane in bytes."""
-    if numbers.weights == F32:
+def load_packed_pair(b: Builder, dtypes: Dtypes, matrix: Value, offset: Value, pair: Value) -> tuple[Value, Value]:
+    """Load the even and odd k of one pair of one column as f32; `offset` leads to the column's tile and lane."""
+    if dtypes.weights == F32:
         base = b.address(matrix, offset + pair * 128)
         return b.load(base, 0, F32), b.load(base, 64, F32)
     both = b.load(matrix, offset + pair * 64, I32)

@@ -1,7 +1,7 @@
 """Elementary functions on vectors, as polynomials of FMAs: the same bits on every instruction set.
 
-IEEE addition, multiplication, division, square root and FMA are exact everywhere; what is built here from them
-in a fixed order is therefore too. No libm call is ever emitted.
+IEEE addition, multiplication, division, square root and FMA round the same way everywhere, so functions that are built
+from them in a fixed order do too. No libm call is ever emitted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ERF_P = 0.3275911
 
 
 def polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
-    """Horner's rule with FMAs, the highest coefficient first."""
+    """Evaluate a polynomial by Horner's rule with FMAs, the highest coefficient first."""
     result = b.constant(coefficients[0], x.type)
     for coefficient in coefficients[1:]:
         result = b.fma(result, x, coefficient)
@@ -31,7 +31,7 @@ def polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
 
 
 def exp2(b: Builder, x: Value) -> Value:
-    """2^x with x clamped to [-126, 126]; exactly 1 at 0."""
+    """Emit 2^x with x clamped to [-126, 126]; exactly 1 at 0."""
     x = x.max(-126.0).min(126.0)
     whole = b.unary("math.roundeven", x)
     fraction = polynomial(b, x - whole, _EXP2)
@@ -40,23 +40,34 @@ def exp2(b: Builder, x: Value) -> Value:
 
 
 def exp(b: Builder, x: Value) -> Value:
-    """e^x, about 2e-7 relative for |x| < 80."""
+    """Emit e^x, with a relative error of about 2e-7 for |x| < 80."""
     return exp2(b, x * LOG2_E)
 
 
+def tanh(b: Builder, x: Value) -> Value:
+    """Emit (1 - t) / (1 + t) with t = e^(-2 |x|) and the sign of x; absolute error below 3e-7."""
+    t = exp(b, b.unary("math.absf", x) * -2.0)
+    return b.op("math.copysign", [(1.0 - t) / (t + 1.0), x], x.type)
+
+
+def softcap(b: Builder, x: Value, cap: float, scale: float = 1.0) -> Value:
+    """Emit cap * tanh(scale * x / cap)."""
+    return tanh(b, x * (scale / cap)) * cap
+
+
 def silu(b: Builder, x: Value) -> Value:
-    """x / (1 + e^-x)."""
+    """Emit x / (1 + e^-x)."""
     return x / (exp(b, x * -1.0) + 1.0)
 
 
 def gelu_tanh(b: Builder, x: Value) -> Value:
-    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), written as x sigmoid(2 y)."""
+    """Emit GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), written as x sigmoid(2 y)."""
     cubic = b.fma(x * x * x, b.constant(0.044715, x.type), x)
     return x / (exp(b, cubic * (-2.0 * math.sqrt(2.0 / math.pi))) + 1.0)
 
 
 def gelu_erf(b: Builder, x: Value) -> Value:
-    """x/2 (1 + erf(x / sqrt 2))."""
+    """Emit x/2 (1 + erf(x / sqrt 2))."""
     y = b.unary("math.absf", x * math.sqrt(0.5))
     t = b.constant(1.0, x.type) / b.fma(y, b.constant(_ERF_P, x.type), 1.0)
     tail = polynomial(b, t, _ERF) * t * exp(b, y * y * -1.0)
@@ -65,7 +76,7 @@ def gelu_erf(b: Builder, x: Value) -> Value:
 
 
 def relu(b: Builder, x: Value) -> Value:
-    """max(x, 0)."""
+    """Emit max(x, 0)."""
     return x.max(0.0)
 
 
@@ -82,9 +93,9 @@ ACTIVATIONS: dict[str, Callable[[Builder, Value], Value]] = {
 
 
 def round_bf16(b: Builder, x: Value) -> Value:
-    """The bits of x rounded to bf16 (nearest, ties to even), in the upper half of i32 lanes, the lower half zero.
+    """Round x to bf16 (nearest, ties to even); the bits are in the upper half of i32 lanes, the lower half is zero.
 
-    In integers, because the bf16 instructions are not on every host and treat denormals differently.
+    This uses integer arithmetic, because not every host has bf16 instructions and they treat denormals differently.
     """
     bits = x.bitcast(I32)
     bits = bits + ((bits >> 16) & 1) + 0x7FFF
@@ -92,29 +103,29 @@ def round_bf16(b: Builder, x: Value) -> Value:
 
 
 def to_bf16_bits(b: Builder, x: Value) -> Value:
-    """x rounded to bf16, as i16 lanes."""
+    """Round x to bf16, as i16 lanes."""
     bits = round_bf16(b, x) >> 16
     return b.convert("arith.trunci", bits, with_element(bits.type, I16))
 
 
 def magnitude_bits(b: Builder, x: Value) -> Value:
-    """The bits of |x|: as integers they order as the magnitudes do, NaN above all."""
+    """Return the bits of |x|, which compare like the magnitudes, with NaN above everything."""
     return x.bitcast(I32) & 0x7FFFFFFF
 
 
 def int8_scale(b: Builder, largest: Value) -> tuple[Value, Value]:
-    """The scale that maps magnitudes up to `largest` to 127, and the factor that divides by it; 0 where all is tiny."""
+    """Return the scale that maps `largest` to 127, and its inverse; both are 0 if `largest` is tiny."""
     tiny = largest < 1e-30
     zero = b.constant(0.0, F32)
     return b.select(tiny, zero, largest / 127.0), b.select(tiny, zero, b.constant(127.0, F32) / largest)
 
 
 def nearest_int8(b: Builder, x: Value) -> Value:
-    """x, at most 127 in magnitude, as the nearest int8, ties to even: adding 1.5 * 2^23 leaves it in the low bits."""
+    """Round x, at most 127 in magnitude, to int8, ties to even: adding 1.5 * 2^23 leaves the result in the low bits."""
     bits = (x + 12582912.0).bitcast(I32)
     return b.convert("arith.trunci", bits, with_element(bits.type, I8))
 
 
 def rsqrt(b: Builder, x: Value) -> Value:
-    """1 / sqrt(x), both steps correctly rounded."""
+    """Emit 1 / sqrt(x), both steps correctly rounded."""
     return b.constant(1.0, x.type) / b.unary("math.sqrt", x)

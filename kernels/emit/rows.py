@@ -1,146 +1,181 @@
-"""Kernels whose work item is one row (token): embedding, norms, and what stands between QKV and attention."""
+"""Kernels whose work item is one row (token): embedding, norms and quantization of activations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
     BLOCK,
     PAIRS,
     TILE_ROWS,
-    IntegerFormat,
-    Numbers,
+    Dtypes,
+    QuantizedFormat,
     load_activation,
     load_packed_pair,
+    packed_offset,
     round_up,
     store_activation,
-    tiled_offset,
 )
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, rsqrt
 from quire.kernels.emit.value import F16, F32, I8, I32, VF32, VI32, Value, vector
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """Gathers rows of the packed embedding matrix into the f32 hidden state, plus position embeddings if `positions`.
+class EmbeddingKernel(Kernel):
+    """Gathers rows of the packed embedding matrix, times `scale`, into the f32 hidden states.
 
-    Buffers: token ids (i32), matrix (packed [vocabulary, hidden]), hidden f32 [m, hidden rounded up to 32], and with
-    `positions` the positions (i32) and their table f32 [max, hidden]. `integers` is the matrix's format, None for
-    floats; it has no zero points.
+    Buffers: token ids (i32), matrix (packed [vocabulary, width]), hidden states f32 [m, width rounded up to 32], and
+    with `positions` the positions (i32) and the table f32 [max, width] of the position embeddings to add. `quantized`
+    is the matrix's format if it is quantized, one without zero points.
     """
 
-    name: str
-    hidden: int
+    width: int
     positions: bool = False
-    integers: IntegerFormat | None = None
+    quantized: QuantizedFormat | None = None
+    scale: float = 1.0
 
-    def emit(self, numbers: Numbers) -> str:
-        """The kernel as MLIR text."""
+    @property
+    def shape(self) -> str:
+        """See Kernel."""
+        return str(self.width)
+
+    def emit(self, context: EmitContext) -> str:
+        """See Kernel."""
         b = Builder(self.name)
         ids, matrix, out = b.buffer(0), b.buffer(1), b.buffer(2)
         with b.items() as row:
             token = b.convert("arith.extui", b.load(ids, row * 4, I32), "i64")
-            target = b.address(out, row * (round_up(self.hidden, BLOCK) * 4))
-            if self.integers is not None:
-                self._gather_integers(b, self.integers, matrix, token, target)
+            target = b.address(out, row * (round_up(self.width, BLOCK) * 4))
+            if self.quantized is not None:
+                self._gather_quantized(b, self.quantized, matrix, token, target)
             else:
-                self._gather_floats(b, numbers, matrix, token, target)
+                self._gather(b, context.dtypes, matrix, token, target)
             if self.positions:
                 self._add_position(b, target, row)
         return b.text()
 
-    def _gather_floats(self, b: Builder, numbers: Numbers, matrix: Value, token: Value, target: Value) -> None:
-        blocks = round_up(self.hidden, BLOCK) // BLOCK
-        lane_bytes = 4  # bf16: one (even, odd) pair; f32: one element, its partner 64 bytes on
-        column = b.address(matrix, token // BLOCK * (blocks * numbers.block_bytes))
-        offset = token % BLOCK // TILE_ROWS * numbers.tile_bytes + token % TILE_ROWS * lane_bytes
-        with b.loop(0, blocks) as block, b.loop(0, PAIRS) as pair:
-            source = b.address(column, block.index * numbers.block_bytes)
-            at = b.address(target, (block.index * PAIRS + pair.index) * 8)
-            for i, value in enumerate(load_packed_pair(b, numbers, source, offset, pair.index)):
-                b.store(value, at, 4 * i)
+    def _scaled(self, value: Value) -> Value:
+        return value if self.scale == 1 else value * self.scale
 
-    def _gather_integers(self, b: Builder, integers: IntegerFormat, matrix: Value, token: Value, target: Value) -> None:
-        block, column = b.address(matrix, token // BLOCK * integers.block_bytes(self.hidden)), token % BLOCK
-        depth, span = integers.line_depth, integers.span(self.hidden)
-        with b.loop(0, integers.groups(self.hidden)) as group:
-            header = b.address(block, group.index * integers.group_bytes(self.hidden))
-            if integers.group:
+    def _gather(self, b: Builder, dtypes: Dtypes, matrix: Value, token: Value, target: Value) -> None:
+        blocks = round_up(self.width, BLOCK) // BLOCK
+        lane_bytes = 4  # bf16: one (even, odd) pair; f32: one element, its partner 64 bytes on
+        column = b.address(matrix, token // BLOCK * (blocks * dtypes.block_bytes))
+        offset = token % BLOCK // TILE_ROWS * dtypes.tile_bytes + token % TILE_ROWS * lane_bytes
+        with b.loop(0, blocks) as block, b.loop(0, PAIRS) as pair:
+            source = b.address(column, block.index * dtypes.block_bytes)
+            at = b.address(target, (block.index * PAIRS + pair.index) * 8)
+            for i, value in enumerate(load_packed_pair(b, dtypes, source, offset, pair.index)):
+                b.store(self._scaled(value), at, 4 * i)
+
+    def _gather_quantized(
+        self, b: Builder, quantized: QuantizedFormat, matrix: Value, token: Value, target: Value
+    ) -> None:
+        block, column = b.address(matrix, token // BLOCK * quantized.block_bytes(self.width)), token % BLOCK
+        depth, span = quantized.line_depth, quantized.span(self.width)
+        with b.loop(0, quantized.groups(self.width)) as group:
+            header = b.address(block, group.index * quantized.group_bytes(self.width))
+            if quantized.group:
                 scale = b.convert("arith.extf", b.load(header, column * 2, F16), F32)
             else:
                 scale = b.load(header, column * 4, F32)
             factor = b.broadcast(scale, 4)
-            lines = b.address(header, column * 4 + integers.header_bytes)
+            lines = b.address(header, column * 4 + quantized.header_bytes)
             first = group.index * (span // depth)
-            stop = (first + span // depth).min(self.hidden // depth)
+            stop = (first + span // depth).min(self.width // depth)
             with b.loop(first, stop) as line:
                 bytes_ = b.load(lines, (line.index - first) * 128, vector(I8, 4))
                 word = b.convert("arith.extui", bytes_, vector(I32, 4))
-                for i, values in enumerate([word] if integers.bits == 8 else [word & 15, word >> 4]):
-                    floats = b.convert("arith.sitofp", values - integers.middle, vector(F32, 4))
-                    b.store(floats * factor, target, line.index * (4 * depth) + 16 * i, 4)
+                for i, values in enumerate([word] if quantized.bits == 8 else [word & 15, word >> 4]):
+                    floats = b.convert("arith.sitofp", values - quantized.middle, vector(F32, 4))
+                    b.store(self._scaled(floats * factor), target, line.index * (4 * depth) + 16 * i, 4)
 
     def _add_position(self, b: Builder, target: Value, row: Value) -> None:
         position = b.convert("arith.extui", b.load(b.buffer(3), row * 4, I32), "i64")
-        table = b.address(b.buffer(4), position * (self.hidden * 4))
-        with b.loop(0, self.hidden // 16) as part:
+        table = b.address(b.buffer(4), position * (self.width * 4))
+        with b.loop(0, self.width // 16) as part:
             at = part.index * 64
             b.store(b.load(target, at, VF32, 64) + b.load(table, at, VF32, 4), target, at, 64)
 
 
 @dataclass(frozen=True)
-class Norm:
-    """RMSNorm, or LayerNorm when `mean` is subtracted, from the f32 hidden state to tiled activations.
+class NormKernel(Kernel):
+    """RMSNorm, or LayerNorm if `kind` is `layer`, of f32 rows; `none` only converts them.
 
-    Buffers: hidden f32 [m, width rounded up to 32], weight f32 [width], out, then the bias f32 when `bias`, then row
-    numbers (i32) when `gather`: item i reads the hidden row that they name. Sums run in 16 lanes, folded 8, 4, 2, 1.
-    `integers`: the activations are quantized for weights of that format. `plain`: out is f32 [m, width] instead.
+    Buffers: x f32 [m, width rounded up to 32], the weight f32 [width] unless `kind` is `none`, out, the bias f32 if
+    `bias`, and if `gather` row numbers (i32): item i then reads the row of x that number i names. Sums run in 16 lanes,
+    reduced 8, 4, 2, 1.
+
+    `output`: `activations` are packed, and quantized for weights of the format `quantized`; `rows` are f32
+    [m, width]; `residual` adds `scale` times the norm to f32 [m, width rounded up to 32].
     """
 
-    name: str
     width: int
     epsilon: float
-    mean: bool = False
+    kind: Literal["rms", "layer", "none"] = "rms"
     bias: bool = False
     gather: bool = False
-    integers: IntegerFormat | None = None
-    plain: bool = False
+    quantized: QuantizedFormat | None = None
+    output: Literal["activations", "rows", "residual"] = "activations"
+    scale: float = 1.0
 
-    def emit(self, numbers: Numbers) -> str:
-        """The kernel as MLIR text."""
+    @property
+    def shape(self) -> str:
+        """See Kernel."""
+        return str(self.width)
+
+    def emit(self, context: EmitContext) -> str:
+        """See Kernel."""
         b = Builder(self.name)
-        hidden, weight, out = b.buffer(0), b.buffer(1), b.buffer(2)
-        bias = b.buffer(3) if self.bias else None
-        normed = b.scratch(round_up(self.width, BLOCK) * 4) if self.integers is not None else None
+        numbers = iter(range(5))
+        source = b.buffer(next(numbers))
+        weight = b.buffer(next(numbers)) if self.kind != "none" else None
+        out = b.buffer(next(numbers))
+        bias = b.buffer(next(numbers)) if self.bias else None
+        scratch = b.scratch(round_up(self.width, BLOCK) * 4) if self.quantized is not None else None
         with b.items() as item:
-            if self.plain:
-                normed = b.address(out, item * (self.width * 4))
+            store = self._store(b, context.dtypes, out, item, scratch)
             row = item
             if self.gather:
-                number = b.load(b.buffer(4 if self.bias else 3), item * 4, I32)
-                row = b.convert("arith.extui", number, "i64")
-            x = b.address(hidden, row * (round_up(self.width, BLOCK) * 4))
-            center = b.broadcast(self._sum(b, x, None) / float(self.width)) if self.mean else None
-            variance = self._sum(b, x, center, square=True) / float(self.width)
-            scale = b.broadcast(rsqrt(b, variance + self.epsilon))
+                row = b.convert("arith.extui", b.load(b.buffer(next(numbers)), item * 4, I32), "i64")
+            x = b.address(source, row * (round_up(self.width, BLOCK) * 4))
+            center = b.broadcast(self._sum(b, x, None) / float(self.width)) if self.kind == "layer" else None
+            factor = None if self.kind == "none" else b.broadcast(self._inverse_deviation(b, x, center))
             with b.loop(0, self.width // 16) as part:
                 at = part.index * 64
                 value = b.load(x, at, VF32, 64)
                 value = value - center if center is not None else value
-                value = value * scale * b.load(weight, at, VF32, 64)
+                if factor is not None and weight is not None:
+                    value = value * factor * b.load(weight, at, VF32, 64)
                 if bias is not None:
                     value = value + b.load(bias, at, VF32, 64)
-                if normed is None:
-                    store_activation(b, numbers, value, out, tiled_offset(numbers, self.width, item, part.index * 16))
-                else:
-                    b.store(value, normed, at, 64)
-            if self.integers is not None and normed is not None:
-                _store_integers(
-                    b, self.integers, self.width, out, item, lambda part: b.load(normed, part * 64, VF32, 64)
+                store(part.index, at, value)
+            if self.quantized is not None and scratch is not None:
+                _store_quantized(
+                    b, self.quantized, self.width, out, item, lambda part: b.load(scratch, part * 64, VF32, 64)
                 )
         return b.text()
+
+    def _store(
+        self, b: Builder, dtypes: Dtypes, out: Value, item: Value, scratch: Value | None
+    ) -> Callable[[Value, Value, Value], None]:
+        """Return a function that emits the store of columns 16 i .. 16 i + 15, given i, their offset and value."""
+        if self.output == "residual":
+            hidden = b.address(out, item * (round_up(self.width, BLOCK) * 4))
+            return lambda _, at, value: b.store(b.load(hidden, at, VF32, 64) + value * self.scale, hidden, at, 64)
+        target = b.address(out, item * (self.width * 4)) if self.output == "rows" else scratch
+        if target is not None:
+            return lambda _, at, value: b.store(value, target, at, 64)
+        return lambda part, _, value: store_activation(
+            b, dtypes, value, out, packed_offset(dtypes, self.width, item, part * 16)
+        )
+
+    def _inverse_deviation(self, b: Builder, x: Value, center: Value | None) -> Value:
+        return rsqrt(b, self._sum(b, x, center, square=True) / float(self.width) + self.epsilon)
 
     def _sum(self, b: Builder, x: Value, center: Value | None, square: bool = False) -> Value:
         with b.loop(0, self.width // 16, state=[b.constant(0.0, VF32)]) as part:
@@ -152,52 +187,56 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Quantize:
-    """Tiled activations of `width` columns to quantized ones, for weights of the format `integers`.
+class QuantizeKernel(Kernel):
+    """Quantizes packed activations of `width` columns for weights of the format `quantized`.
 
-    Buffers: x, out, then with `gather` the i32 columns of x to take, in order [width].
+    Buffers: x, out, and if `gather` the i32 columns of x to take, in order [width].
     """
 
-    name: str
     width: int
-    integers: IntegerFormat
+    quantized: QuantizedFormat
     gather: bool = False
 
-    def emit(self, numbers: Numbers) -> str:
-        """The kernel as MLIR text."""
-        b = Builder(self.name)
+    @property
+    def shape(self) -> str:
+        """See Kernel."""
+        return str(self.width)
+
+    def emit(self, context: EmitContext) -> str:
+        """See Kernel."""
+        b, dtypes = Builder(self.name), context.dtypes
         x, out = b.buffer(0), b.buffer(1)
         with b.items() as row:
 
             def load(part: Value) -> Value:
                 if not self.gather:
-                    return load_activation(b, numbers, x, tiled_offset(numbers, self.width, row, part * 16))
+                    return load_activation(b, dtypes, x, packed_offset(dtypes, self.width, row, part * 16))
                 b.store(b.constant(0.0, VF32), gathered, 0, 64)
                 with b.loop(0, (b.index(self.width) - part * 16).min(16)) as lane:
                     column = b.load(b.buffer(2), (part * 16 + lane.index) * 4, I32)
-                    at = tiled_offset(numbers, self.width, row, b.convert("arith.extui", column, "i64"))
-                    b.store(load_activation(b, numbers, x, at, lanes=1), gathered, lane.index * 4)
+                    at = packed_offset(dtypes, self.width, row, b.convert("arith.extui", column, "i64"))
+                    b.store(load_activation(b, dtypes, x, at, lanes=1), gathered, lane.index * 4)
                 return b.load(gathered, 0, VF32, 64)
 
             gathered = b.scratch(64)
-            _store_integers(b, self.integers, self.width, out, row, load)
+            _store_quantized(b, self.quantized, self.width, out, row, load)
         return b.text()
 
 
-def _store_integers(
-    b: Builder, integers: IntegerFormat, width: int, out: Value, row: Value, load: Callable[[Value], Value]
+def _store_quantized(
+    b: Builder, quantized: QuantizedFormat, width: int, out: Value, row: Value, load: Callable[[Value], Value]
 ) -> None:
-    """Quantizes a row, of which `load(i)` gives the columns 16 i .. 16 i + 15: for each group the scale max |x| / 127,
-    x / scale rounded to nearest even, and the sum of that.
+    """Quantize a row, of which `load(i)` gives the columns 16 i .. 16 i + 15.
 
-    The maximum is taken of the bits, so that a NaN becomes the scale.
+    Each group gets the scale max |x| / 127, x / scale rounded to nearest even, and the sum of that. The maximum is
+    taken of the bits, so that a NaN becomes the scale.
     """
-    panel = b.address(out, row // TILE_ROWS * integers.panel_bytes(width))
+    panel = b.address(out, row // TILE_ROWS * quantized.panel_bytes(width))
     place = row % TILE_ROWS
-    scales = b.address(panel, place * 4 + TILE_ROWS * integers.depth(width))
+    scales = b.address(panel, place * 4 + TILE_ROWS * quantized.depth(width))
     parts = -(-width // 16)
-    span = integers.span(width)
-    with b.loop(0, integers.groups(width)) as group:
+    span = quantized.span(width)
+    with b.loop(0, quantized.groups(width)) as group:
         first = group.index * (span // 16)
         stop = (first + span // 16).min(parts)
         with b.loop(first, stop, state=[b.constant(0, VI32)]) as part:

@@ -18,7 +18,7 @@ LANES = 16
 
 
 def vector(element: str, lanes: int = LANES) -> str:
-    """The MLIR type of a vector of `lanes` elements."""
+    """Return the MLIR type of a vector of `lanes` elements."""
     return f"vector<{lanes}x{element}>"
 
 
@@ -26,17 +26,17 @@ VF32, VI32 = vector(F32), vector(I32)
 
 
 def element_of(type_: str) -> str:
-    """The element type of a vector type; a scalar type is its own."""
+    """Return the element type of a vector type, or a scalar type itself."""
     return type_[:-1].split("x", 1)[1] if type_.startswith("vector<") else type_
 
 
 def lanes_of(type_: str) -> int:
-    """The lanes of a vector type."""
+    """Return the number of lanes of a vector type."""
     return int(type_.removeprefix("vector<").split("x", 1)[0])
 
 
 def with_element(type_: str, element: str) -> str:
-    """`type_` with its element type replaced."""
+    """Return `type_` with another element type."""
     return type_.replace(element_of(type_), element)
 
 
@@ -50,7 +50,7 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        """Whether the elements are floats."""
+        """True if the elements are floats."""
         return element_of(self.type) in (F32, F16, BF16)
 
     def _binary(self, float_op: str, int_op: str, other: Value | int | float, swap: bool = False) -> Value:
@@ -74,7 +74,7 @@ class Value:
         return self._binary("divf", "", other)
 
     def __floordiv__(self, other: Value | int) -> Value:
-        """Unsigned division: every index is at least zero."""
+        """Divide unsigned: every index is at least zero."""
         return self if other == 1 else self._binary("", "divui", other)
 
     def __mod__(self, other: Value | int) -> Value:
@@ -90,7 +90,7 @@ class Value:
         return self._binary("", "shli", other)
 
     def __rshift__(self, other: Value | int) -> Value:
-        """Logical (unsigned) shift right."""
+        """Shift right logically (unsigned)."""
         return self._binary("", "shrui", other)
 
     def __lt__(self, other: Value | int | float) -> Value:
@@ -103,11 +103,11 @@ class Value:
         return self.builder.compare("sge", self, other)
 
     def min(self, other: Value | int | float) -> Value:
-        """The smaller; a NaN stays one."""
+        """Return the smaller value; a NaN in `self` is kept."""
         return self._choose("ogt", "minsi", other)
 
     def max(self, other: Value | int | float) -> Value:
-        """The larger; a NaN stays one."""
+        """Return the larger value; a NaN in `self` is kept."""
         return self._choose("olt", "maxsi", other)
 
     def _choose(self, predicate: str, int_op: str, other: Value | int | float) -> Value:
@@ -117,12 +117,12 @@ class Value:
         return self.builder.select(self.builder.compare(predicate, self, right), right, self)
 
     def bitcast(self, element: str) -> Value:
-        """The same bits as elements of another type of their size."""
+        """Reinterpret the bits as elements of another type of the same size."""
         return self.builder.convert("arith.bitcast", self, with_element(self.type, element))
 
 
 class Loop:
-    """A counted loop in the making: `index`, the carried values `state`, and `results` once it is closed."""
+    """An open counted loop: `index`, the carried values `state`, and `results` once it is closed."""
 
     def __init__(self, index: Value, state: list[Value]) -> None:
         self.index = index
@@ -131,10 +131,10 @@ class Loop:
         self._next: list[Value] | None = None
 
     def carry(self, *values: Value) -> None:
-        """The carried values of the next iteration."""
+        """Set the carried values of the next iteration."""
         self._next = list(values)
 
     @property
     def next_values(self) -> list[Value]:
-        """What the next iteration starts with."""
+        """Carried values that the next iteration starts with."""
         return self.state if self._next is None else self._next

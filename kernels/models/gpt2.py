@@ -5,13 +5,12 @@ from __future__ import annotations
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.kv import Heads
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.operations import Attention, Embedding, FeedForward, Graph, Linear, Logits, Norm, Residual
 from quire.kernels.models.decoder import activation_of
-from quire.kernels.operands import Activations, Linear
-from quire.kernels.plan import PlanBuilder
 
 
-def build(p: PlanBuilder, config: ModelConfig) -> None:
-    """The plan of a GPT2LMHeadModel. Its linear layers keep their weights as [inputs, outputs]."""
+def build(config: ModelConfig) -> Graph:
+    """Return the graph of a GPT2LMHeadModel. Its linear layers keep their weights as [inputs, outputs]."""
     config.refuse("scale_attn_by_inverse_layer_idx", (False,))
     config.refuse("scale_attn_weights", (True,))
     config.refuse("add_cross_attention", (False,))
@@ -22,23 +21,22 @@ def build(p: PlanBuilder, config: ModelConfig) -> None:
         raise ModelError(f"config.json: n_embd ({hidden}) must be a multiple of n_head ({num_heads})")
     heads = Heads(num_heads, num_heads, hidden // num_heads)
     activation = activation_of(config, "activation_function", "gelu_new")
-    positions = ("transformer.wpe.weight", config.size("n_positions"))
-    tied = config.get("tie_word_embeddings", True)
-    head = Linear((("transformer.wte.weight" if tied else "lm_head.weight", "", vocab),), head=True)
-    state = p.embed("transformer.wte.weight", vocab, hidden, head, positions)
 
-    def norm(name: str, feeds: Linear) -> Activations:
-        at = f"transformer.{name}"
-        return p.norm(state, hidden, f"{at}.weight", epsilon, feeds, bias=f"{at}.bias", mean=True)
+    def norm(name: str) -> Norm:
+        return Norm(f"transformer.{name}.weight", epsilon, f"transformer.{name}.bias", center=True)
 
     def linear(name: str, outputs: int) -> Linear:
-        at = f"transformer.{name}"
-        return Linear(((f"{at}.weight", f"{at}.bias", outputs),), transposed=True)
+        return Linear(f"transformer.h.{name}.weight", outputs, f"transformer.h.{name}.bias", transposed=True)
 
+    residuals = []
     for i in range(config.size("n_layer")):
-        projections, widening = linear(f"h.{i}.attn.c_attn", 3 * hidden), linear(f"h.{i}.mlp.c_fc", inner)
-        qkv = p.linear(norm(f"h.{i}.ln_1", projections), projections, "qkv")
-        p.add_linear(state, p.attention(qkv, i, heads), linear(f"h.{i}.attn.c_proj", hidden))
-        inside = p.activated(norm(f"h.{i}.ln_2", widening), widening, activation)
-        p.add_linear(state, inside, linear(f"h.{i}.mlp.c_proj", hidden))
-    p.logits(norm("ln_f", head), head)
+        attention = Attention((linear(f"{i}.attn.c_attn", 3 * hidden),), linear(f"{i}.attn.c_proj", hidden), heads)
+        feed_forward = FeedForward(linear(f"{i}.mlp.c_fc", inner), linear(f"{i}.mlp.c_proj", hidden), activation)
+        residuals += [Residual(attention, norm(f"h.{i}.ln_1")), Residual(feed_forward, norm(f"h.{i}.ln_2"))]
+    embedding = Embedding(
+        "transformer.wte.weight", vocab, hidden, positions="transformer.wpe.weight",
+        num_positions=config.size("n_positions"),
+    )  # fmt: skip
+    tied = config.get("tie_word_embeddings", True)
+    head = Linear(embedding.weight if tied else "lm_head.weight", vocab)
+    return Graph(embedding, tuple(residuals), Logits(norm("ln_f"), head))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from quire.kernels.config import ModelConfig
+from quire.kernels.graph.operations import Graph
 from quire.kernels.models.decoder import Variant, build_decoder, window_of
-from quire.kernels.plan import PlanBuilder
 
 
 def _window(config: ModelConfig, layer: int) -> int:
     return window_of(config)
 
 
-def build(p: PlanBuilder, config: ModelConfig) -> None:
-    """The plan of a MistralForCausalLM."""
+def build(config: ModelConfig) -> Graph:
+    """Return the graph of a MistralForCausalLM."""
     config = config.with_defaults(num_key_value_heads=8, sliding_window=4096)
-    build_decoder(p, config, Variant(window=_window))
+    return build_decoder(config, Variant(window=_window))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.operations import Graph
 from quire.kernels.models.decoder import Variant, build_decoder, window_of
-from quire.kernels.plan import PlanBuilder
 
 
 def layer_window(config: ModelConfig, layer: int) -> int:
-    """The window of a layer: `layer_types` says where, or else all layers from `max_window_layers` on."""
+    """Return the window of a layer, which applies by `layer_types`, or else from layer `max_window_layers` on."""
     types = config.fields.get("layer_types")
     if not config.get("use_sliding_window", False):
         return 0
@@ -22,7 +22,7 @@ def layer_window(config: ModelConfig, layer: int) -> int:
     return window_of(config) if sliding else 0
 
 
-def build(p: PlanBuilder, config: ModelConfig) -> None:
-    """The plan of a Qwen2ForCausalLM."""
+def build(config: ModelConfig) -> Graph:
+    """Return the graph of a Qwen2ForCausalLM."""
     config = config.with_defaults(num_key_value_heads=32, sliding_window=4096, max_window_layers=28)
-    build_decoder(p, config, Variant(qkv_bias=True, window=layer_window))
+    return build_decoder(config, Variant(qkv_bias=True, window=layer_window))

@@ -1,1 +1,1 @@
-"""Weights: checkpoints, quantized formats, packing and the cache of packed weights."""
+"""Weights: checkpoints, quantized formats, packing, and the cache of packed weights."""

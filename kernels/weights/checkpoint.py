@@ -1,7 +1,7 @@
 """Checkpoint folders: config.json and safetensors files, mapped and never copied as a whole.
 
-The safetensors format: eight bytes of header length (little endian), a JSON header of name to dtype, shape and byte
-range, then the data. A folder holds `model.safetensors`, or `model.safetensors.index.json` naming its shards.
+A safetensors file has eight bytes of header length (little endian), a JSON header that maps names to dtype, shape and
+byte range, then the data. A folder holds `model.safetensors`, or `model.safetensors.index.json` naming its shards.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from quire.kernels.errors import ModelError
 
-FORMATS = {"BF16": ("bf16", 2), "F16": ("f16", 2), "F32": ("f32", 4)}
-"""safetensors dtypes that a model may have: our name, bytes of an element."""
+FLOAT_DTYPES = {"BF16": ("bf16", 2), "F16": ("f16", 2), "F32": ("f32", 4)}
+"""safetensors dtypes of float tensors: our name, bytes of an element."""
 
-INTEGERS = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": ("u8", 1)}
-"""safetensors dtypes of quantized weights and what belongs to them: our name, bytes of an element."""
+INTEGER_DTYPES = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": ("u8", 1)}
+"""safetensors dtypes of quantized weights and their indices: our name, bytes of an element."""
 
-_KNOWN = FORMATS | INTEGERS
+_KNOWN = FLOAT_DTYPES | INTEGER_DTYPES
 _MAX_HEADER_BYTES = 100_000_000
 _SAMPLE_BYTES = 1024
 
@@ -56,35 +56,35 @@ class Tensor:
 
     @property
     def address(self) -> int:
-        """Where the bytes begin in this process."""
+        """Address of the bytes in this process."""
         return self.data.ctypes.data
 
     def to_f32(self) -> npt.NDArray[np.float32]:
-        """A copy as f32, in the tensor's shape."""
+        """Return a copy as f32, in the tensor's shape."""
         if self.format == "bf16":
             bits = self.data.view(np.uint16).astype(np.uint32) << np.uint32(16)
             return bits.view(np.float32).reshape(self.shape)
         return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
 
     def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
-        """Integers in the tensor's shape, read-only and perhaps unaligned: the mapped file itself."""
-        kind, element_bytes = self.format[0], INTEGERS[self.dtype][1]
+        """Return an integer tensor as a view of the mapped file: read-only, and possibly unaligned."""
+        kind, element_bytes = self.format[0], INTEGER_DTYPES[self.dtype][1]
         return self.data.view(f"<{kind}{element_bytes}").reshape(self.shape)
 
 
 class Checkpoint:
-    """A model folder. Raises ModelError for one that is missing, truncated or inconsistent, naming what is wrong."""
+    """A model folder. Raises ModelError that names what is missing, truncated or inconsistent."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise ModelError(
-                f"model {folder!r} is no folder; give a checkpoint folder with config.json and model.safetensors"
+                f"model {folder!r} is not a folder; give a checkpoint folder with config.json and model.safetensors"
             )
         self.config = self._read_config()
         self._maps: dict[Path, mmap.mmap] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._foreign: dict[str, str] = {}  # dtypes of tensors that no model can use
+        self._foreign: dict[str, str] = {}  # unsupported dtypes of other tensors
         for file, names in self._files().items():
             self._open(file, names)
 
@@ -95,10 +95,10 @@ class Checkpoint:
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ModelError(f"{path} is no JSON object: {error}") from None
+            raise ModelError(f"{path} is not a JSON object: {error}") from None
 
     def eos_token_ids(self) -> list[int]:
-        """The tokens that end an answer: generation_config.json says, or else config.json."""
+        """Return the tokens that end an answer, from generation_config.json or else config.json."""
         path = self.folder / "generation_config.json"
         try:
             generation = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
@@ -109,13 +109,13 @@ class Checkpoint:
         return [i for i in ids if isinstance(i, int)]
 
     def _files(self) -> dict[Path, list[str]]:
-        """The safetensors files, each with the tensors that the index promises in it."""
+        """Return the safetensors files, each with the tensors that the index promises in it."""
         single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
         if single.exists():
             return {single: []}
         if not index.exists():
             raise ModelError(
-                f"{self.folder} holds neither model.safetensors nor model.safetensors.index.json; "
+                f"{self.folder} has neither model.safetensors nor model.safetensors.index.json; "
                 "convert the checkpoint to safetensors"
             )
         try:
@@ -125,7 +125,9 @@ class Checkpoint:
         files: dict[Path, list[str]] = {}
         for name, file in weight_map.items():
             if Path(file).name != file:
-                raise ModelError(f"{index}: tensor {name} is said to be in {file!r}, which is no file of this folder")
+                raise ModelError(
+                    f"{index}: tensor {name} is said to be in {file!r}, which is not a file of this folder"
+                )
             files.setdefault(self.folder / file, []).append(name)
         return files
 
@@ -138,7 +140,9 @@ class Checkpoint:
             raise ModelError(f"{path}: {error.strerror}; the checkpoint is incomplete") from None
         header_bytes = int.from_bytes(mapped[:8], "little") if mapped and size >= 8 else -1
         if mapped is None or not 0 < header_bytes <= min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelError(f"{path} is no safetensors file, or is truncated: {size} bytes, header of {header_bytes}")
+            raise ModelError(
+                f"{path} is not a safetensors file, or is truncated: {size} bytes, header of {header_bytes}"
+            )
         try:
             header = msgspec.json.decode(mapped[8 : 8 + header_bytes], type=dict[str, Any])
             header.pop("__metadata__", None)
@@ -172,19 +176,19 @@ class Checkpoint:
         self._tensors[name] = Tensor(name, format_, tuple(entry.shape), data[begin:end])
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor `name`, of whatever type."""
+        """Return True if there is a tensor `name`, of any dtype."""
         return self._find(name) is not None
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, which must have `shape`. A base model's names lack the first part (`model.`)."""
-        return self._get(name, shape, tuple(FORMATS))
+        """Return the float tensor `name`, which must have `shape`. Base models' names lack the prefix (`model.`)."""
+        return self._get(name, shape, tuple(FLOAT_DTYPES))
 
-    def integers(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """The tensor `name` of integers, which must have `shape` and be of the safetensors type `dtype`."""
+    def get_integers(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Return the tensor `name`, which must have `shape` and the safetensors dtype `dtype`."""
         return self._get(name, shape, (dtype,))
 
     def _find(self, name: str) -> Tensor | str | None:
-        """The tensor `name`, or only its dtype if that is none a model can use."""
+        """Return the tensor `name`, or only its dtype if that is not supported."""
         for key in (name, name.split(".", 1)[-1]):
             if key in self._tensors or key in self._foreign:
                 return self._tensors.get(key) or self._foreign[key]
@@ -210,15 +214,15 @@ class Checkpoint:
 
     @property
     def formats(self) -> set[str]:
-        """The number formats of its tensors of floats."""
-        return {tensor.format for tensor in self._tensors.values() if tensor.dtype in FORMATS}
+        """Dtypes of the float tensors."""
+        return {tensor.format for tensor in self._tensors.values() if tensor.dtype in FLOAT_DTYPES}
 
     def digest(self) -> bytes:
-        """A hash that changes with the tensors: of the files' headers, sizes and times, and samples of every tensor."""
+        """Return a hash of the files' headers, sizes and times, and of samples of every tensor."""
         found = hashlib.blake2b(digest_size=32)
         for path, mapped in sorted(self._maps.items()):
             header_bytes = int.from_bytes(mapped[:8], "little")
-            status = path.stat()  # the time of change can't be set, as that of modification can
+            status = path.stat()  # unlike mtime, ctime cannot be set
             times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
             found.update(f"{path.name} {len(mapped)} {times}".encode() + mapped[: 8 + header_bytes])
         for _, tensor in sorted(self._tensors.items()):
@@ -227,6 +231,6 @@ class Checkpoint:
         return found.digest()
 
     def drop_pages(self) -> None:
-        """Tells the system that the mapped files are read for now, so that they don't count as resident memory."""
+        """Release the mapped pages, so that they do not count as resident memory."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,72 +1,74 @@
-"""Which of a model's weights are integers: as chosen for a checkpoint of floats, or as a checkpoint has them."""
+"""Selection of the weights that are quantized: by a mode chosen for a float checkpoint, or by the checkpoint itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import IntegerFormat
+from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
-from quire.kernels.operands import Linear, Part
+from quire.kernels.graph.operations import Linear
+from quire.kernels.operands import MatrixPart
 from quire.kernels.weights.checkpoint import Checkpoint
-from quire.kernels.weights.quantized import METHODS, IntegerMatrix, Scheme, scheme_of
+from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, scheme_of
 
 Order = npt.NDArray[np.int32]
 
 HEAD_GROUP = 32
-"""Of the head, and of the embedding that it may share, in modes with groups: its errors cost the most."""
+"""Group size of the head, and of an embedding tied to it, in modes with groups: errors there cost the most."""
 
 MODES = {
-    "int8": IntegerFormat(8),
-    "int4": IntegerFormat(4, 128),
-    "int4-g64": IntegerFormat(4, 64),
-    "int4-g32": IntegerFormat(4, 32),
+    "int8": QuantizedFormat(8),
+    "int4": QuantizedFormat(4, 128),
+    "int4-g64": QuantizedFormat(4, 64),
+    "int4-g32": QuantizedFormat(4, 32),
 }
 """Formats of the linear layers by the names of `--quantization`."""
 
 NAMES = (*MODES, *METHODS)
-"""What `--quantization` may say; a method only confirms what the checkpoint is."""
+"""Values of `--quantization`; a method only confirms how the checkpoint is quantized."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """The formats of a model's weights. With neither `mode` nor `scheme`, all are floats."""
+    """Formats of a model's weights. With neither `mode` nor `scheme`, none is quantized."""
 
     checkpoint: Checkpoint
-    mode: IntegerFormat | None = None
+    mode: QuantizedFormat | None = None
     scheme: Scheme | None = None
 
-    def format_of(self, linear: Linear) -> IntegerFormat | None:
-        """The format of a linear layer's weights, None for floats."""
+    def format_of(self, layers: Sequence[Linear], head: bool = False) -> QuantizedFormat | None:
+        """Return the format of linear layers that share their input, None if they are not quantized."""
         if self.scheme is None:
-            if linear.head and self.mode is not None and self.mode.group:
-                return IntegerFormat(self.mode.bits, HEAD_GROUP, self.mode.zeros)
+            if head and self.mode is not None and self.mode.group:
+                return QuantizedFormat(self.mode.bits, HEAD_GROUP, self.mode.zeros)
             return self.mode
-        formats = {self.scheme.format_of(_module(weight)) for weight, _, _ in linear.tensors}
+        formats = {self.scheme.format_of(_module(layer.weight)) for layer in layers}
         if len(formats) > 1:
-            raise _unlike(linear, "formats")
+            raise _unlike(layers, "formats")
         return formats.pop()
 
-    def order_of(self, linear: Linear, k: int) -> Order | None:
-        """The order in which a linear layer's weights take their inputs, i32 [k]; None for their natural order."""
-        if self.scheme is None or self.format_of(linear) is None:
+    def order_of(self, layers: Sequence[Linear], k: int) -> Order | None:
+        """Return the order in which the layers' weights take their inputs, i32 [k]; None for the natural order."""
+        if self.scheme is None or self.format_of(layers) is None:
             return None
-        orders = [self.scheme.order(self.checkpoint, _module(weight), n, k) for weight, _, n in linear.tensors]
+        orders = [self.scheme.order(self.checkpoint, _module(layer.weight), layer.outputs, k) for layer in layers]
         if any(not _same(order, orders[0]) for order in orders):
-            raise _unlike(linear, "orders of inputs")
+            raise _unlike(layers, "orders of inputs")
         return orders[0]
 
-    def read(self, part: Part) -> IntegerMatrix:
-        """The integers of `part` in a quantized checkpoint."""
+    def read(self, part: MatrixPart) -> QuantizedMatrix:
+        """Read `part` from a quantized checkpoint."""
         if self.scheme is None:
             raise ValueError("the checkpoint is not quantized")
         return self.scheme.read(self.checkpoint, _module(part.tensor), part.n, part.k)
 
-    def check(self, part: Part) -> None:
-        """Raises ModelError when the checkpoint lacks what the integers of `part` need."""
+    def check(self, part: MatrixPart) -> None:
+        """Raise ModelError if the checkpoint lacks a tensor that the quantized `part` needs."""
         if self.scheme is not None:
             self.scheme.check(self.checkpoint, _module(part.tensor), part.n, part.k)
         else:
@@ -74,7 +76,7 @@ class Quantization:
 
 
 def choose_quantization(name: str | None, checkpoint: Checkpoint, config: ModelConfig) -> Quantization:
-    """The formats of a checkpoint's weights when `name` was asked for. Raises ModelError when it can't be had."""
+    """Return the formats of a checkpoint's weights for the option `name`. Raises ModelError if they do not fit."""
     scheme = scheme_of(config)
     if name is not None and name not in NAMES:
         raise ModelError(f"quantization is {name!r}; it must be one of {', '.join(NAMES)}")
@@ -96,6 +98,6 @@ def _same(left: Order | None, right: Order | None) -> bool:
     return left is right if left is None or right is None else np.array_equal(left, right)
 
 
-def _unlike(linear: Linear, what: str) -> ModelError:
-    names = ", ".join(weight for weight, _, _ in linear.tensors)
+def _unlike(layers: Sequence[Linear], what: str) -> ModelError:
+    names = ", ".join(layer.weight for layer in layers)
     return ModelError(f"{names} share their input, and must be quantized alike; their {what} differ in this checkpoint")

@@ -1,8 +1,8 @@
-"""Packed weights kept on disk: the next start maps them, and processes share them through the page cache.
+"""Disk cache of packed weights: later starts map the file, and processes share it through the page cache.
 
-A file holds the matrices of one plan, one after the other, as kernels read them. Its name is a hash of the checkpoint
-and of how its matrices are packed, so a file is never changed and never stale; who no longer needs it may delete it.
-While it is written it has another name and a lock, on which a second start waits.
+A file holds the matrices of one plan in order, as kernels read them. Its name is a hash of the checkpoint and of how
+its matrices are packed, so a file is never modified and never stale; it may be deleted at any time. While it is written
+it has another name and a lock, and a concurrent start waits for the lock.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.kernels.emit.layout import Numbers
+from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix
 from quire.kernels.weights.quantization import Quantization
 
 _LAYOUT = 1
-"""To be raised whenever a checkpoint would be packed into other bytes: by their layout or by how they are chosen."""
+"""Version of the file's contents; increase it whenever a checkpoint would be packed into other bytes."""
 
 _ALIGNMENT = 4096
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """Mapped memory for matrices. What is packed into a new one is found by later starts once it is committed."""
+    """Mapped memory of matrices. Later starts find what was packed into a new file once it is committed."""
 
     addresses: dict[Matrix, int]
     mapping: mmap.mmap
@@ -41,11 +41,11 @@ class PackedFile:
 
     @property
     def is_new(self) -> bool:
-        """Whether the matrices are still to be packed."""
+        """True if the matrices are still to be packed."""
         return self.partial is not None
 
     def commit(self) -> None:
-        """Gives a new file its name. Raises ModelError when the disk won't do."""
+        """Give a new file its name. Raises ModelError if the disk fails."""
         if self.partial is not None:
             try:
                 self.mapping.flush()
@@ -56,23 +56,23 @@ class PackedFile:
             os.close(self.lock)
 
     def discard(self) -> None:
-        """Removes a new file."""
+        """Remove a new file."""
         if self.partial is not None:
             self.partial.unlink(missing_ok=True)
             os.close(self.lock)
 
 
-def open_packed(folder: str, quantization: Quantization, matrices: Sequence[Matrix], numbers: Numbers) -> PackedFile:
-    """The file of these matrices in `folder`, or a new one. Raises ModelError when the folder or its disk won't do."""
-    offsets, size = _offsets(matrices, numbers)
+def open_packed(folder: str, quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes) -> PackedFile:
+    """Open or create the file of these matrices in `folder`. Raises ModelError if the folder is unusable."""
+    offsets, size = _offsets(matrices, dtypes)
     partial, lock = None, -1
     try:
-        path = Path(folder) / f"{_key(quantization, matrices, numbers)}.packed"
+        path = Path(folder) / f"{_key(quantization, matrices, dtypes)}.packed"
         if not _is_whole(path, size):
             Path(folder).mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".partial")
             lock = _lock(partial)
-            if _is_whole(path, size):  # by the process that held the lock
+            if _is_whole(path, size):  # finished by the process that held the lock
                 os.close(lock)
                 partial, lock = None, -1
         if partial is None:
@@ -95,34 +95,34 @@ def _is_whole(path: Path, size: int) -> bool:
     return path.exists() and path.stat().st_size == size
 
 
-def _offsets(matrices: Sequence[Matrix], numbers: Numbers) -> tuple[dict[Matrix, int], int]:
-    """Where each matrix begins, and the size of the file."""
+def _offsets(matrices: Sequence[Matrix], dtypes: Dtypes) -> tuple[dict[Matrix, int], int]:
+    """Return the offset of each matrix, and the size of the file."""
     offsets, end = {}, 0
     for matrix in matrices:
         offsets[matrix] = end
-        end += -(-matrix.bytes(numbers) // _ALIGNMENT) * _ALIGNMENT
+        end += -(-matrix.bytes(dtypes) // _ALIGNMENT) * _ALIGNMENT
     return offsets, end
 
 
-def _key(quantization: Quantization, matrices: Sequence[Matrix], numbers: Numbers) -> str:
-    described = repr((_LAYOUT, numbers.weights, quantization.scheme, matrices)).encode()
+def _key(quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes) -> str:
+    described = repr((_LAYOUT, dtypes.weights, quantization.scheme, matrices)).encode()
     return hashlib.blake2b(quantization.checkpoint.digest() + described, digest_size=16).hexdigest()
 
 
 def _lock(partial: Path) -> int:
-    """The file that is to be packed, locked for this process. What a killed process left in it is overwritten."""
+    """Open and lock the partial file. Leftovers of a killed process are overwritten."""
     while True:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users may share it
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if partial.exists() and os.path.samestat(partial.stat(), os.fstat(descriptor)):
             return descriptor
         if partial.with_suffix(".packed").exists():
-            return descriptor  # whoever held the lock has finished it
+            return descriptor  # the process that held the lock has finished it
         os.close(descriptor)
 
 
 def _reserve(partial: Path, descriptor: int, size: int) -> None:
-    """Takes the space now: on a full disk, a write to the mapping would end the process."""
+    """Allocate the space now: on a full disk, a write to the mapping would kill the process."""
     free = shutil.disk_usage(partial.parent).free
     if size > free:
         partial.unlink(missing_ok=True)

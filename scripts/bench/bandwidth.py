@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: the bound of every decode step."""
+"""Read bandwidth of this machine's memory, the bound of every decode step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.kernel_limits import LINE, STREAM_ITEM_BYTES, stream_kernel
 from quire.kernels import host
 from quire.kernels._native import Jit, ThreadPool
 
-SIZE = 1 << 30  # bytes; far more than caches hold
+SIZE = 1 << 30  # bytes; far larger than the caches
 PASSES = 5
 RESULTS = 4096  # bytes for the results of a thread
 
@@ -20,7 +20,7 @@ _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int6
 
 
 class Bandwidth:
-    """Threads that read a gibibyte of memory on huge pages, each its own part, in a compiled loop."""
+    """Threads that read a gibibyte of memory on huge pages, each a share of it, in a compiled loop."""
 
     def __init__(self, threads: int) -> None:
         isa = host.choose_isa()
@@ -38,7 +38,7 @@ class Bandwidth:
         ]
 
     def measure(self) -> float:
-        """Bytes a second, the best of some passes."""
+        """Return bytes per second, the best of several passes."""
         return SIZE / min(self._pass_seconds() for _ in range(PASSES))
 
     def _pass_seconds(self) -> float:

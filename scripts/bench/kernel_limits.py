@@ -1,6 +1,7 @@
-"""What bounds any kernel on this host, measured with kernels emitted and run as those of models are.
+"""Limits of any kernel on this host, measured with kernels that are emitted and run like those of models.
 
-Read bandwidth of memory and of the last-level cache, the peak of each multiply-add unit, and the cost of a launch.
+They are the read bandwidth of memory and of the last-level cache, the peak of each multiply-add unit, and the cost of a
+launch.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from quire.kernels.host import InstructionSet, available_memory, cache_folder
 LEAST_STREAM_BYTES = 256 << 20
 LINE, STREAM_LINES, STREAM_ITEM_BYTES = 64, 8, 1 << 16
 PIECES = 8
-"""Parts of the memory that is streamed, each a launch and a sample: a part takes as long as a kernel does."""
-TURNS = 4096
-"""Turns of the innermost loop of a peak kernel's work item."""
+"""Pieces of the streamed memory, each a launch and a sample: a piece takes about as long as a kernel."""
+ITERATIONS = 4096
+"""Iterations of the innermost loop of a peak kernel's work item."""
 ITEMS_PER_THREAD = 32
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A multiply-add unit: the emitter of its kernel, the 32-bit lanes of a vector, how many instructions a turn issues
-    that don't wait for each other, and the operations (a multiply-add is two) of one."""
+    """A multiply-add unit.
+
+    `emit` emits its kernel, `lanes` are the 32-bit lanes of a vector, `chains` the independent instructions of an
+    iteration, and `operations` those of one instruction (a multiply-add is two).
+    """
 
     name: str
     emit: Callable[[Builder, Value, int, int], None]
@@ -44,22 +48,22 @@ class Unit:
 def _fma(b: Builder, data: Value, lanes: int, chains: int) -> None:
     x, y = (b.load(data, i * LINE, vector(F32, lanes), LINE) for i in range(2))
     starts = [b.load(data, (2 + i) * LINE, x.type, LINE) for i in range(chains)]
-    with b.loop(0, TURNS, state=starts) as turn:
-        turn.carry(*(b.fma(x, y, acc) for acc in turn.state))
-    _keep(b, data, turn.results)
+    with b.loop(0, ITERATIONS, state=starts) as loop:
+        loop.carry(*(b.fma(x, y, acc) for acc in loop.state))
+    _keep(b, data, loop.results)
 
 
 def _vnni(b: Builder, data: Value, lanes: int, chains: int) -> None:
     x, y = (b.load(data, i * LINE, vector(I8, 4 * lanes), LINE) for i in range(2))
     name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
     starts = [b.load(data, (2 + i) * LINE, vector(I32, lanes), LINE) for i in range(chains)]
-    with b.loop(0, TURNS, state=starts) as turn:
-        turn.carry(*(b.call(name, [acc, x, y], acc.type) for acc in turn.state))
-    _keep(b, data, turn.results)
+    with b.loop(0, ITERATIONS, state=starts) as loop:
+        loop.carry(*(b.call(name, [acc, x, y], acc.type) for acc in loop.state))
+    _keep(b, data, loop.results)
 
 
 def _keep(b: Builder, data: Value, results: list[Value]) -> None:
-    """Uses the results, so that they are computed."""
+    """Store the sum of the results, so that they are computed."""
     total = results[0]
     for result in results[1:]:
         total = total + result
@@ -67,20 +71,20 @@ def _keep(b: Builder, data: Value, results: list[Value]) -> None:
 
 
 def _tiles(b: Builder, data: Value, product: str) -> None:
-    """Two by two tiles, as a product of 32 rows by 32 columns holds them."""
+    """Emit products of two by two tiles, as in a product of 32 rows by 32 columns."""
     rows, width, stride = b.constant(16, I16), b.constant(LINE, I16), b.constant(LINE, I64)
     left, right = (
         [b.call("llvm.x86.tileloadd64.internal", [rows, width, b.address(data, i * 1024), stride], TILE) for i in pair]
         for pair in ((0, 1), (2, 3))
     )
     zeros = [b.call("llvm.x86.tilezero.internal", [rows, width], TILE) for _ in range(4)]
-    with b.loop(0, TURNS, state=zeros) as turn:
+    with b.loop(0, ITERATIONS, state=zeros) as loop:
         pairs = [(x, w) for x in left for w in right]
-        turn.carry(*(
+        loop.carry(*(
             b.call(f"llvm.x86.{product}.internal", [rows, width, width, total, x, w], TILE)
-            for total, (x, w) in zip(turn.state, pairs, strict=True)
+            for total, (x, w) in zip(loop.state, pairs, strict=True)
         ))  # fmt: skip
-    for total in turn.results:
+    for total in loop.results:
         b.call_void("llvm.x86.tilestored64.internal", [rows, width, b.address(data, 4096), stride, total])
 
 
@@ -93,8 +97,7 @@ def _amx_int8(b: Builder, data: Value, lanes: int, chains: int) -> None:
 
 
 def units(isa: InstructionSet) -> list[Unit]:
-    """The units that kernels of an instruction set use. Chains are enough to hide an instruction's latency, and few
-    enough for the registers."""
+    """Return the units of an instruction set, with enough chains to hide latency and few enough for the registers."""
     lanes, chains = (16, 12) if isa.vector_bits == 512 else (8, 10)
     found = [Unit("fma", _fma, lanes, chains, lanes * 2)]
     if "vnni" in isa.features:
@@ -106,12 +109,12 @@ def units(isa: InstructionSet) -> list[Unit]:
 
 
 def peak_name(unit: Unit) -> str:
-    """The name of the unit's kernel."""
+    """Return the name of the unit's kernel."""
     return f"peak_{unit.name.replace('-', '_')}"
 
 
 def peak_kernel(unit: Unit) -> str:
-    """A kernel whose work items do nothing but multiply and add, in registers. Buffers: 8 KB of data and results."""
+    """Return a kernel that only multiplies and adds, in registers. Buffers: 8 KB of data and results."""
     b = Builder(peak_name(unit))
     data = b.buffer(0)
     with b.items():
@@ -120,7 +123,7 @@ def peak_kernel(unit: Unit) -> str:
 
 
 def stream_kernel() -> str:
-    """A kernel that reads memory in order, 64 KB a work item. Buffers: the memory, and a line of results."""
+    """Return a kernel that reads memory in order, 64 KB per work item. Buffers: the memory, and a line of results."""
     b = Builder("stream")
     source, out = b.buffer(0), b.buffer(1)
     zeros = [b.constant(0, VI32)] * 4
@@ -137,24 +140,24 @@ def stream_kernel() -> str:
 
 
 def empty_kernel() -> str:
-    """A kernel that does nothing."""
+    """Return a kernel that does nothing."""
     return Builder("empty").text()
 
 
 def last_level_cache_bytes() -> int:
-    """The size of CPU 0's largest cache; 32 MiB if the system doesn't say."""
+    """Return the size of CPU 0's largest cache, or 32 MiB if it is unknown."""
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     units_ = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     return max((int(size[:-1]) * units_[size[-1]] for size in sizes if size[-1:] in units_), default=32 << 20)
 
 
 def memory_at(address: int, size: int) -> npt.NDArray[np.uint8]:
-    """Memory of the native side as an array."""
+    """Return native memory as an array."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-class Limits:
-    """Measures the limits, some samples of each at a time. `native` lends memory of the kind that weights lie in."""
+class HostLimits:
+    """Measures the limits, a few samples at a time, in memory of `native`, which is of the kind that weights use."""
 
     def __init__(self, native: Runner, pool: ThreadPool, isa: InstructionSet) -> None:
         self.cache_bytes = last_level_cache_bytes()
@@ -174,18 +177,18 @@ class Limits:
         return self._jit.compile(text, [symbol])[0]
 
     def _seconds(self, kernel: int, launches: list[list[int]], items: int) -> list[float]:
-        """Seconds of launches of a kernel over these buffers."""
+        """Return the seconds of launches of a kernel over these buffers."""
         plan = Plan()
         for buffers in launches:
             plan.add(kernel, buffers, "tokens", repeats=items)
         return plan.profile(self._pool, {"tokens": 1})
 
     def measure(self) -> None:
-        """Takes samples of every limit. Memory is read last, so nothing of a model is left in the caches."""
+        """Sample every limit. Memory is read last, so that nothing of a model is left in the caches."""
         for unit, kernel in self._units:
             items = ITEMS_PER_THREAD * self._pool.size
             seconds = self._seconds(kernel, [[self._data]] * 2, items)[1:]
-            self._add(unit.name, items * TURNS * unit.chains * unit.operations, seconds)
+            self._add(unit.name, items * ITERATIONS * unit.chains * unit.operations, seconds)
         seconds = self._seconds(self._empty, [[]] * 101, 8 * self._pool.size)
         self.samples.setdefault("launch", []).append(statistics.median(seconds))
         size = self._source_bytes // PIECES // STREAM_ITEM_BYTES * STREAM_ITEM_BYTES
@@ -199,7 +202,7 @@ class Limits:
         self.samples.setdefault(name, []).extend(amount / one for one in seconds)
 
     def values(self, best: bool = False) -> dict[str, float]:
-        """The limits so far: medians, or the `best`, in bytes or operations a second; of `launch` the least seconds."""
+        """Return the limits so far: medians, or the `best`, in bytes or operations per second; for `launch` seconds."""
         choose = max if best else statistics.median
         rates = {name: choose(samples) for name, samples in self.samples.items()}
         return rates | {"launch": min(self.samples["launch"])}

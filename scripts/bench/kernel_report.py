@@ -1,23 +1,19 @@
-"""What a benchmark of kernels found: results beside their limits, as tables and as a figure."""
+"""Results of the kernel benchmark: times compared with their limits, as tables and as a figure."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
 
-from quire.kernels.emit.attention import Attention, AttentionFold
-from quire.kernels.emit.gemm import Gemm
-from quire.kernels.emit.kv import SplitHeads
-from quire.kernels.operands import Kernel
 from quire.kernels.work import Work
 
 HEADINGS = ("kernel", "shape", "rows", "context", "us", "+-", "GB/s", "of memory", "GOP/s", "of peak", "limit", "share")
 
 
 @dataclass(frozen=True)
-class Result:
-    """One kernel in one step. `seconds` is of a launch, its median over repetitions with the `least` and the `most`;
-    `bounds` are lower bounds of it by limit, in seconds; `launches` is how many a step has."""
+class KernelResult:
+    """One kernel in one step. `seconds` is the median over repetitions of one launch, from `least` to `most`; `bounds`
+    are its lower bounds by limit, in seconds; `launches` is the number of launches in a step."""
 
     kernel: str
     shape: str
@@ -35,18 +31,18 @@ class Result:
 
     @property
     def limit(self) -> str:
-        """The limit that binds: the largest of the lower bounds."""
+        """Binding limit: the largest of the lower bounds."""
         return max(self.bounds, key=self.bounds.__getitem__)
 
     @property
     def bound(self) -> float:
-        """The least seconds that a launch could take."""
+        """Fewest seconds that a launch could take."""
         return self.bounds[self.limit]
 
 
 @dataclass(frozen=True)
 class StepTotal:
-    """A whole step: the sum over its launches, without sampling. Shares are by kernel."""
+    """A whole step: the sum over its launches, without sampling. `shares` are by kernel."""
 
     step: str
     rows: int
@@ -58,17 +54,8 @@ class StepTotal:
     shares: dict[str, float]
 
 
-def shape_of(kernel: Kernel) -> str:
-    """The sizes that set a kernel's work."""
-    if isinstance(kernel, Gemm):
-        return f"{kernel.k} x {kernel.n}"
-    if isinstance(kernel, Attention | AttentionFold | SplitHeads):
-        return f"{kernel.heads.query}/{kernel.heads.kv} x {kernel.heads.dim}"
-    return str(getattr(kernel, "width", getattr(kernel, "hidden", "")))
-
-
 def bounds_of(work: Work, limits: dict[str, float], cache_bytes: int) -> dict[str, float]:
-    """Lower bounds of a launch's seconds. Activations that half of the cache can't hold come from memory too."""
+    """Return lower bounds of a launch's seconds. Activations that exceed half of the cache come from memory too."""
     total = work.memory + work.activations
     from_memory = total if work.activations > cache_bytes // 2 else work.memory
     bounds = {"memory": from_memory / limits["memory"], "cache": total / limits["cache"], "launch": limits["launch"]}
@@ -77,8 +64,8 @@ def bounds_of(work: Work, limits: dict[str, float], cache_bytes: int) -> dict[st
     return bounds
 
 
-def total_of(results: list[Result], launch_seconds: float) -> StepTotal:
-    """The sum over the kernels of one step."""
+def total_of(results: list[KernelResult], launch_seconds: float) -> StepTotal:
+    """Return the sum over the kernels of one step."""
     first = max(results, key=lambda result: result.rows)
     seconds = sum(r.seconds * r.launches for r in results)
     launches = sum(r.launches for r in results)
@@ -95,7 +82,7 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %"
 
 
-def _cells(r: Result) -> tuple[str, ...]:
+def _cells(r: KernelResult) -> tuple[str, ...]:
     context = f"{r.context} {r.step}" if r.context else ""
     rate = f"{r.operations / r.seconds / 1e9:.1f}" if r.operations else ""
     peak = _percent(r.bounds[r.unit], r.seconds) if r.unit in r.bounds else ""
@@ -106,8 +93,8 @@ def _cells(r: Result) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def table(results: list[Result]) -> str:
-    """A line for each result."""
+def table(results: list[KernelResult]) -> str:
+    """Format a line for each result."""
     lines = [HEADINGS, *(_cells(result) for result in results)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
     left = {0, 1, HEADINGS.index("limit")}
@@ -120,7 +107,7 @@ def table(results: list[Result]) -> str:
 
 
 def step_text(total: StepTotal) -> str:
-    """A paragraph about a whole step."""
+    """Format a paragraph about a whole step."""
     what = f"batch {total.rows} at context" if total.step == "decode" else f"chunk of {total.rows} of a prompt of"
     shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in total.shares.items())
     return (
@@ -131,8 +118,8 @@ def step_text(total: StepTotal) -> str:
     )
 
 
-def figure(results: list[Result], path: str, title: str) -> None:
-    """A panel for each kernel: bars of its share of the limit that binds, coloured by that limit, over rows."""
+def figure(results: list[KernelResult], path: str, title: str) -> None:
+    """Draw a panel for each kernel: bars of its share of the binding limit, coloured by that limit, over rows."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -164,5 +151,5 @@ def figure(results: list[Result], path: str, title: str) -> None:
 
 
 def spread(samples: list[float]) -> dict[str, float]:
-    """Median, least and most."""
+    """Return median, least and most."""
     return {"median": statistics.median(samples), "least": min(samples), "most": max(samples)}

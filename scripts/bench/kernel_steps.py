@@ -1,4 +1,4 @@
-"""A model of random weights as the plan describes it, and steps of any size over it, for benchmarks of its kernels."""
+"""A plan with random weights, and steps of any size over it, for the kernel benchmark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Plan, ThreadPool
-from quire.kernels.emit.attention import tokens_per_entry
-from quire.kernels.emit.kv import KV_TILE, SplitHeads
-from quire.kernels.operands import Kernel, KvLayer, Launch
-from quire.kernels.plan import PlanBuilder
+from quire.kernels.emit.context import Kernel
+from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
+from quire.kernels.operands import Launch
+from quire.kernels.plan import ModelPlan
 from quire.kernels.runner import LOGIT_ROWS_AT_ONCE, Assembly
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 from quire.kernels.work import Chunk, Step
@@ -24,15 +24,14 @@ from quire.kernels.work import Chunk, Step
 Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 _POOL = 1 << 22
-"""Random elements that tensors are cut from; larger ones repeat them."""
-
+"""Number of random elements that tensors are cut from; larger tensors repeat them."""
 
 LEAST_CHUNK = 16
-"""From so many rows on, attention is measured as a prompt's chunk too."""
+"""Fewest rows for which attention is also measured as a prompt's chunk."""
 
 
 class RandomCheckpoint(Checkpoint):
-    """Has every tensor that is asked for, in bf16: matrices of deviation 0.02, vectors around 1."""
+    """A checkpoint with every requested tensor, in bf16: matrices with deviation 0.02, vectors around 1."""
 
     def __init__(self, config: dict[str, object]) -> None:
         self.config = config
@@ -41,7 +40,7 @@ class RandomCheckpoint(Checkpoint):
         self._matrices, self._vectors = (_bf16(values) for values in (normal * 0.02, normal * 0.1 + 1))
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of that shape."""
+        """Return a random tensor of that shape."""
         pool, size = self._vectors if len(shape) == 1 else self._matrices, math.prod(shape)
         start = int(self._random.integers(0, max(1, _POOL - size)))
         values = pool[start : start + size] if size <= _POOL else np.resize(pool, size)
@@ -49,11 +48,11 @@ class RandomCheckpoint(Checkpoint):
 
     @property
     def formats(self) -> set[str]:
-        """The number formats of its tensors."""
+        """Dtypes of its tensors."""
         return {"bf16"}
 
     def drop_pages(self) -> None:
-        """No file is mapped."""
+        """Do nothing, since no file is mapped."""
 
 
 def _bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -61,40 +60,43 @@ def _bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def decode(batch: int, context: int) -> Step:
-    """One token for each of `batch` sequences that then have `context` tokens."""
+    """Return a step of one token for each of `batch` sequences that then have `context` tokens."""
     return Step(tuple(Chunk(context - 1, 1) for _ in range(batch)), batch)
 
 
 def prefill(tokens: int, context: int) -> Step:
-    """The last `tokens` of a prompt of `context` tokens."""
+    """Return a step of the last `tokens` of a prompt of `context` tokens."""
     return Step((Chunk(context - tokens, tokens),), 1)
 
 
 def reads_context(launch: Launch) -> bool:
-    """Whether the launch is one of attention, whose work depends on contexts."""
+    """Return True for a launch of attention, whose work depends on contexts."""
     return launch.dim in ("entries", "kv_splits", "reductions")
 
 
 @dataclass(frozen=True)
-class Case:
-    """A step to time: of decode or prefill, at a context, with all its launches or only those that read contexts."""
+class StepCase:
+    """A step to time: decode or prefill at a context, with all its launches or only those that read contexts."""
 
     kind: str
     context: int
     step: Step
     whole: bool
 
-    def launches(self, plan: PlanBuilder, only: list[str]) -> list[Launch]:
-        """The launches to time: of the kernels whose names contain one of `only`, if it names any."""
+    def launches(self, plan: ModelPlan, only: list[str]) -> list[Launch]:
+        """Return the launches to time: of the kernels whose names contain one of `only`, or all if it is empty."""
         chosen = [
             launch for launch in plan.launches if (self.whole or reads_context(launch)) and self.step.rows(launch)
         ]
         return [launch for launch in chosen if not only or any(part in launch.kernel.name for part in only)]
 
 
-def choose_cases(plan: PlanBuilder, rows: list[int], contexts: list[int], kv_bytes: int) -> list[Case]:
-    """Each number of rows as a decode step and as a chunk of prefill, at every context that fits. The first context
-    that fits is that of the whole step: decode as far as logits are computed at once, prefill beyond."""
+def choose_cases(plan: ModelPlan, rows: list[int], contexts: list[int], kv_bytes: int) -> list[StepCase]:
+    """Return each number of rows as a decode step and as a prefill chunk, at every context that fits.
+
+    At the first context that fits the whole step is timed: decode up to the rows of logits computed at once, prefill
+    beyond.
+    """
     cases = []
     for count in rows:
         steps = {}
@@ -107,17 +109,17 @@ def choose_cases(plan: PlanBuilder, rows: list[int], contexts: list[int], kv_byt
         for kind, choices in steps.items():
             for context, step in choices:
                 if context <= plan.limits.max_model_len and kv_bytes_of(plan, step) <= kv_bytes:
-                    cases.append(Case(kind, context, step, whole))
+                    cases.append(StepCase(kind, context, step, whole))
                     whole = False
     return cases
 
 
-class Inputs:
-    """What the runner fills in for a step: written to its memory. Pages are numbered from 0 on."""
+class StepInputs:
+    """Inputs of a step, written to the runner's memory. Pages are numbered from 0 on."""
 
     def __init__(self, assembly: Assembly, step: Step) -> None:
         plan, chunks = assembly.plan, step.chunks
-        size, at_once = plan.limits.page_size, tokens_per_entry(plan.heads.group)
+        size, at_once = plan.limits.page_size, plan.tokens_per_entry
         counts = [-(-chunk.end // size) for chunk in chunks]
         firsts = [sum(counts[:i]) for i in range(len(counts))]
         self.pages = sum(counts)
@@ -145,14 +147,14 @@ class Inputs:
         sizes = {
             "tokens": step.tokens,
             "logit_rows": step.logit_rows,
-            "max_num_batched_tokens": plan.limits.capacity,
+            "max_num_batched_tokens": plan.limits.max_num_batched_tokens,
             "kv_tiles": self.pages * plan.limits.page_size // KV_TILE,
         }
         self.dims = assembly.native.split_attention(sizes | {"entries": len(entries)})
 
 
 def first_of_each(launches: list[Launch], share: float = 0.0) -> list[Launch]:
-    """That share of each kernel's launches, one at least, in their order."""
+    """Return that share of each kernel's launches, at least one, in order."""
     counts = Counter(launch.kernel for launch in launches)
     taken: Counter[Kernel] = Counter()
     chosen = []
@@ -163,11 +165,11 @@ def first_of_each(launches: list[Launch], share: float = 0.0) -> list[Launch]:
     return chosen
 
 
-class Model:
-    """A plan in memory, with `kv_bytes` of KV memory of its own, which steps share.
+class BenchModel:
+    """A plan in memory, with its own `kv_bytes` of KV memory, which steps share.
 
-    A step's layers take regions of that memory in turn, so that each is read from memory, although the contexts of all
-    layers together may exceed it.
+    The layers of a step take regions of that memory in turn, so that each is read from memory, although the contexts of
+    all layers together may exceed it.
     """
 
     def __init__(self, assembly: Assembly, pool: ThreadPool, kv_bytes: int) -> None:
@@ -179,46 +181,43 @@ class Model:
         self._fill()
 
     def split(self, step: Step) -> Step:
-        """The step with its attention split as the runner would."""
-        return replace(step, split=Inputs(self._assembly, step).dims["reductions"])
+        """Return the step with its attention split as by the runner."""
+        return replace(step, split=StepInputs(self._assembly, step).dims["reductions"])
 
     def profile(self, launches: list[Launch], step: Step) -> list[float]:
-        """Seconds of each launch, run in their order in a step."""
-        inputs = Inputs(self._assembly, step)
+        """Return the seconds of each launch, run in order in a step."""
+        inputs = StepInputs(self._assembly, step)
         region = max(1, inputs.pages * page_bytes(self.plan))
         regions = max(1, self._kv_bytes // region)
         return self._run(launches, inputs, lambda layer: self._kv + layer % regions * region)
 
-    def _run(self, launches: list[Launch], inputs: Inputs, kv_of: Callable[[int], int]) -> list[float]:
-        plan = Plan()
+    def _run(self, launches: list[Launch], inputs: StepInputs, kv_of: Callable[[int], int]) -> list[float]:
+        plan, memory = Plan(), replace(self._assembly.memory, kv_layer=kv_of)
         for launch in launches:
-            operands = [
-                kv_of(o.layer) if isinstance(o, KvLayer) else self._assembly.address(o) for o in launch.operands
-            ]
-            plan.add(self._assembly.kernels[launch.kernel], operands, launch.dim, launch.per, launch.times)
+            self._assembly.add(plan, launch, memory)
         return plan.profile(self._pool, inputs.dims)
 
     def _fill(self) -> None:
-        """Runs each kernel once, which fills every buffer, and then has the kernel that writes KV fill its memory."""
+        """Run each kernel once to fill every buffer, then the kernel that writes KV until the KV memory is full."""
         limits = self.plan.limits
-        pages = limits.capacity // limits.page_size
-        inputs = Inputs(self._assembly, Step((Chunk(0, limits.page_size),) * pages, 1))
+        pages = limits.max_num_batched_tokens // limits.page_size
+        inputs = StepInputs(self._assembly, Step((Chunk(0, limits.page_size),) * pages, 1))
         self._run(first_of_each(self.plan.launches), inputs, functools.partial(self._fixed, 0))
-        writers = [launch for launch in self.plan.launches if isinstance(launch.kernel, SplitHeads)][:1]
+        writers = [launch for launch in self.plan.launches if isinstance(launch.kernel, SplitHeadsKernel)][:1]
         size = pages * page_bytes(self.plan)
         for start in range(size, self._kv_bytes, size):
             self._run(writers, inputs, functools.partial(self._fixed, min(start, self._kv_bytes - size)))
 
     def _fixed(self, offset: int, layer: int) -> int:
-        """An address in the KV memory, the same for every layer."""
+        """Return an address in the KV memory, the same for every layer."""
         return self._kv + offset
 
 
-def page_bytes(plan: PlanBuilder) -> int:
-    """Bytes of a KV page of one layer."""
-    return plan.limits.page_size * plan.heads.token_bytes(plan.numbers)
+def page_bytes(plan: ModelPlan) -> int:
+    """Return the bytes of a KV page of one layer."""
+    return plan.limits.page_size * plan.heads.token_bytes(plan.dtypes)
 
 
-def kv_bytes_of(plan: PlanBuilder, step: Step) -> int:
-    """Bytes of one layer's KV pages in a step."""
+def kv_bytes_of(plan: ModelPlan, step: Step) -> int:
+    """Return the bytes of one layer's KV pages in a step."""
     return sum(-(-chunk.end // plan.limits.page_size) for chunk in step.chunks) * page_bytes(plan)

@@ -17,7 +17,7 @@ from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.kernels import host
 from quire.kernels.options import LoadOptions
-from quire.kernels.plan import PlanBuilder
+from quire.kernels.plan import ModelPlan
 from quire.kernels.runner import describe
 from quire.kernels.work import Chunk, Step, work_of
 from quire.protocol.messages import ClientMessage, EngineCoreOutputs
@@ -38,7 +38,7 @@ class Configuration:
         words = [self.quantization, None if self.kv_cache_dtype == "auto" else f"kv-{self.kv_cache_dtype}"]
         return " ".join(["Quire", *filter(None, words)])
 
-    def plan(self) -> PlanBuilder:
+    def plan(self) -> ModelPlan:
         """Return the plan that the engine makes. Raises `ValueError`."""
         options = LoadOptions(
             self.model, self.dtype, quantization=self.quantization, kv_cache_dtype=self.kv_cache_dtype
@@ -60,7 +60,7 @@ class Configuration:
         return given
 
 
-def step_bytes(plan: PlanBuilder) -> StepBytes:
+def step_bytes(plan: ModelPlan) -> StepBytes:
     """Return a function for the bytes that a step of the plan has to read."""
     isa = host.choose_isa().name
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
-from kernel_calls import Array, aligned, pack, run, tile, to_bf16, untile
+from kernel_calls import Array, aligned, pack, pack_activations, run, to_bf16, unpack_activations
 
 from quire.kernels import host
-from quire.kernels.emit.gemm import Gemm
-from quire.kernels.emit.layout import Numbers
+from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.math import ACTIVATIONS
-from quire.kernels.emit.products import Products
-from quire.kernels.emit.rows import Embedding, Norm
+from quire.kernels.emit.rows import EmbeddingKernel, NormKernel
 
 erf = np.vectorize(math.erf)
 
-FORMATS = {"bf16": Numbers("bf16", "bf16", "f32"), "f32": Numbers("f32", "f32", "f32")}
+FORMATS = {"bf16": Dtypes("bf16", "bf16", "f32"), "f32": Dtypes("f32", "f32", "f32")}
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
 REFERENCES = {
     "silu": lambda x: x / (1 + np.exp(-x)),
@@ -63,9 +64,9 @@ def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: 
     width = -(-n // 32) * 32
     y = aligned(np.full((m, width), np.nan, np.float32))
     padded = aligned(np.pad(bias, (0, width - n)))
-    text = Gemm("g", k, n, "store", bias=True).emit(Products(isa, FORMATS[form]))
+    text = GemmKernel("g", k, n, "store", bias=True).emit(EmitContext(isa, FORMATS[form]))
     items = width // 32 * -(-m // 64)
-    run(isa, text, "g", [tile(x), pack(w, form), y, padded], [m], (0, items))
+    run(isa, text, "g", [pack_activations(x), pack(w, form), y, padded], [m], (0, items))
     expected = contract(x, w) + bias
     if form == "bf16":  # products are exact in f32, so the emulation is exact
         assert np.array_equal(y[:, :n], expected)
@@ -79,26 +80,26 @@ def test_gate_and_activation(isa: str, name: str) -> None:
     m, k, n = 5, 64, 48
     x, gate, bias = inputs(m, k, n, "f32")
     up = inputs(m, k, n, "f32")[1][::-1].copy()
-    products = Products(isa, FORMATS["f32"])
-    y = tile(np.zeros((m, n), np.float32))
-    text = Gemm("a", k, n, "activation", bias=True, activation=name).emit(products)
-    run(isa, text, "a", [tile(x), pack(gate, "f32"), y, aligned(np.pad(bias, (0, 16)))], [m], (0, 2))
+    context = EmitContext(isa, FORMATS["f32"])
+    y = pack_activations(np.zeros((m, n), np.float32))
+    text = GemmKernel("a", k, n, "activation", bias=True, activation=name).emit(context)
+    run(isa, text, "a", [pack_activations(x), pack(gate, "f32"), y, aligned(np.pad(bias, (0, 16)))], [m], (0, 2))
     x64, gate64, up64 = (a.astype(np.float64) for a in (x, gate, up))
     expected = REFERENCES[name](x64 @ gate64.T + bias)
-    np.testing.assert_allclose(untile(y, (m, n)), expected, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(unpack_activations(y, (m, n)), expected, rtol=2e-5, atol=2e-5)
 
     both = np.stack([gate.reshape(3, 16, k), up.reshape(3, 16, k)], axis=1).reshape(2 * n, k)
-    y = tile(np.zeros((m, n), np.float32))
+    y = pack_activations(np.zeros((m, n), np.float32))
     run(
         isa,
-        Gemm("g", k, 2 * n, "gate", activation=name).emit(products),
+        GemmKernel("g", k, 2 * n, "gate", activation=name).emit(context),
         "g",
-        [tile(x), pack(both, "f32"), y],
+        [pack_activations(x), pack(both, "f32"), y],
         [m],
         (0, 3),
     )
     expected = REFERENCES[name](x64 @ gate64.T) * (x64 @ up64.T)
-    np.testing.assert_allclose(untile(y, (m, n)), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(unpack_activations(y, (m, n)), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_every_activation_has_a_reference() -> None:
@@ -106,33 +107,53 @@ def test_every_activation_has_a_reference() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("plain", [False, True])
-def test_norm(isa: str, mean: bool, plain: bool) -> None:
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("output", ["activations", "rows", "residual"])
+def test_norm(isa: str, kind: Literal["rms", "layer"], output: Literal["activations", "rows", "residual"]) -> None:
     m, width = 6, 80
     rng = np.random.default_rng(1)
     x = rng.standard_normal((m, width), np.float32) * 3 + 1
     weight, bias = rng.standard_normal((2, width), np.float32)
     hidden = aligned(np.pad(x, ((0, 0), (0, 16)), constant_values=np.nan))
     rows = np.array([4, 0, 5], np.int32)
-    out = aligned(np.zeros((3, width), np.float32)) if plain else tile(np.zeros((3, width), np.float32))
-    text = Norm("n", width, 1e-5, mean=mean, bias=True, gather=True, plain=plain).emit(FORMATS["f32"])
+    ones = np.ones((3, width + (16 if output == "residual" else 0)), np.float32)
+    out = pack_activations(ones) if output == "activations" else aligned(ones)
+    kernel = NormKernel("n", width, 1e-5, kind, bias=True, gather=True, output=output, scale=0.5)
+    text = kernel.emit(EmitContext(isa, FORMATS["f32"]))
     run(isa, text, "n", [hidden, aligned(weight), out, aligned(bias), rows], [], (0, 3))
     picked = x[rows].astype(np.float64)
-    centered = picked - picked.mean(1, keepdims=True) if mean else picked
+    centered = picked - picked.mean(1, keepdims=True) if kind == "layer" else picked
     expected = centered / np.sqrt((centered**2).mean(1, keepdims=True) + 1e-5) * weight + bias
-    np.testing.assert_allclose(out if plain else untile(out, (3, width)), expected, rtol=1e-5, atol=1e-5)
+    if output == "residual":
+        out, expected = out[:, :width], 1 + 0.5 * expected
+    result = unpack_activations(out, (3, width)) if output == "activations" else out
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cap", [0.0, 2.5])
+@pytest.mark.parametrize("epilogue", ["store", "add"])
+def test_scale_and_softcap_of_a_product(isa: str, cap: float, epilogue: str) -> None:
+    m, k, n = 3, 64, 48
+    x, w, _ = inputs(m, k, n, "f32")
+    y = aligned(np.ones((m, 64), np.float32))
+    text = GemmKernel("g", k, n, epilogue, scale=0.25, softcap=cap).emit(EmitContext(isa, FORMATS["f32"]))
+    run(isa, text, "g", [pack_activations(x), pack(w, "f32"), y], [m], (0, 2))
+    expected = 0.25 * (x.astype(np.float64) @ w.T)
+    expected = cap * np.tanh(expected / cap) if cap else expected
+    np.testing.assert_allclose(y[:, :n], expected + (epilogue == "add"), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("form", FORMATS)
-def test_embedding_reads_rows_of_the_packed_matrix(isa: str, form: str) -> None:
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_embedding_reads_rows_of_the_packed_matrix(isa: str, form: str, scale: float) -> None:
     vocab, hidden = 101, 48
     table = to_bf16(np.random.default_rng(2).standard_normal((vocab, hidden), np.float32))
     positions = np.random.default_rng(3).standard_normal((9, hidden), np.float32)
     ids, places = np.array([0, 100, 17, 33], np.int32), np.array([8, 0, 3, 1], np.int32)
     out = aligned(np.full((4, 64), np.nan, np.float32))
-    text = Embedding("e", hidden, positions=True).emit(FORMATS[form])
+    text = EmbeddingKernel("e", hidden, positions=True, scale=scale).emit(EmitContext(isa, FORMATS[form]))
     run(isa, text, "e", [ids, pack(table, form), out, places, aligned(positions)], [], (0, 4))
-    assert np.array_equal(out[:, :hidden], table[ids] + positions[places])
+    assert np.array_equal(out[:, :hidden], scale * table[ids] + positions[places])
     assert not out[:, hidden:].any()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.kernels._native import HUGE_PAGE
-from quire.kernels.operands import Limits
+from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions, choose_num_pages
 from quire.kernels.runner import assemble, describe
 
@@ -33,7 +33,7 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
     assembly.add_launches()
     native, sequences = assembly.native, assembly.native.sequences
     heads = plan.layers * plan.heads.kv
-    page_bytes = plan.limits.page_size * plan.heads.token_bytes(plan.numbers) // plan.heads.kv
+    page_bytes = plan.limits.page_size * plan.heads.token_bytes(plan.dtypes) // plan.heads.kv
     extent = HUGE_PAGE // page_bytes
     assert 2 * extent < native.sequences.free_pages
 
@@ -67,7 +67,7 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
 def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int) -> None:
     heads, page_bytes = 4, 16384  # of one head: 128 pages fill a huge page
     options = LoadOptions("model", kv_cache_memory_bytes=asked * heads * page_bytes)
-    limits = Limits(2048, 2048, 32)
+    limits = PlanLimits(2048, 2048, 32)
     assert choose_num_pages(options, limits, heads * page_bytes, 0, parts=heads) == chosen
     exact = LoadOptions("model", num_pages=asked)
     assert choose_num_pages(exact, limits, heads * page_bytes, 0, parts=heads) == asked
@@ -80,10 +80,10 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
 def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, num_pages: int) -> None:
     """Where one context must fit, and where few numbers of pages would do."""
     options, heads = LoadOptions("model", kv_cache_memory_bytes=num_pages * 4 * page_bytes), 4
-    chosen = choose_num_pages(options, Limits(2048, max_model_len, 32), heads * page_bytes, 0, parts=heads)
+    chosen = choose_num_pages(options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, parts=heads)
     assert chosen == {1540: 1536}.get(num_pages, num_pages)
 
 
 def test_by_default_nearly_all_sequences_fit_at_their_longest() -> None:
     options = LoadOptions("model", max_num_seqs=41)
-    assert choose_num_pages(options, Limits(2048, 4000, 32), 4 * 16384, 0, parts=4) == 41 * 125 - 5
+    assert choose_num_pages(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, parts=4) == 41 * 125 - 5

@@ -1,4 +1,4 @@
-"""Quantized checkpoints are read exactly as their formats are published, and what can't be read is refused by name."""
+"""Quantized checkpoints are read exactly as their formats specify; the rest is rejected with errors that name it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tiny_model import CONFIG, write
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
-from quire.kernels.weights.quantized import IntegerFormat, IntegerMatrix, Scheme, scheme_of
-from quire.kernels.weights.quantized.packing import unpack
+from quire.kernels.weights.quantized import QuantizedFormat, QuantizedMatrix, Scheme, scheme_of
+from quire.kernels.weights.quantized.scheme import unpack
 
 SHAPES = {"self_attn.q_proj": (128, 128), "mlp.up_proj": (256, 128), "mlp.down_proj": (128, 256)}
 DOWN = "model.layers.1.mlp.down_proj"
@@ -40,27 +40,27 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: rec
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint of floats; some rows have no negative or no positive weight, so zero points take every value."""
-    draw = np.random.default_rng(5)
-    tensors = {"lm_head.weight": draw.standard_normal((64, 128)).astype(np.float32)}
+    """Write a float checkpoint; some rows have no negative or no positive weight, so zero points take every value."""
+    rng = np.random.default_rng(5)
+    tensors = {"lm_head.weight": rng.standard_normal((64, 128)).astype(np.float32)}
     for layer in range(2):
         for module, shape in SHAPES.items():
-            weight = draw.standard_normal(shape).astype(np.float32)
+            weight = rng.standard_normal(shape).astype(np.float32)
             weight[3], weight[17] = abs(weight[3]), -abs(weight[17])
             tensors[f"model.layers.{layer}.{module}.weight"] = weight
     return write(tmp_path / "floats", tensors)
 
 
 def opened(folder: Path) -> tuple[Checkpoint, Scheme]:
-    """A quantized checkpoint and its scheme."""
+    """Return a quantized checkpoint and its scheme."""
     checkpoint = Checkpoint(str(folder))
     scheme = scheme_of(ModelConfig(checkpoint.config))
     assert scheme is not None
     return checkpoint, scheme
 
 
-def dequantized(matrix: IntegerMatrix) -> Floats:
-    """w[n, k] with its columns in natural order."""
+def dequantized(matrix: QuantizedMatrix) -> Floats:
+    """Return w[n, k] with its columns in natural order."""
     n, k = matrix.values.shape
     group = matrix.format.group or k
     zeros = np.full_like(matrix.scales, matrix.format.middle) if matrix.zeros is None else matrix.zeros
@@ -73,14 +73,14 @@ def dequantized(matrix: IntegerMatrix) -> Floats:
 
 
 @every_recipe
-def test_what_is_read_is_what_was_packed(recipe: Recipe, source: Path, tmp_path: Path) -> None:
+def test_read_inverts_packing(recipe: Recipe, source: Path, tmp_path: Path) -> None:
     weights = write_quantized(source, tmp_path / "packed", recipe)
     checkpoint, scheme = opened(tmp_path / "packed")
     assert len(weights) == 6
     for name, weight in weights.items():
         module, (n, k) = name.removesuffix(".weight"), weight.shape
         format_ = scheme.format_of(module)
-        assert format_ == IntegerFormat(recipe.bits, max(recipe.group, 0), not recipe.symmetric)
+        assert format_ == QuantizedFormat(recipe.bits, max(recipe.group, 0), not recipe.symmetric)
         scheme.check(checkpoint, module, n, k)
         matrix = scheme.read(checkpoint, module, n, k)
         assert matrix.format == format_
@@ -142,7 +142,7 @@ def test_every_byte_is_unpacked() -> None:
 
 
 def test_words_are_read_in_the_published_order(tmp_path: Path) -> None:
-    """Words worked out by hand from what each format says of its order."""
+    """Compare with words derived by hand from each format's specification."""
     word = 0x76543210
     checkpoint, scheme = opened(of_words(tmp_path / "gptq", "gptq_v2", [[word] * 8] * 4, [[word]]))
     first = scheme.read(checkpoint, DOWN, 8, 32)
@@ -166,15 +166,15 @@ def test_words_are_read_in_the_published_order(tmp_path: Path) -> None:
         (0x654320FF, [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_gptq_stores_zero_points_less_one_with_borrow(stored: int, zeros: list[int], tmp_path: Path) -> None:
+def test_gptq_stores_zero_points_minus_one_with_borrow(stored: int, zeros: list[int], tmp_path: Path) -> None:
     checkpoint, scheme = opened(of_words(tmp_path / "gptq", "gptq", [[0] * 8] * 4, [[stored]]))
     matrix = scheme.read(checkpoint, DOWN, 8, 32)
     assert matrix.zeros is not None
     assert matrix.zeros[:, 0].tolist() == zeros
 
 
-def test_a_symmetric_gptq_checkpoint_may_call_its_zero_points_by_either_format(source: Path, tmp_path: Path) -> None:
-    """Some writers store 8 and say "gptq", which stands for 7; a symmetric matrix can only mean 8."""
+def test_symmetric_gptq_zero_points_may_be_in_either_format(source: Path, tmp_path: Path) -> None:
+    """Some writers store 8 and say "gptq", which means 7; a symmetric matrix can only mean 8."""
     folder = tmp_path / "packed"
     weights = write_quantized(source, folder, by_name("gptq-4"))
     spoil_config(folder, lambda config: config.update(checkpoint_format="gptq_v2"))
@@ -182,7 +182,7 @@ def test_a_symmetric_gptq_checkpoint_may_call_its_zero_points_by_either_format(s
     assert np.array_equal(dequantized(scheme.read(checkpoint, DOWN, 128, 256)), weights[f"{DOWN}.weight"])
 
 
-def test_indices_count_even_without_act_order(source: Path, tmp_path: Path) -> None:
+def test_indices_apply_even_without_act_order(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     weights = write_quantized(source, folder, by_name("gptq-4-reordered"))
     spoil_config(folder, lambda config: config.update(desc_act=False))
@@ -190,7 +190,7 @@ def test_indices_count_even_without_act_order(source: Path, tmp_path: Path) -> N
     assert np.array_equal(dequantized(scheme.read(checkpoint, DOWN, 128, 256)), weights[f"{DOWN}.weight"])
 
 
-def test_indices_that_were_never_set_are_natural(source: Path, tmp_path: Path) -> None:
+def test_unset_indices_mean_the_natural_order(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     weights = write_quantized(source, folder, by_name("pack-4"))
     spoil(folder, f"{DOWN}.weight_g_idx", raw_integers(np.full(256, -1), "I32"))
@@ -200,7 +200,7 @@ def test_indices_that_were_never_set_are_natural(source: Path, tmp_path: Path) -
     assert np.array_equal(dequantized(matrix), weights[f"{DOWN}.weight"])
 
 
-def test_the_names_of_a_base_model_lack_their_first_part(source: Path, tmp_path: Path) -> None:
+def test_base_models_may_omit_the_prefix_of_names(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     weights = write_quantized(source, folder, by_name("gptq-4-reordered"))
     save(folder, {name.removeprefix("model."): raw for name, raw in load(folder).items()}, config_of(folder))
@@ -220,7 +220,7 @@ def test_gpt2_keeps_its_transposed_weights_apart(tmp_path: Path) -> None:
     assert np.array_equal(floats.get(name, (64, 96)).to_f32(), weights[name].T)
 
 
-def test_a_dequantized_checkpoint_holds_what_the_integers_stand_for(source: Path, tmp_path: Path) -> None:
+def test_a_dequantized_checkpoint_holds_the_dequantized_weights(source: Path, tmp_path: Path) -> None:
     weights = write_quantized(source, tmp_path / "packed", by_name("awq"))
     floats = Checkpoint(str(write_dequantized(source, tmp_path / "back", weights)))
     assert floats.config == CONFIG
@@ -231,16 +231,16 @@ def test_a_dequantized_checkpoint_holds_what_the_integers_stand_for(source: Path
     assert np.allclose(rounded.get(f"{DOWN}.weight", (128, 256)).to_f32(), weights[f"{DOWN}.weight"], rtol=2**-8)
 
 
-# What is quantized
+# Selection of modules
 
 
 def scheme_for(section: dict[str, Any]) -> Scheme | None:
-    """The scheme of a model with this quantization_config."""
+    """Return the scheme of a model with this quantization_config."""
     return scheme_of(ModelConfig({**CONFIG, "quantization_config": section}))
 
 
-def format_of(section: dict[str, Any], module: str) -> IntegerFormat | None:
-    """How this module is stored."""
+def format_of(section: dict[str, Any], module: str) -> QuantizedFormat | None:
+    """Return the format of a module."""
     scheme = scheme_for(section)
     assert scheme is not None
     return scheme.format_of(module)
@@ -258,7 +258,7 @@ def test_the_older_name_of_the_config_is_known() -> None:
 
 
 @every_recipe
-def test_modules_left_in_floats_have_no_format(recipe: Recipe, source: Path, tmp_path: Path) -> None:
+def test_modules_that_are_not_quantized_have_no_format(recipe: Recipe, source: Path, tmp_path: Path) -> None:
     left = "model.layers.0.mlp.up_proj"
     write_quantized(source, tmp_path / "packed", recipe, floats=(left,))
     checkpoint, scheme = opened(tmp_path / "packed")
@@ -279,9 +279,9 @@ def test_gptq_overrides_by_module() -> None:
         r"layers": {"bits": 8},  # patterns match from the start
     }
     assert format_of(section, "model.layers.0.mlp.down_proj") is None
-    assert format_of(section, "model.layers.1.mlp.down_proj") == IntegerFormat(8, 64, False)
-    assert format_of(section, "model.layers.1.mlp.up_proj") == IntegerFormat(4, 32, True)
-    assert format_of(section, "model.layers.1.self_attn.q_proj") == IntegerFormat(4, 32, False)
+    assert format_of(section, "model.layers.1.mlp.down_proj") == QuantizedFormat(8, 64, False)
+    assert format_of(section, "model.layers.1.mlp.up_proj") == QuantizedFormat(4, 32, True)
+    assert format_of(section, "model.layers.1.self_attn.q_proj") == QuantizedFormat(4, 32, False)
 
 
 def test_gptq_names_what_it_quantizes() -> None:
@@ -310,9 +310,9 @@ def test_compressed_tensors_prefers_names_to_patterns_to_classes() -> None:
     name["targets"], name["weights"]["group_size"] = [DOWN], 128
     section["config_groups"] |= {"group_1": pattern, "group_2": name}
     section["ignore"] = ["lm_head", r"re:.*layers\.0\..*", "model.layers.2.mlp.up_proj"]
-    assert format_of(section, DOWN) == IntegerFormat(4, 128, False)
-    assert format_of(section, "model.layers.1.mlp.up_proj") == IntegerFormat(8, 32, False)
-    assert format_of(section, "model.layers.1.self_attn.q_proj") == IntegerFormat(4, 32, False)
+    assert format_of(section, DOWN) == QuantizedFormat(4, 128, False)
+    assert format_of(section, "model.layers.1.mlp.up_proj") == QuantizedFormat(8, 32, False)
+    assert format_of(section, "model.layers.1.self_attn.q_proj") == QuantizedFormat(4, 32, False)
     for module in ("lm_head", "model.layers.0.mlp.up_proj", "model.layers.2.mlp.up_proj", "model.embed_tokens"):
         assert format_of(section, module) is None
     group["targets"] = ["LlamaAttention"]
@@ -345,36 +345,36 @@ def test_compressed_tensors_mixes_formats(source: Path, tmp_path: Path) -> None:
     assert np.array_equal(dequantized(scheme.read(checkpoint, first, 128, 256)), weights[f"{first}.weight"])
 
 
-# What is refused
+# Rejected configs
 
 
 def group_weights(config: dict[str, Any]) -> dict[str, Any]:
-    """The weights of the first group."""
+    """Return the weights of the first group."""
     weights: dict[str, Any] = config["config_groups"]["group_0"]["weights"]
     return weights
 
 
 def update(**fields: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets fields of quantization_config."""
+    """Set fields of quantization_config."""
     return lambda config: config.update(fields)
 
 
 def update_group(**fields: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets fields of the first group."""
+    """Set fields of the first group."""
     return lambda config: config["config_groups"]["group_0"].update(fields)
 
 
 def update_weights(**fields: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets fields of the first group's weights."""
+    """Set fields of the first group's weights."""
     return lambda config: group_weights(config).update(fields)
 
 
 def update_inputs(**fields: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets fields of the first group's activations."""
+    """Set fields of the first group's activations."""
     return lambda config: config["config_groups"]["group_0"]["input_activations"].update(fields)
 
 
-REFUSALS = [
+REJECTIONS = [
     ("gptq-4", update(quant_method="fp8"), ["quant_method", "'fp8'", "gptq", "awq", "compressed-tensors"]),
     ("gptq-4", update(quant_method=None), ["quant_method", "None"]),
     ("gptq-4", update(quant_method=["gptq"]), ["quant_method", "['gptq']"]),
@@ -435,8 +435,8 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "words"), REFUSALS)
-def test_what_is_not_supported_is_refused_by_name(
+@pytest.mark.parametrize(("name", "change", "words"), REJECTIONS)
+def test_unsupported_fields_are_rejected_with_an_error_that_names_them(
     name: str, change: Callable[[dict[str, Any]], None], words: list[str]
 ) -> None:
     section = quantization_config(by_name(name))
@@ -463,18 +463,18 @@ def test_what_is_not_supported_is_refused_by_name(
         ("pack-4", update(sparsity_config={"format": "dense"})),
     ],
 )
-def test_other_ways_to_say_the_same_are_understood(name: str, change: Callable[[dict[str, Any]], None]) -> None:
+def test_equivalent_configs_are_accepted(name: str, change: Callable[[dict[str, Any]], None]) -> None:
     section = quantization_config(by_name(name))
     expected = format_of(section, DOWN)
     change(section)
     assert format_of(section, DOWN) == expected
 
 
-# Tensors that are not what the config says
+# Tensors that contradict the config
 
 
 def of_words(folder: Path, method: str, weights: list[list[int]], zeros: list[list[int]]) -> Path:
-    """A checkpoint of one matrix, given by its words in groups of 32, with scales of 1."""
+    """Write a checkpoint of one matrix, given by its words in groups of 32, with scales of 1."""
     words = {name: np.array(rows, np.uint32) for name, rows in (("qweight", weights), ("qzeros", zeros))}
     tensors = {f"{DOWN}.{name}": raw_integers(rows.view(np.int32), "I32") for name, rows in words.items()}
     tensors[f"{DOWN}.scales"] = raw_floats(np.ones((1, 8), np.float32), "F16")
@@ -483,20 +483,20 @@ def of_words(folder: Path, method: str, weights: list[list[int]], zeros: list[li
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint."""
+    """Return the config.json of a checkpoint."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
 
 
 def spoil_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the quantization_config of a checkpoint."""
+    """Change the quantization_config of a checkpoint."""
     config = config_of(folder)
     change(config["quantization_config"])
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def spoil(folder: Path, name: str, raw: Raw | None) -> None:
-    """Replaces a tensor, or takes it away."""
+    """Replace a tensor, or remove it."""
     tensors = load(folder)
     if raw is None:
         del tensors[name]
@@ -548,7 +548,7 @@ def test_a_bad_tensor_is_named(recipe: Recipe, source: Path, tmp_path: Path) -> 
         ("int-4", "weight", raw_integers(np.full((128, 256), -9), "I8"), ["-8 to 7", "4 bits"]),
     ],
 )
-def test_values_that_contradict_the_config_are_refused(
+def test_values_that_contradict_the_config_are_rejected(
     recipe: str, tensor: str, raw: Raw, words: list[str], source: Path, tmp_path: Path
 ) -> None:
     write_quantized(source, tmp_path / "packed", by_name(recipe))
@@ -560,17 +560,17 @@ def test_values_that_contradict_the_config_are_refused(
         assert word in str(caught.value)
 
 
-def test_awq_needs_outputs_in_eights(source: Path, tmp_path: Path) -> None:
+def test_awq_needs_a_multiple_of_eight_outputs(source: Path, tmp_path: Path) -> None:
     write_quantized(source, tmp_path / "packed", by_name("awq"))
     checkpoint, scheme = opened(tmp_path / "packed")
     with pytest.raises(ModelError, match="127 outputs"):
         scheme.check(checkpoint, DOWN, 127, 256)
 
 
-# Integers of a checkpoint
+# Integer tensors of a checkpoint
 
 
-def test_integers_are_no_floats(tmp_path: Path) -> None:
+def test_integer_tensors_are_not_float_tensors(tmp_path: Path) -> None:
     kinds = {"I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8"}
 
     def values(dtype: str) -> np.ndarray:
@@ -582,26 +582,26 @@ def test_integers_are_no_floats(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(save(tmp_path / "model", tensors, CONFIG)))
     assert checkpoint.formats == {"f16"}
     for dtype, name in kinds.items():
-        read = checkpoint.integers(dtype, (1, 3), dtype).to_numpy()
+        read = checkpoint.get_integers(dtype, (1, 3), dtype).to_numpy()
         assert read.dtype == np.dtype(name)
         assert read.tolist() == values(dtype).tolist()
         with pytest.raises(ModelError, match=f"tensor {dtype} is of type {dtype}; supported are BF16, F16, F32"):
             checkpoint.get(dtype, (1, 3))
         with pytest.raises(ModelError, match=r"has shape \[1, 3\], but config.json asks for \[3, 1\]"):
-            checkpoint.integers(dtype, (3, 1), dtype)
+            checkpoint.get_integers(dtype, (3, 1), dtype)
     with pytest.raises(ModelError, match="tensor floats is of type F16; supported are I32"):
-        checkpoint.integers("floats", (1, 3), "I32")
+        checkpoint.get_integers("floats", (1, 3), "I32")
     with pytest.raises(ModelError, match="tensor others is of type BOOL; supported are I32"):
-        checkpoint.integers("others", (1, 3), "I32")
+        checkpoint.get_integers("others", (1, 3), "I32")
     with pytest.raises(ModelError, match=r"tensor none of shape \[1\] is missing \(i32\)"):
-        checkpoint.integers("none", (1,), "I32")
+        checkpoint.get_integers("none", (1,), "I32")
     assert checkpoint.has("others")
     assert not checkpoint.has("none")
 
 
-def test_integers_may_lie_at_any_address(tmp_path: Path) -> None:
+def test_integer_tensors_may_be_unaligned(tmp_path: Path) -> None:
     tensors = {"a": raw_integers(np.zeros(3), "U8"), "b": raw_integers(np.arange(5), "I32")}
     checkpoint = Checkpoint(str(save(tmp_path / "model", tensors, CONFIG)))
-    tensor = checkpoint.integers("b", (5,), "I32")
+    tensor = checkpoint.get_integers("b", (5,), "I32")
     assert tensor.address % 4
     assert tensor.to_numpy().tolist() == [0, 1, 2, 3, 4]

@@ -36,7 +36,7 @@ def test_sine_and_cosine() -> None:
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
-def test_tables_are_those_of_transformers(kind: str) -> None:
+def test_tables_equal_those_of_transformers(kind: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -50,10 +50,10 @@ def test_tables_are_those_of_transformers(kind: str) -> None:
     cosine, sine = reference(torch.zeros(1), torch.arange(256)[None])
     np.testing.assert_allclose(
         table[:, 0], cosine[0, :, :32].numpy(), atol=2e-5
-    )  # transformers rounds frequencies to f32 on the way
+    )  # transformers rounds frequencies to f32
     np.testing.assert_allclose(
         table[:, 1], sine[0, :, :32].numpy(), atol=2e-5
-    )  # transformers rounds frequencies to f32 on the way
+    )  # transformers rounds frequencies to f32
 
 
 def test_dynamic_positions_past_the_original_follow_token_by_token_decoding() -> None:
@@ -72,10 +72,15 @@ def test_dynamic_positions_past_the_original_follow_token_by_token_decoding() ->
         np.testing.assert_allclose(table[position, 0], cosine[0, 0, :32].numpy(), atol=1e-5)
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_a_part_of_the_head_is_rotated() -> None:
+    config = ModelConfig({**BASE, "partial_rotary_factor": 0.25})
+    assert Rope.from_config(config, 64, partial=True).dim == 16
+
+
+def test_unsupported_fields_are_rejected_with_an_error_that_names_them() -> None:
     with pytest.raises(ModelError, match="rope_type is 'longrope'; supported are default, linear, dynamic"):
         make("longrope")
-    with pytest.raises(ModelError, match="partial_rotary_factor"):
+    with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5; this architecture supports only 1"):
         make("default", partial_rotary_factor=0.5)
     rope = Rope.from_config(ModelConfig({**BASE, "rope_scaling": {"type": "linear"}}), 64)
     with pytest.raises(ModelError, match="factor of rope scaling 'linear' is missing; it must be a number above 0"):

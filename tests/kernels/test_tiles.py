@@ -1,4 +1,4 @@
-"""The kernels for AMX give the bits that FMA kernels give: on AMX itself, and elsewhere on tiles in software."""
+"""Kernels for AMX give the same bits as FMA kernels: on AMX itself, and elsewhere on tiles in software."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def generate(
     model: str, lengths: tuple[int, ...], chunk: int, isa: str | None, quantization: str | None = None,
     kv_cache_dtype: str = "auto",
 ) -> Outputs:  # fmt: skip
-    """Tokens and logprobs of 6 greedy steps after each prompt, all in one batch."""
+    """Return tokens and logprobs of 6 greedy steps after each prompt."""
     chosen = options.LoadOptions(
         model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa,
         quantization=quantization, kv_cache_dtype=kv_cache_dtype,

@@ -1,4 +1,4 @@
-"""Packed weights kept on disk: mapped instead of packed, never mistaken, never left half written."""
+"""Disk cache of packed weights: mapped instead of packed, never mixed up, never left half written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.kernels.weights import loader, weight_cache
 
 
 def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], list[float]]:
-    """Four greedy tokens and their log probabilities."""
+    """Return four greedy tokens and their log probabilities."""
     cache = None if folder is None else str(folder)
     engine = runner.load_model(options.LoadOptions(str(model), num_pages=8, threads=2, weight_cache=cache, **chosen))
     slot = engine.sequences.open([5, 6, 7], 3, sampling=runner.SamplingConfig(temperature=0.0, logprobs=3))
@@ -70,7 +70,7 @@ def test_each_mode_and_each_checkpoint_has_a_file_of_its_own(demo_model: Path, t
     assert files(cache) == [".packed"] * (len(modes) + 1)
 
 
-def test_a_truncated_file_is_made_anew(demo_model: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rewritten(demo_model: Path, tmp_path: Path) -> None:
     expected = answer(demo_model, tmp_path)
     (packed,) = tmp_path.iterdir()
     size = packed.stat().st_size
@@ -79,7 +79,7 @@ def test_a_truncated_file_is_made_anew(demo_model: Path, tmp_path: Path) -> None
     assert packed.stat().st_size == size
 
 
-def test_what_a_killed_process_left_is_written_anew(demo_model: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_rewritten(demo_model: Path, tmp_path: Path) -> None:
     expected = answer(demo_model, tmp_path)
     (packed,) = tmp_path.iterdir()
     packed.rename(packed.with_suffix(".partial"))
@@ -88,7 +88,7 @@ def test_what_a_killed_process_left_is_written_anew(demo_model: Path, tmp_path: 
     assert files(tmp_path) == [".packed"]
 
 
-def test_the_way_a_checkpoint_is_read_is_part_of_the_key(demo_model: Path, tmp_path: Path) -> None:
+def test_the_quantization_scheme_is_part_of_the_key(demo_model: Path, tmp_path: Path) -> None:
     model, cache = tmp_path / "model", tmp_path / "cache"
     write_quantized(demo_model, model, by_name("gptq_v2-4-asymmetric"))
     right = answer(model, cache)
@@ -126,7 +126,7 @@ def test_a_failed_load_leaves_nothing(demo_model: Path, tmp_path: Path, monkeypa
     assert files(tmp_path) == []
 
 
-def test_a_folder_that_will_not_do(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_folders_are_rejected(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"weight cache .*file: .*; choose another folder"):
         answer(demo_model, tmp_path / "file")

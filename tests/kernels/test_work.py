@@ -1,4 +1,4 @@
-"""The work that a plan's launches are said to have, against sizes counted otherwise."""
+"""Work of a plan's launches, against sizes that are counted independently."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from bench.kernel_steps import RandomCheckpoint
 from tiny_model import CONFIG
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import Numbers
-from quire.kernels.models import build_plan
-from quire.kernels.operands import Limits
-from quire.kernels.plan import PlanBuilder
+from quire.kernels.emit.layout import Dtypes
+from quire.kernels.graph.lowering import lower
+from quire.kernels.models import build_graph
+from quire.kernels.operands import PlanLimits
 from quire.kernels.weights.quantization import choose_quantization
 from quire.kernels.work import Chunk, Step, Work, work_of
 
@@ -19,8 +19,7 @@ from quire.kernels.work import Chunk, Step, Work, work_of
 def works(step: Step, mode: str | None = None) -> dict[str, list[Work]]:
     config = ModelConfig(CONFIG | {"max_position_embeddings": 512})
     quantization = choose_quantization(mode, RandomCheckpoint(CONFIG), config)
-    plan = PlanBuilder(Numbers("bf16", "bf16", "f32"), Limits(64, 512, 32), quantization)
-    build_plan(plan, config)
+    plan = lower(build_graph(config), Dtypes("bf16", "bf16", "f32"), PlanLimits(64, 512, 32), quantization)
     found: dict[str, list[Work]] = {}
     for launch in plan.launches:
         kernel = launch.kernel.name.rsplit("_", 1)[0]
@@ -31,7 +30,7 @@ def works(step: Step, mode: str | None = None) -> dict[str, list[Work]]:
 def test_a_token_reads_every_weight_once() -> None:
     found = works(Step((Chunk(0, 1),), 1))
     products = [*found["linear"], *found["linear_add"], *found["linear_gate"], *found["logits"]]
-    parameters = 2 * (4 * 64 * 64 + 3 * 64 * 96) + 128 * 64  # of the layers' matrices and the head
+    parameters = 2 * (4 * 64 * 64 + 3 * 64 * 96) + 128 * 64  # the layers' matrices and the head
     assert sum(work.memory for work in products) == 2 * parameters
     assert sum(work.operations for work in products) == 2 * parameters
     assert found["embed"][0].memory == 2 * 64
@@ -45,11 +44,11 @@ def test_more_rows_take_more_operations_over_the_same_weights() -> None:
             assert lots.memory == few.memory
             assert lots.operations == 20 * few.operations
             assert lots.activations == 20 * few.activations
-    assert one["logits"] == many["logits"]  # of the last row
+    assert one["logits"] == many["logits"]  # only the last row
 
 
 @pytest.mark.parametrize("window", [0, 1, 7, 100])
-def test_chunks_attend_to_what_the_mask_shows(window: int) -> None:
+def test_chunks_attend_to_the_tokens_of_the_mask(window: int) -> None:
     for start, tokens in ((0, 1), (0, 12), (30, 1), (30, 9)):
         query, key = np.arange(start, start + tokens)[:, None], np.arange(start + tokens)
         mask = (key <= query) & (key > query - window if window else True)
@@ -65,11 +64,11 @@ def test_attention_reads_the_context_of_each_sequence() -> None:
     assert [work.operations for work in found["attention"]] == [128 * 4 * head] * 2
 
 
-def test_integers_are_fewer_bytes_for_another_unit() -> None:
+def test_quantized_weights_have_fewer_bytes_and_another_unit() -> None:
     step = Step((Chunk(0, 1),), 1)
-    floats, integers = works(step), works(step, "int8")
+    floats, quantized = works(step), works(step, "int8")
     for kernel in ("linear", "linear_add", "linear_gate", "logits"):
-        for before, after in zip(floats[kernel], integers[kernel], strict=True):
+        for before, after in zip(floats[kernel], quantized[kernel], strict=True):
             assert before.memory / 2 < after.memory < before.memory
             assert (after.operations, after.unit) == (before.operations, "vnni")
 
@@ -77,10 +76,10 @@ def test_integers_are_fewer_bytes_for_another_unit() -> None:
 def test_split_attention_has_the_work_of_the_whole() -> None:
     chunks = (Chunk(300, 1), Chunk(300, 1))
     whole, split = works(Step(chunks, 2)), works(Step(chunks, 2, split=1))
-    for before, rest, parts in zip(whole["attention"], split["attention"], split["attention_part"], strict=True):
+    for before, rest, parts in zip(whole["attention"], split["attention"], split["attention_split"], strict=True):
         assert rest.memory == parts.memory
         assert rest.memory + parts.memory == before.memory
         assert rest.operations + parts.operations == before.operations
     partials = 2 * (64 * 4 + 64)  # two blocks of one query row
-    assert all(work.activations >= partials for work in split["attention_fold"])
-    assert not any(work.activations + work.memory for work in whole["attention_fold"])
+    assert all(work.activations >= partials for work in split["split_reduction"])
+    assert not any(work.activations + work.memory for work in whole["split_reduction"])

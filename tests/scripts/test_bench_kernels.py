@@ -52,9 +52,9 @@ def test_every_launch_of_a_step_is_timed_against_its_limits(tmp_path: Path, opti
     assert {r["kernel"] for r in found["results"]} == found["plan"]["kernels"].keys()
     whole = {("decode", 1, 40), ("decode", 20, 40), ("decode", 20, 300), ("prefill", 20, 40), ("prefill", 20, 300)}
     assert contexts_of(found, "attention") == whole
-    for kernel in ("attention_part", "attention_fold"):  # one sequence of two blocks, for two threads
+    for kernel in ("attention_split", "split_reduction"):  # one sequence of two blocks, for two threads
         assert contexts_of(found, kernel) == {("decode", 1, 300)}
-    for step, idle in zip(found["steps"], (["attention"], ["attention_part", "attention_fold"]), strict=True):
+    for step, idle in zip(found["steps"], (["attention"], ["attention_split", "split_reduction"]), strict=True):
         launches = {kernel: n for kernel, n in found["plan"]["kernels"].items() if kind(kernel) not in idle}
         assert step["launches"] == sum(launches.values())
         assert step["shares"].keys() == launches.keys()

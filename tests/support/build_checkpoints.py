@@ -1,10 +1,11 @@
-"""Writes the checkpoints of `checkpoints.py`, each with what `transformers` answers.
+"""Write the checkpoints of `checkpoints.py`, each with the reference outputs of `transformers`.
 
-Each is a subfolder (config, sharded safetensors, tokenizer) with a `reference.json`: prompts, greedy continuations in
-float32, and the prompts' log probabilities and pooled hidden states in float32 and bfloat16, all by `transformers` with
-eager attention on the same weights. It runs in a process of its own, so that the tests need not import torch:
+Each checkpoint is a subfolder (config, sharded safetensors, tokenizer) with a `reference.json`: prompts, greedy
+continuations in float32, and the prompts' log probabilities and pooled hidden states in float32 and bfloat16, computed
+by `transformers` with eager attention on the same weights. The script runs in its own process, so the tests do not
+import torch:
 
-    python -P tests/build_checkpoints.py FOLDER [NAME...]
+    python -P tests/support/build_checkpoints.py FOLDER [NAME...]
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
-from checkpoints import CHECKPOINTS, NEW_TOKENS, PROMPT_LENGTHS, Checkpoint, Reference, by_name
+from checkpoints import CHECKPOINTS, NEW_TOKENS, PROMPT_LENGTHS, Reference, ReferenceCheckpoint, by_name
 
-sys.path.pop()  # the folders beside must not shadow packages that transformers looks for
+sys.path.pop()  # neighbouring folders must not shadow packages that transformers imports
 
-# Greedy tokens can only be compared where the two likeliest tokens differ by more than float32 rounding: a prompt with
-# a nearer tie on its way is replaced by another. The order of summation makes differences below 5e-4 here.
+# Greedy tokens are comparable only where the two likeliest tokens differ by more than float32 rounding, so a prompt
+# that runs into a closer tie is replaced. The order of summation makes differences below 5e-4 here.
 MIN_GAP = 2e-3
 
 
 def build(folder: Path, names: list[str]) -> None:
-    """Writes the named checkpoints and their references; a finished one is left as it is."""
+    """Write the named checkpoints and their references; a finished checkpoint is left untouched."""
     for checkpoint in map(by_name, names):
         target = folder / checkpoint.name
         if (target / "reference.json").exists():
@@ -37,14 +38,14 @@ def build(folder: Path, names: list[str]) -> None:
         scratch = folder / f".{checkpoint.name}.new"
         shutil.rmtree(scratch, ignore_errors=True)
         _write_checkpoint(checkpoint, scratch)
-        references = _answer(checkpoint, scratch)
+        references = _reference_outputs(checkpoint, scratch)
         (scratch / "reference.json").write_text(json.dumps([dataclasses.asdict(entry) for entry in references]))
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
-        print(f"{checkpoint.name}: smallest gap of the two likeliest {min(r.gap for r in references):.4f}", flush=True)
+        print(f"{checkpoint.name}: smallest top-2 gap {min(r.gap for r in references):.4f}", flush=True)
 
 
-def _write_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
+def _write_checkpoint(checkpoint: ReferenceCheckpoint, target: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -62,7 +63,7 @@ def _write_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _fill(name: str, parameter: Any) -> None:
-    """Random values at which every part of the model matters: norms near 1, biases not 0, logits a few units apart."""
+    """Fill with random values that make every part of the model matter: norms near 1, nonzero biases, spread logits."""
     if "norm" in name or "ln_" in name:
         parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
     elif name.endswith("bias"):
@@ -71,7 +72,7 @@ def _fill(name: str, parameter: Any) -> None:
         parameter.normal_(0.0, 0.3)
     else:
         fan_in = parameter.shape[0 if ".c_" in name else 1]
-        # What the layers add outweighs the embedding, or a greedy continuation would repeat one token.
+        # The layers must outweigh the embedding; otherwise a greedy continuation repeats one token.
         gain = 3.0 if "o_proj" in name or "down_proj" in name or "attn.c_proj" in name else 1.2
         if "attn.c_attn" in name:
             gain = 2.0
@@ -79,7 +80,7 @@ def _fill(name: str, parameter: Any) -> None:
 
 
 def _write_tokenizer(target: Path, vocab_size: int) -> None:
-    """A byte-level BPE with a few merges, so that the checkpoint is complete: text in, text out."""
+    """Write a byte-level BPE tokenizer with a few merges, so that the checkpoint serves text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -97,35 +98,35 @@ def _write_tokenizer(target: Path, vocab_size: int) -> None:
     (target / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _answer(checkpoint: Checkpoint, folder: Path) -> list[Reference]:
+def _reference_outputs(checkpoint: ReferenceCheckpoint, folder: Path) -> list[Reference]:
     import torch
     from transformers import AutoModelForCausalLM
 
     load = {"attn_implementation": "eager", "local_files_only": True}
     exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **load).eval()
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **load).eval()
-    draw = random.Random(checkpoint.name)
+    rng = random.Random(checkpoint.name)
     references = []
     with torch.inference_mode():
         for length in PROMPT_LENGTHS:
-            prompt, greedy, gap = _prompt_without_ties(exact, draw, length)
+            prompt, greedy, gap = _prompt_without_ties(exact, rng, length)
             logprobs = _logprobs(exact, prompt), _logprobs(rounded, prompt)
             (last, mean), (last_bfloat16, mean_bfloat16) = _pooled(exact, prompt), _pooled(rounded, prompt)
             references.append(Reference(prompt, greedy, *logprobs, last, last_bfloat16, mean, mean_bfloat16, gap))
     return references
 
 
-def _prompt_without_ties(model: Any, draw: random.Random, length: int) -> tuple[list[int], list[int], float]:
+def _prompt_without_ties(model: Any, rng: random.Random, length: int) -> tuple[list[int], list[int], float]:
     for _ in range(100):
-        prompt = [draw.randrange(model.config.vocab_size) for _ in range(length)]
+        prompt = [rng.randrange(model.config.vocab_size) for _ in range(length)]
         greedy, gap = _greedy(model, prompt)
         if gap >= MIN_GAP:
             return prompt, greedy, gap
-    raise RuntimeError(f"no prompt of {length} tokens keeps its two likeliest tokens {MIN_GAP} apart")
+    raise RuntimeError(f"no prompt of {length} tokens keeps a top-2 gap of {MIN_GAP}")
 
 
 def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
-    """Greedy tokens with the KV cache, confirmed by one pass over the whole sequence; and the smallest top-2 gap."""
+    """Return greedy tokens, computed with the KV cache and confirmed by one full pass, and the smallest top-2 gap."""
     import torch
 
     tokens, cache, ids = [], None, torch.tensor([prompt])
@@ -137,7 +138,7 @@ def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
     best = logits.topk(2).values
     gap = float((best[:, 0] - best[:, 1]).min())
     if gap >= MIN_GAP and logits.argmax(-1).tolist() != tokens:
-        raise RuntimeError("transformers answers differently with and without its KV cache")
+        raise RuntimeError("transformers gives different tokens with and without its KV cache")
     return tokens, gap
 
 
@@ -149,24 +150,24 @@ def _logprobs(model: Any, prompt: list[int]) -> list[float]:
 
 
 def _pooled(model: Any, prompt: list[int]) -> tuple[list[float], list[float]]:
-    """The hidden state of the last token, and the mean of all."""
+    """Return the hidden state of the last token, and the mean of all hidden states."""
     import torch
 
-    states = model.base_model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0].double()
-    return states[-1].tolist(), states.mean(0).tolist()
+    hidden_states = model.base_model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0].double()
+    return hidden_states[-1].tolist(), hidden_states.mean(0).tolist()
 
 
 def _quiet_torch() -> None:
     import torch
     from transformers.utils import logging
 
-    torch.set_num_threads(1)  # the models are so small that a second thread only waits
+    torch.set_num_threads(1)  # the models are too small for a second thread to help
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
 def main() -> None:
-    """Builds the checkpoints named on the command line, or all."""
+    """Build the checkpoints named on the command line, or all of them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=[checkpoint.name for checkpoint in CHECKPOINTS])

@@ -1,6 +1,6 @@
-"""The random-weight Hugging Face checkpoints that the model tests run, and the answers `transformers` gave to them.
+"""Random-weight Hugging Face checkpoints that the model tests run, and the reference outputs of `transformers`.
 
-`CHECKPOINTS` says what there is; `build_checkpoints.py` writes them.
+`CHECKPOINTS` lists them; `build_checkpoints.py` writes them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddin
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint: the arguments of its config class, the dtype it is stored in, and how its files are split."""
+class ReferenceCheckpoint:
+    """One checkpoint: the arguments of its config class, its storage dtype, and how its files are sharded."""
 
     name: str
     model_type: str
@@ -34,9 +34,9 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What `transformers` answers to one prompt; log probabilities are those of prompt tokens 1, 2, ...
+    """Output of `transformers` for one prompt; the log probabilities are of prompt tokens 1, 2, ...
 
-    `last` and `mean` are of the final hidden states, after the last norm.
+    `last` and `mean` pool the hidden states after the final norm. `gap` is the smallest top-2 gap of the logits.
     """
 
     prompt: list[int]
@@ -66,10 +66,10 @@ def _decoder(
 
 
 CHECKPOINTS = (
-    Checkpoint(
+    ReferenceCheckpoint(
         "gpt2-tied", "gpt2", {"n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 503, "n_positions": 1024}
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "gpt2-untied",
         "gpt2",
         {"n_embd": 320, "n_head": 4, "n_layer": 3, "n_inner": 704, "vocab_size": 1021, "n_positions": 800,
@@ -77,13 +77,13 @@ CHECKPOINTS = (
         dtype="bfloat16",
         max_shard_size="700KB",
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "llama-tied-llama3",
         "llama",
         _decoder(256, 688, 2, 4, 4, 64, vocab_size=503, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE),
         max_shard_size="900KB",
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "llama-biases-linear",
         "llama",
         _decoder(384, 512, 3, 4, 1, 96, vocab_size=1021, attention_bias=True, mlp_bias=True,
@@ -91,37 +91,37 @@ CHECKPOINTS = (
         dtype="bfloat16",
         max_shard_size="800KB",
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "llama-gqa8-dynamic",
         "llama",
         _decoder(256, 352, 2, 8, 1, 128, vocab_size=1021, rope_parameters=DYNAMIC_ROPE, rms_norm_eps=1e-5),
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "mistral-window128",
         "mistral",
         _decoder(256, 512, 2, 4, 1, 64, vocab_size=503, sliding_window=128, tie_word_embeddings=True),
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "mistral-window77",
         "mistral",
         _decoder(320, 448, 3, 8, 1, 80, vocab_size=1021, sliding_window=77),
         dtype="bfloat16",
         max_shard_size="600KB",
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "qwen2-tied-window",
         "qwen2",
         _decoder(256, 512, 3, 4, 4, 64, vocab_size=503, tie_word_embeddings=True, use_sliding_window=True,
                  sliding_window=100, max_window_layers=1),
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "qwen2-yarn",
         "qwen2",
         _decoder(512, 480, 2, 4, 1, 128, vocab_size=1021, rope_parameters=YARN_ROPE),
         dtype="bfloat16",
         max_shard_size="900KB",
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "qwen3-tied",
         "qwen3",
         _decoder(256, 512, 2, 8, 2, 128, vocab_size=503, tie_word_embeddings=True,
@@ -129,7 +129,7 @@ CHECKPOINTS = (
         dtype="bfloat16",
         max_shard_size="900KB",
     ),
-    Checkpoint(
+    ReferenceCheckpoint(
         "qwen3-biases-window",
         "qwen3",
         _decoder(384, 400, 3, 6, 6, 96, vocab_size=1021, attention_bias=True, use_sliding_window=True,
@@ -139,11 +139,11 @@ CHECKPOINTS = (
 )  # fmt: skip
 
 
-def by_name(name: str) -> Checkpoint:
-    """The checkpoint of that name."""
+def by_name(name: str) -> ReferenceCheckpoint:
+    """Return the checkpoint called `name`."""
     return next(checkpoint for checkpoint in CHECKPOINTS if checkpoint.name == name)
 
 
 def load_references(folder: Path) -> list[Reference]:
-    """The references of one checkpoint folder."""
+    """Return the references of one checkpoint folder."""
     return [Reference(**entry) for entry in json.loads((folder / "reference.json").read_text())]

@@ -1,4 +1,4 @@
-"""Calls emitted kernels on numpy arrays, and the layouts they read and write."""
+"""Calls of emitted kernels on numpy arrays, and the layouts that they read and write (emit/layout.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int6
 
 
 def aligned(array: Array) -> Array:
-    """A copy that starts at a cache line, as kernels expect."""
+    """Return a copy that starts at a cache line, as kernels expect."""
     memory = np.zeros(array.nbytes + 64, np.uint8)
     offset = -memory.ctypes.data % 64
     copy = memory[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -25,7 +25,7 @@ def aligned(array: Array) -> Array:
 
 
 def run(isa: str, text: str, name: str, buffers: list[Array], dims: list[int], items: tuple[int, int]) -> None:
-    """Runs work items [begin, end) of the kernel `name` over the buffers."""
+    """Run work items [begin, end) of the kernel `name` over the buffers."""
     target = INSTRUCTION_SETS[isa]
     jit = Jit(target.cpu, target.features, target.vector_bits)
     kernel = _KERNEL(jit.compile(text, [name])[0])
@@ -35,13 +35,13 @@ def run(isa: str, text: str, name: str, buffers: list[Array], dims: list[int], i
 
 
 def to_bf16(x: Array) -> Array:
-    """f32 rounded to bf16 (nearest even), as f32."""
+    """Round f32 to bf16 (nearest even), as f32."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def pack(w: Array, weights: str) -> Array:
-    """Packs w[n, k] as emit/layout.py describes."""
+    """Pack the weights w[n, k]."""
     n, k = (-(-size // 32) * 32 for size in w.shape)
     padded = np.zeros((n, k), np.float32)
     padded[: w.shape[0], : w.shape[1]] = w
@@ -52,22 +52,22 @@ def pack(w: Array, weights: str) -> Array:
     return aligned(bits)
 
 
-def tile(x: Array) -> Array:
-    """Tiled f32 activations of x[m, k]."""
+def pack_activations(x: Array) -> Array:
+    """Pack the f32 activations x[m, k]."""
     m, k = -(-x.shape[0] // 16) * 16, -(-x.shape[1] // 32) * 32
     padded = np.zeros((m, k), np.float32)
     padded[: x.shape[0], : x.shape[1]] = x
     return aligned(padded.reshape(m // 16, 16, k // 32, 32).transpose(0, 2, 1, 3).copy())
 
 
-def untile(x: Array, shape: tuple[int, int]) -> Array:
-    """The inverse of `tile`."""
+def unpack_activations(x: Array, shape: tuple[int, int]) -> Array:
+    """Invert `pack_activations`."""
     panels, blocks = x.shape[:2]
     return x.transpose(0, 2, 1, 3).reshape(panels * 16, blocks * 32)[: shape[0], : shape[1]]
 
 
-def pack_integers(values: Array, scales: Array, zeros: Array | None, bits: int, group: int) -> Array:
-    """Packs u8 values[n, k] with scales[n, groups] as emit/layout.py describes, one block of 32 columns a row."""
+def pack_quantized(values: Array, scales: Array, zeros: Array | None, bits: int, group: int) -> Array:
+    """Pack u8 values[n, k] with scales[n, groups], one block of 32 columns per row."""
     n, k = values.shape
     columns, span = -(-n // 32) * 32, group or -(-k // 64) * 64
     groups = -(-k // span)
@@ -90,10 +90,10 @@ def pack_integers(values: Array, scales: Array, zeros: Array | None, bits: int, 
     return aligned(np.concatenate(parts, axis=2).reshape(columns // 32, -1))
 
 
-def quantized_rows(q: Array, scales: Array, depth: int, span: int) -> Array:
-    """Quantized activations of int8 q[m, k] and scales[m, groups] as emit/layout.py describes, one panel a row.
+def pack_quantized_activations(q: Array, scales: Array, depth: int, span: int) -> Array:
+    """Pack int8 activations q[m, k] with scales[m, groups], one panel per row.
 
-    `depth` is k as it is stored, `span` what shares a scale.
+    `depth` is the padded k, and `span` elements of k share a scale.
     """
     m, groups = -(-q.shape[0] // 16) * 16, scales.shape[1]
     padded = np.zeros((m, depth), np.int8)

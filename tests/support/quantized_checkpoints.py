@@ -1,8 +1,7 @@
-"""Quantizes a checkpoint of floats and packs it as GPTQ, AWQ or compressed-tensors publish it.
+"""Quantization of float checkpoints, packed as GPTQ, AWQ or compressed-tensors specify.
 
-It shares nothing with `quire.kernels.weights.quantized`: integers are packed bit by bit. `write_quantized` also tells
-what the
-integers stand for, and `write_dequantized` writes that as a checkpoint of floats, to compare the two:
+This shares no code with `quire.kernels.weights.quantized`: values are packed bit by bit. `write_quantized` also returns
+the dequantized weights, and `write_dequantized` writes them as a float checkpoint, to compare the two:
 
     weights = write_quantized(source, folder / "int4", by_name("gptq-4"))
     write_dequantized(source, folder / "floats", weights)
@@ -31,7 +30,7 @@ _SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How to quantize and store; `group` is -1 for a whole row, `reorder` is act-order.
+    """Quantization and storage format; `group` is -1 for a whole row, `reorder` is act-order.
 
     `method` is gptq, gptq_v2, awq, pack-quantized or int-quantized; `scales` the safetensors dtype of scales.
     """
@@ -76,7 +75,7 @@ RECIPES = (
 
 
 def by_name(name: str) -> Recipe:
-    """The recipe of that name."""
+    """Return the recipe called `name`."""
     return next(recipe for recipe in RECIPES if recipe.name == name)
 
 
@@ -85,14 +84,14 @@ def by_name(name: str) -> Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """A tensor as it lies in a file."""
+    """A tensor as stored in a file."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
 
     def to_f32(self) -> Floats:
-        """The numbers, in the tensor's shape."""
+        """Return the values as f32, in the tensor's shape."""
         if self.dtype == "BF16":
             bits = np.frombuffer(self.data, "<u2").astype("<u4") * np.uint32(65536)
             return bits.view("<f4").reshape(self.shape)
@@ -101,7 +100,7 @@ class Raw:
 
 
 def raw_floats(values: Floats, dtype: str) -> Raw:
-    """Floats rounded to nearest, ties to even."""
+    """Return floats rounded to nearest, ties to even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(values, "<f4").view("<u4")
         rounded = (bits + np.uint32(0x7FFF) + (bits // np.uint32(65536)) % np.uint32(2)) // np.uint32(65536)
@@ -110,13 +109,13 @@ def raw_floats(values: Floats, dtype: str) -> Raw:
 
 
 def raw_integers(values: npt.NDArray[Any], dtype: str) -> Raw:
-    """Integers of the safetensors type `dtype`."""
+    """Return integers of the safetensors dtype `dtype`."""
     kind = {"I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}[dtype]
     return Raw(dtype, values.shape, np.ascontiguousarray(values).astype(kind).tobytes())
 
 
 def load(folder: Path) -> dict[str, Raw]:
-    """All tensors of a checkpoint folder."""
+    """Load all tensors of a checkpoint folder."""
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         content = file.read_bytes()
@@ -129,7 +128,7 @@ def load(folder: Path) -> dict[str, Raw]:
 
 
 def save(folder: Path, tensors: dict[str, Raw], config: dict[str, Any]) -> Path:
-    """A checkpoint in one file."""
+    """Write a checkpoint with a single file of tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     header, end = {}, 0
@@ -147,8 +146,8 @@ def save(folder: Path, tensors: dict[str, Raw], config: dict[str, Any]) -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantized:
-    """A matrix [n, k] as integers from 0, with scales and zero points [n, groups] and the group of each input [k]."""
+class QuantizedWeights:
+    """A matrix [n, k] of unsigned values, with scales and zero points [n, groups] and the group of each input [k]."""
 
     values: Integers
     scales: Raw
@@ -156,13 +155,13 @@ class Quantized:
     indices: Integers
 
     def to_f32(self) -> Floats:
-        """What it stands for: the product is exact in f64, and in f32 too unless the scales are f32."""
+        """Return the dequantized weights; the product is exact in f64, and in f32 too unless the scales are f32."""
         integers = self.values - self.zeros[:, self.indices]
         return (integers * self.scales.to_f32()[:, self.indices].astype(np.float64)).astype(np.float32)
 
 
-def quantize(weight: Floats, recipe: Recipe, seed: int) -> Quantized:
-    """Each group to its nearest integers; with act-order its inputs are scattered over the row."""
+def quantize(weight: Floats, recipe: Recipe, seed: int) -> QuantizedWeights:
+    """Round each group to the nearest values; with act-order its inputs are scattered over the row."""
     k = weight.shape[1]
     group = k if recipe.group == -1 else recipe.group
     indices = np.arange(k) // group
@@ -179,16 +178,16 @@ def quantize(weight: Floats, recipe: Recipe, seed: int) -> Quantized:
     steps = scales.to_f32()
     zeros = np.full(steps.shape, 2 ** (recipe.bits - 1)) if recipe.symmetric else np.rint(-low / steps).clip(0, top)
     values = np.rint(weight / steps[:, indices] + zeros[:, indices]).clip(0, top)
-    return Quantized(values.astype(np.int64), scales, zeros.astype(np.int64), indices)
+    return QuantizedWeights(values.astype(np.int64), scales, zeros.astype(np.int64), indices)
 
 
 def is_linear(name: str) -> bool:
-    """Whether the tensor is the weight of a linear layer in one of the model's blocks."""
+    """Return True for the weight of a linear layer in one of the model's blocks."""
     return _LINEAR.match(name) is not None
 
 
 def is_transposed(name: str) -> bool:
-    """GPT-2 keeps its weights as [inputs, outputs]."""
+    """Return True for GPT-2, whose weights are [inputs, outputs]."""
     return ".c_" in name
 
 
@@ -196,7 +195,7 @@ def is_transposed(name: str) -> bool:
 
 
 def pack(values: Integers, bits: int) -> npt.NDArray[np.int32]:
-    """Rows of integers as rows of words, all bits of a row one after the other from the lowest."""
+    """Pack rows of values into rows of words, lowest bits first."""
     each = np.unpackbits(values.astype(np.uint8)[:, :, None], axis=2, bitorder="little")[:, :, :bits]
     row = each.reshape(len(values), -1)
     row = np.pad(row, ((0, 0), (0, -row.shape[1] % 32)))
@@ -204,7 +203,7 @@ def pack(values: Integers, bits: int) -> npt.NDArray[np.int32]:
 
 
 def pack_awq(values: Integers) -> npt.NDArray[np.int32]:
-    """Rows of 4-bit integers as rows of words in the order of AWQ."""
+    """Pack rows of 4-bit values into rows of words in the order of AWQ."""
     words = np.zeros((len(values), values.shape[1] // 8), np.int64)
     for column in range(words.shape[1]):
         for i in range(8):
@@ -212,14 +211,14 @@ def pack_awq(values: Integers) -> npt.NDArray[np.int32]:
     return words.astype(np.uint32).view(np.int32)
 
 
-def turned(raw: Raw) -> Raw:
-    """The scales, transposed."""
+def transposed(raw: Raw) -> Raw:
+    """Return the scales, transposed."""
     kind = "<f4" if raw.dtype == "F32" else "<u2"
     return Raw(raw.dtype, raw.shape[::-1], np.frombuffer(raw.data, kind).reshape(raw.shape).T.tobytes())
 
 
-def gptq(module: str, matrix: Quantized, recipe: Recipe) -> dict[str, Raw]:
-    """The tensors of a module, as GPTQModel writes them."""
+def gptq(module: str, matrix: QuantizedWeights, recipe: Recipe) -> dict[str, Raw]:
+    """Return the tensors of a module, as GPTQModel writes them."""
     zeros = pack(matrix.zeros.T, recipe.bits)
     if recipe.method == "gptq":  # GPTQModel: qzeros -= 0b0001_0001... on int32, which borrows where a zero point is 0
         ones = sum(2**shift for shift in range(0, 32, recipe.bits))
@@ -227,24 +226,24 @@ def gptq(module: str, matrix: Quantized, recipe: Recipe) -> dict[str, Raw]:
     tensors = {
         f"{module}.qweight": raw_integers(pack(matrix.values, recipe.bits).T, "I32"),
         f"{module}.qzeros": raw_integers(zeros, "I32"),
-        f"{module}.scales": turned(matrix.scales),
+        f"{module}.scales": transposed(matrix.scales),
     }
     if recipe.indices:
         tensors[f"{module}.g_idx"] = raw_integers(matrix.indices, "I32")
     return tensors
 
 
-def awq(module: str, matrix: Quantized, recipe: Recipe) -> dict[str, Raw]:
-    """The tensors of a module, as AutoAWQ writes them."""
+def awq(module: str, matrix: QuantizedWeights, recipe: Recipe) -> dict[str, Raw]:
+    """Return the tensors of a module, as AutoAWQ writes them."""
     return {
         f"{module}.qweight": raw_integers(pack_awq(matrix.values.T), "I32"),
         f"{module}.qzeros": raw_integers(pack_awq(matrix.zeros.T), "I32"),
-        f"{module}.scales": turned(matrix.scales),
+        f"{module}.scales": transposed(matrix.scales),
     }
 
 
-def compressed(module: str, matrix: Quantized, recipe: Recipe) -> dict[str, Raw]:
-    """The tensors of a module, as compressed-tensors writes them."""
+def compressed(module: str, matrix: QuantizedWeights, recipe: Recipe) -> dict[str, Raw]:
+    """Return the tensors of a module, as compressed-tensors writes them."""
     middle = 2 ** (recipe.bits - 1)
     tensors = {f"{module}.weight_scale": matrix.scales}
     if recipe.method == "int-quantized":
@@ -262,7 +261,7 @@ def compressed(module: str, matrix: Quantized, recipe: Recipe) -> dict[str, Raw]
 
 
 def quantization_config(recipe: Recipe, floats: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What config.json says; the modules `floats` are not quantized."""
+    """Return the quantization_config; the modules `floats` are not quantized."""
     if recipe.method in {"gptq", "gptq_v2"}:
         return {
             "quant_method": "gptq", "bits": recipe.bits, "group_size": recipe.group, "sym": recipe.symmetric,
@@ -294,9 +293,9 @@ def quantization_config(recipe: Recipe, floats: tuple[str, ...] = ()) -> dict[st
 
 
 def write_quantized(source: Path, target: Path, recipe: Recipe, floats: tuple[str, ...] = ()) -> dict[str, Floats]:
-    """Writes the model of `source` with the linear layers of its blocks quantized, but for the modules `floats`.
+    """Write the model of `source` with the linear layers of its blocks quantized, except the modules `floats`.
 
-    Returns what their integers stand for, [outputs, inputs] by the name that the weight has in `source`.
+    Returns the dequantized weights, [outputs, inputs] by their names in `source`.
     """
     packer = {"gptq": gptq, "gptq_v2": gptq, "awq": awq}.get(recipe.method, compressed)
     tensors: dict[str, Raw] = {}
@@ -307,7 +306,9 @@ def write_quantized(source: Path, target: Path, recipe: Recipe, floats: tuple[st
             tensors[name] = raw
             continue
         block, _, last = module.rpartition(".")
-        seed = zlib.crc32(f"{block}.{_SAME_INPUT.get(last, last)}".encode())  # one order for layers of the same input
+        seed = zlib.crc32(
+            f"{block}.{_SAME_INPUT.get(last, last)}".encode()
+        )  # one order for layers that share their input
         weight = raw.to_f32()
         matrix = quantize(weight.T if is_transposed(name) else weight, recipe, seed)
         tensors |= packer(module, matrix, recipe)
@@ -319,7 +320,7 @@ def write_quantized(source: Path, target: Path, recipe: Recipe, floats: tuple[st
 
 
 def write_dequantized(source: Path, target: Path, weights: dict[str, Floats], dtype: str = "F32") -> Path:
-    """Writes the model of `source` with these weights [outputs, inputs] as floats, exact in F32, else rounded."""
+    """Write the model of `source` with these weights [outputs, inputs] as floats, exact in F32, else rounded."""
     tensors = load(source)
     for name, weight in weights.items():
         tensors[name] = raw_floats(weight.T if is_transposed(name) else weight, dtype)
@@ -329,7 +330,7 @@ def write_dequantized(source: Path, target: Path, weights: dict[str, Floats], dt
 
 
 def _copy_rest(source: Path, target: Path) -> None:
-    """The tokenizer and the like."""
+    """Copy the tokenizer and other JSON files."""
     for file in source.glob("*.json"):
         if file.name not in {"config.json", "model.safetensors.index.json", "reference.json"}:
             shutil.copy(file, target / file.name)

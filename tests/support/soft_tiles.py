@@ -1,8 +1,8 @@
-"""AMX tiles in software: lets the kernels for AMX run, and their bits be compared, on hosts without it.
+"""AMX tiles in software, to run kernels for AMX and compare their bits on hosts without AMX.
 
-The tile intrinsics of a kernel's MLIR become calls of a small C library. Tiles are handles into a ring that is far
-longer than a kernel's live tiles. `tdpbf16ps` adds in the order that the instruction does: per output, one FMA chain
-over even k and one over odd k, each from zero, then C += even + odd.
+The tile intrinsics of a kernel's MLIR become calls of a small C library. Tiles are handles into a ring that is much
+longer than the number of live tiles of a kernel. `tdpbf16ps` adds in the order of the instruction: per output, one FMA
+chain over even k and one over odd k, each from zero, then C += even + odd.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ llvm.func @soft_tdpbsud(i16, i16, i16, i64, i64, i64) -> i64
 
 
 def load_library(folder: Path) -> None:
-    """Builds the library and makes its symbols known to the process, where the JIT finds them."""
+    """Build the library and load its symbols into the process, where the JIT finds them."""
     source, library = folder / "soft_tiles.c", folder / "soft_tiles.so"
     source.write_text(SOURCE)
     command = ["cc", "-O2", "-mfma", "-ffp-contract=off", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
@@ -81,7 +81,7 @@ def load_library(folder: Path) -> None:
 
 
 def _vnni_in_software(call: re.Match[str]) -> str:
-    """VNNI, which kernels for AMX use for few rows, from plain vector operations."""
+    """Emit VNNI, which kernels for AMX use for few rows, as plain vector operations."""
     result, total, weights, values = call.groups()
     own = f"%vnni{result[1:]}"
     lines = [
@@ -99,7 +99,7 @@ def _vnni_in_software(call: re.Match[str]) -> str:
 
 
 def software(text: str) -> str:
-    """The kernel with its intrinsics replaced: those of tiles by calls of the library, VNNI by vector operations."""
+    """Return the kernel with tile intrinsics replaced by calls of the library, and VNNI by vector operations."""
     vnni = r'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.avx512\.vpdpbusd\.512"\((%[\w#]+), (%[\w#]+), (%[\w#]+)\) : .*'
     text = re.sub(vnni, _vnni_in_software, text)
     calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)
@@ -107,7 +107,7 @@ def software(text: str) -> str:
 
 
 class SoftJit:
-    """A Jit that compiles kernels for AMX to run without it."""
+    """A Jit that compiles kernels for AMX to run without AMX."""
 
     def __init__(self, cpu: str, features: str, vector_bits: int, cache_dir: str = "") -> None:
         avx2 = INSTRUCTION_SETS["avx2"]
@@ -124,5 +124,5 @@ class SoftJit:
 
 
 def choose_amx(name: str | None = None) -> InstructionSet:
-    """Stands in for `host.choose_isa`."""
+    """Replace `host.choose_isa`."""
     return INSTRUCTION_SETS["amx"]

@@ -1,4 +1,4 @@
-"""A checkpoint of 2 layers and random weights that needs neither torch nor a tokenizer, made to be spoiled."""
+"""A checkpoint of 2 layers with random weights, for tests that modify it; needs neither torch nor a tokenizer."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CONFIG: dict[str, Any] = {
 
 
 def weights() -> dict[str, np.ndarray]:
-    """All tensors of the model that `CONFIG` describes."""
-    draw = np.random.default_rng(0)
+    """Return all tensors of the model that `CONFIG` describes."""
+    rng = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (128, 64),
         "model.norm.weight": (64,),
@@ -44,11 +44,11 @@ def weights() -> dict[str, np.ndarray]:
         shapes |= {f"{prefix}mlp.{name}_proj.weight": (96, 64) for name in ("gate", "up")}
         shapes[f"{prefix}mlp.down_proj.weight"] = (64, 96)
         shapes |= {f"{prefix}{name}_layernorm.weight": (64,) for name in ("input", "post_attention")}
-    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def write(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any] = CONFIG) -> Path:
-    """A checkpoint in one file."""
+    """Write a checkpoint with a single file of tensors."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")

@@ -1,30 +1,30 @@
-"""Checkpoints whose linear layers are stored as integers, one file for each method of storing them."""
+"""Quantized checkpoints, one file for each method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import IntegerFormat
+from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.quantized.awq import Awq
 from quire.kernels.weights.quantized.compressed import CompressedTensors
 from quire.kernels.weights.quantized.gptq import Gptq
-from quire.kernels.weights.quantized.scheme import IntegerMatrix, Scheme
+from quire.kernels.weights.quantized.scheme import QuantizedMatrix, Scheme
 
-__all__ = ["METHODS", "IntegerFormat", "IntegerMatrix", "Scheme", "scheme_of"]
+__all__ = ["METHODS", "QuantizedFormat", "QuantizedMatrix", "Scheme", "scheme_of"]
 
 METHODS: dict[str, Callable[[ModelConfig], Scheme]] = {
     "gptq": Gptq.from_config,
     "awq": Awq.from_config,
     "compressed-tensors": CompressedTensors.from_config,
 }
-"""By `quant_method` in config.json's `quantization_config`."""
+"""Readers by `quant_method` in config.json's `quantization_config`."""
 
 
 def scheme_of(config: ModelConfig) -> Scheme | None:
-    """How the model of `config` is quantized, None if it isn't. Raises ModelError for what can't be read."""
-    fields = ("quantization_config", "compression_config")  # the second is an older name
+    """Return the quantization scheme of a model, None if it has none. Raises ModelError for an unsupported one."""
+    fields = ("quantization_config", "compression_config")  # the second is the older name
     name = next((name for name in fields if config.options(name)), None)
     if name is None:
         return None

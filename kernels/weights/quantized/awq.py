@@ -1,7 +1,7 @@
 """AWQ (Lin et al. 2023) as AutoAWQ stores it for its GEMM kernels.
 
-Of a module with `n` outputs and `k` inputs there are `qweight` i32 [k, n / 8] and `qzeros` i32 [groups, n / 8], both
-packed along n, and `scales` [groups, n]. A word holds eight neighbours, the even ones in its low half.
+A module with `n` outputs and `k` inputs has `qweight` i32 [k, n / 8] and `qzeros` i32 [groups, n / 8], both
+packed along n, and `scales` [groups, n]. A word holds eight neighbours, with the even ones in its low half.
 """
 
 from __future__ import annotations
@@ -12,44 +12,49 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import IntegerFormat
+from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
-from quire.kernels.weights.quantized.packing import Words, transposed
 from quire.kernels.weights.quantized.scheme import (
     GROUPS,
     WHOLE_ROW,
-    IntegerMatrix,
+    QuantizedMatrix,
     Scheme,
+    Words,
     in_block,
     quantized,
+    transposed,
 )
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours each four bits of a word hold, from the lowest."""
+"""Neighbours held by the eight groups of four bits of a word, from the lowest bits."""
 
 
 @dataclass(frozen=True)
 class Awq(Scheme):
-    """`floats` are the names of modules left in floats, or of parts of the model that hold such."""
+    """AWQ scheme. `floats` are names of modules that are not quantized, or of parts of the model that contain them."""
 
     method = "awq"
 
-    format: IntegerFormat
+    format: QuantizedFormat
     floats: tuple[str, ...]
 
     @classmethod
     def from_config(cls, section: ModelConfig) -> Awq:
-        """Reads `quantization_config`."""
-        for name in ("version", "format", "checkpoint_format"):  # each says for which kernels integers are packed
+        """Read `quantization_config`."""
+        for name in (
+            "version",
+            "format",
+            "checkpoint_format",
+        ):  # each names the kernels that the weights are packed for
             section.refuse(name, ("gemm", "GEMM"))
         section.refuse("backend", ("autoawq", "auto"))
         section.refuse("zero_point", (True,))
         section.refuse("dynamic", ({},))
         bits, group = section.choice("bits", (4,)), section.choice("group_size", (*GROUPS, WHOLE_ROW))
-        return cls(IntegerFormat(bits, max(group, 0), zeros=True), section.strings("modules_to_not_convert"))
+        return cls(QuantizedFormat(bits, max(group, 0), zeros=True), section.strings("modules_to_not_convert"))
 
-    def format_of(self, module: str) -> IntegerFormat | None:
+    def format_of(self, module: str) -> QuantizedFormat | None:
         """See Scheme."""
         left = any(f".{name.strip('.')}." in f".{module}." for name in self.floats)
         return self.format if in_block(module) and not left else None
@@ -59,24 +64,24 @@ class Awq(Scheme):
         if n % 8:
             raise ModelError(f"{module} has {n} outputs; AWQ packs 8 into a word")
         return {
-            "qweight": checkpoint.integers(f"{module}.qweight", (k, n // 8), "I32"),
-            "qzeros": checkpoint.integers(f"{module}.qzeros", (groups, n // 8), "I32"),
+            "qweight": checkpoint.get_integers(f"{module}.qweight", (k, n // 8), "I32"),
+            "qzeros": checkpoint.get_integers(f"{module}.qzeros", (groups, n // 8), "I32"),
             "scales": checkpoint.get(f"{module}.scales", (groups, n)),
         }
 
     def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
-        """See Scheme: the order is always natural."""
+        """See Scheme: the order is always the natural one."""
         return None
 
-    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> IntegerMatrix:
+    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
         """See Scheme."""
         tensors = self._tensors(checkpoint, module, n, k)
         values, zeros = (_unpack(tensors[name].to_numpy()) for name in ("qweight", "qzeros"))
-        return IntegerMatrix(self.format, values, np.ascontiguousarray(tensors["scales"].to_f32().T), zeros, None)
+        return QuantizedMatrix(self.format, values, np.ascontiguousarray(tensors["scales"].to_f32().T), zeros, None)
 
 
 def _unpack(words: Words) -> npt.NDArray[np.uint8]:
-    """u8 [8 * columns, rows] from words of 32 bits [rows, columns]."""
+    """Unpack u8 [8 * columns, rows] from 32-bit words [rows, columns]."""
     turned = transposed(words.view("<u4"))
     out = np.empty((len(turned), 8, turned.shape[1]), np.uint8)
     for position, neighbour in enumerate(_ORDER):

@@ -1,8 +1,8 @@
 """compressed-tensors, the format of llm-compressor (version 0.20 of its sources).
 
-Of a module with `n` outputs and `k` inputs, "pack-quantized" has `weight_packed` i32 [n, k * bits / 32], packed along
-k, each integer plus 2^(bits - 1); `weight_scale` [n, groups]; `weight_shape` i64 [2]; for asymmetric ones
-`weight_zero_point` i32 [n * bits / 32, groups], packed along n and offset alike; and in an older act-order
+For a module with `n` outputs and `k` inputs, "pack-quantized" has `weight_packed` i32 [n, k * bits / 32], packed along
+k, each value plus 2^(bits - 1); `weight_scale` [n, groups]; `weight_shape` i64 [2]; if asymmetric `weight_zero_point`
+i32 [n * bits / 32, groups], packed along n with the same offset; and in an older act-order
 `weight_g_idx` i32 [k], the group of each input. "int-quantized" has `weight` i8 [n, k], `weight_scale` [n, groups] and
 `weight_zero_point` i8 [n, groups].
 """
@@ -16,18 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import IntegerFormat
+from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
-from quire.kernels.weights.quantized.packing import unpack, unpack_transposed, words_for
 from quire.kernels.weights.quantized.scheme import (
     BITS,
     GROUPS,
     WHOLE_ROW,
-    IntegerMatrix,
+    QuantizedMatrix,
     Scheme,
     order_of,
     quantized,
+    unpack,
+    unpack_transposed,
+    words_for,
 )
 
 _STORED = ("pack-quantized", "int-quantized")
@@ -37,9 +39,9 @@ _CLASSES = ("Linear", "Embedding")
 
 @dataclass(frozen=True)
 class _Group:
-    """How the modules of a group of the config are quantized; `reordered` is act-order by `weight_g_idx`."""
+    """Quantization of the modules of one config group; `reordered` is act-order by `weight_g_idx`."""
 
-    format: IntegerFormat
+    format: QuantizedFormat
     packed: bool
     reordered: bool
 
@@ -54,12 +56,12 @@ class _Group:
         weights.refuse("actorder", (False, "weight", "static", "group", "dynamic"))
         bits, group = weights.choice("num_bits", BITS, 8), _group_size(weights)
         reordered = weights.fields.get("actorder") in ("group", "dynamic") and group > 0
-        format_ = IntegerFormat(bits, group, zeros=not weights.get("symmetric", True))
+        format_ = QuantizedFormat(bits, group, zeros=not weights.get("symmetric", True))
         return cls(format_, stored == "pack-quantized", reordered)
 
 
 def _check_activations(section: ModelConfig) -> None:
-    """Refuses what can't be done to activations; how they are quantized as they come is the kernels' own affair."""
+    """Reject unsupported quantization of activations; dynamic int8 is up to the kernels."""
     section.refuse("output_activations")
     inputs = section.section("input_activations")
     if inputs.fields:
@@ -73,7 +75,7 @@ def _check_activations(section: ModelConfig) -> None:
 
 
 def _group_size(weights: ModelConfig) -> int:
-    """Elements that share a scale, 0 for a channel; an absent strategy follows from the size of the group."""
+    """Return the number of elements that share a scale, 0 for a whole channel; infer an absent strategy from it."""
     given = weights.fields.get("group_size")
     size = None if given is None else weights.choice("group_size", (*GROUPS, WHOLE_ROW))
     inferred = {None: None, WHOLE_ROW: "channel"}.get(size, "group")
@@ -88,7 +90,7 @@ def _group_size(weights: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class CompressedTensors(Scheme):
-    """`targets` are names, patterns ("re:...") or classes of modules, in the order in which they count."""
+    """compressed-tensors scheme. `targets` are names, patterns ("re:...") or classes of modules, by precedence."""
 
     method = "compressed-tensors"
 
@@ -97,7 +99,7 @@ class CompressedTensors(Scheme):
 
     @classmethod
     def from_config(cls, section: ModelConfig) -> CompressedTensors:
-        """Reads `quantization_config`."""
+        """Read `quantization_config`."""
         section.refuse("kv_cache_scheme", ({},))
         section.refuse("transform_config", ({},))
         section.refuse("quantization_status", ("compressed",))
@@ -110,7 +112,7 @@ class CompressedTensors(Scheme):
             targets += [(target, group) for target in fields.strings("targets")]
         if not targets:
             raise ModelError(f"config.json: {section.path}config_groups has no targets, so no module is quantized")
-        # A name counts before a pattern, a pattern before a class, and the last of two groups that give the same.
+        # A name precedes a pattern, a pattern a class; of two groups with the same target, the last one wins.
         ordered = sorted(dict(targets).items(), key=lambda item: (item[0] in _CLASSES, "re:" in item[0], item[0]))
         ignore = section.strings("ignore")
         for pattern in (*ignore, *dict(ordered)):
@@ -125,7 +127,7 @@ class CompressedTensors(Scheme):
             raise ModelError(f"config.json quantizes the embedding {module}; only linear layers can be quantized")
         return group
 
-    def format_of(self, module: str) -> IntegerFormat | None:
+    def format_of(self, module: str) -> QuantizedFormat | None:
         """See Scheme."""
         group = self._group(module)
         return None if group is None else group.format
@@ -136,17 +138,17 @@ class CompressedTensors(Scheme):
         names = {name: f"{module}.{name}" for name in ("weight", "weight_packed", "weight_scale", "weight_zero_point")}
         tensors = {"weight_scale": checkpoint.get(names["weight_scale"], (n, groups))}
         if group.packed:
-            packed = checkpoint.integers(names["weight_packed"], (n, words_for(k, bits)), "I32")
+            packed = checkpoint.get_integers(names["weight_packed"], (n, words_for(k, bits)), "I32")
             tensors["weight_packed"] = packed
         else:
-            tensors["weight"] = checkpoint.integers(names["weight"], (n, k), "I8")
+            tensors["weight"] = checkpoint.get_integers(names["weight"], (n, k), "I8")
         if group.format.zeros:
             shape, dtype = ((words_for(n, bits), groups), "I32") if group.packed else ((n, groups), "I8")
-            tensors["weight_zero_point"] = checkpoint.integers(names["weight_zero_point"], shape, dtype)
+            tensors["weight_zero_point"] = checkpoint.get_integers(names["weight_zero_point"], shape, dtype)
         if group.packed and checkpoint.has(f"{module}.weight_shape"):
-            tensors["weight_shape"] = checkpoint.integers(f"{module}.weight_shape", (2,), "I64")
+            tensors["weight_shape"] = checkpoint.get_integers(f"{module}.weight_shape", (2,), "I64")
         if group.reordered or checkpoint.has(f"{module}.weight_g_idx"):
-            tensors["weight_g_idx"] = checkpoint.integers(f"{module}.weight_g_idx", (k,), "I32")
+            tensors["weight_g_idx"] = checkpoint.get_integers(f"{module}.weight_g_idx", (k,), "I32")
         return tensors
 
     def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
@@ -156,7 +158,7 @@ class CompressedTensors(Scheme):
             return None
         return order_of(indices, quantized(module, self.format_of(module)).group)
 
-    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> IntegerMatrix:
+    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
         """See Scheme."""
         tensors, format_ = self._tensors(checkpoint, module, n, k), quantized(module, self.format_of(module))
         shape = tensors["weight_shape"].to_numpy().tolist() if "weight_shape" in tensors else [n, k]
@@ -166,14 +168,14 @@ class CompressedTensors(Scheme):
         values, zeros = self._values(tensors, format_, k), self._zeros(tensors, format_, n)
         if order is not None:
             values = np.take(values, order, axis=1)
-        return IntegerMatrix(format_, values, tensors["weight_scale"].to_f32(), zeros, order)
+        return QuantizedMatrix(format_, values, tensors["weight_scale"].to_f32(), zeros, order)
 
-    def _values(self, tensors: dict[str, Tensor], format_: IntegerFormat, k: int) -> npt.NDArray[np.uint8]:
+    def _values(self, tensors: dict[str, Tensor], format_: QuantizedFormat, k: int) -> npt.NDArray[np.uint8]:
         if "weight_packed" in tensors:
             return unpack(tensors["weight_packed"].to_numpy(), format_.bits, k)
         return _offset(tensors["weight"], format_)
 
-    def _zeros(self, tensors: dict[str, Tensor], format_: IntegerFormat, n: int) -> npt.NDArray[np.uint8] | None:
+    def _zeros(self, tensors: dict[str, Tensor], format_: QuantizedFormat, n: int) -> npt.NDArray[np.uint8] | None:
         if not format_.zeros:
             return None
         if "weight_packed" in tensors:
@@ -182,8 +184,8 @@ class CompressedTensors(Scheme):
         return _offset(tensors["weight_zero_point"], format_)
 
 
-def _offset(tensor: Tensor, format_: IntegerFormat) -> npt.NDArray[np.uint8]:
-    """Signed integers plus the middle, u8 in the tensor's shape."""
+def _offset(tensor: Tensor, format_: QuantizedFormat) -> npt.NDArray[np.uint8]:
+    """Return signed values plus the middle, u8 in the tensor's shape."""
     values: npt.NDArray[np.uint8] = tensor.to_numpy().view(np.uint8) + np.uint8(format_.middle)
     if format_.bits < 8 and values.size and values.max() >> format_.bits:
         raise ModelError(

@@ -1,8 +1,8 @@
 """GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel store it.
 
-Of a module with `n` outputs and `k` inputs there are `qweight` i32 [k * bits / 32, n], packed along k; `scales`
-[groups, n]; `qzeros` i32 [groups, n * bits / 32], packed along n; and perhaps `g_idx` i32 [k], the group of each input.
-The format "gptq" takes 1 from every zero point of a packed word, with borrow between them; "gptq_v2" doesn't.
+A module with `n` outputs and `k` inputs has `qweight` i32 [k * bits / 32, n], packed along k; `scales`
+[groups, n]; `qzeros` i32 [groups, n * bits / 32], packed along n; and optionally `g_idx` i32 [k], the group of each
+input. The format "gptq" subtracts 1 from every zero point of a packed word, with borrow; "gptq_v2" does not.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import IntegerFormat
+from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
-from quire.kernels.weights.quantized.packing import Words, unpack, unpack_transposed, words_for
 from quire.kernels.weights.quantized.scheme import (
     BITS,
     GROUPS,
     WHOLE_ROW,
-    IntegerMatrix,
+    QuantizedMatrix,
     Scheme,
+    Words,
     in_block,
     order_of,
     quantized,
+    unpack,
+    unpack_transposed,
+    words_for,
 )
 
 _FORMATS = ("gptq", "gptq_v2")
@@ -35,9 +38,9 @@ _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
 
 @dataclass(frozen=True)
 class _Layer:
-    """How a module is quantized; `reordered` is act-order, in which columns of a group are not neighbours."""
+    """Quantization of a module; `reordered` is act-order, where the columns of a group are not contiguous."""
 
-    format: IntegerFormat
+    format: QuantizedFormat
     reordered: bool
 
     @classmethod
@@ -45,14 +48,15 @@ class _Layer:
         group = section.choice("group_size", (*GROUPS, WHOLE_ROW))
         symmetric, reordered = section.get("sym", True), section.get("desc_act", False)
         bits = section.choice("bits", BITS)
-        return cls(IntegerFormat(bits, max(group, 0), zeros=not symmetric), reordered and group > 0)
+        return cls(QuantizedFormat(bits, max(group, 0), zeros=not symmetric), reordered and group > 0)
 
 
 @dataclass(frozen=True)
 class Gptq(Scheme):
-    """`overrides` are the layers of modules whose names match, first come first served; None is a module in floats.
+    """GPTQ scheme.
 
-    `inner` are the names of modules that are quantized, as they end; all if it is empty.
+    `overrides` are the layers of modules whose names match, the first match wins; None means not quantized. `inner` are
+    the endings of the names of quantized modules; all are quantized if it is empty.
     """
 
     method = "gptq"
@@ -65,7 +69,7 @@ class Gptq(Scheme):
 
     @classmethod
     def from_config(cls, section: ModelConfig) -> Gptq:
-        """Reads `quantization_config`."""
+        """Read `quantization_config`."""
         section.refuse("is_marlin_format", (False,))
         section.refuse("pack_dtype", ("int32",))
         section.refuse("rotation", ("",))
@@ -81,7 +85,7 @@ class Gptq(Scheme):
             return None
         return next((layer for pattern, layer in self.overrides if pattern.match(module)), self.layer)
 
-    def format_of(self, module: str) -> IntegerFormat | None:
+    def format_of(self, module: str) -> QuantizedFormat | None:
         """See Scheme."""
         layer = self._layer(module)
         return None if layer is None else layer.format
@@ -90,12 +94,12 @@ class Gptq(Scheme):
         layer = quantized(module, self._layer(module))
         bits, groups = layer.format.bits, layer.format.groups(k)
         tensors = {
-            "qweight": checkpoint.integers(f"{module}.qweight", (words_for(k, bits), n), "I32"),
-            "qzeros": checkpoint.integers(f"{module}.qzeros", (groups, words_for(n, bits)), "I32"),
+            "qweight": checkpoint.get_integers(f"{module}.qweight", (words_for(k, bits), n), "I32"),
+            "qzeros": checkpoint.get_integers(f"{module}.qzeros", (groups, words_for(n, bits)), "I32"),
             "scales": checkpoint.get(f"{module}.scales", (groups, n)),
         }
         if layer.reordered or checkpoint.has(f"{module}.g_idx"):
-            tensors["g_idx"] = checkpoint.integers(f"{module}.g_idx", (k,), "I32")
+            tensors["g_idx"] = checkpoint.get_integers(f"{module}.g_idx", (k,), "I32")
         return tensors
 
     def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
@@ -103,7 +107,7 @@ class Gptq(Scheme):
         indices = self._tensors(checkpoint, module, n, k).get("g_idx")
         return None if indices is None else order_of(indices, quantized(module, self.format_of(module)).group)
 
-    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> IntegerMatrix:
+    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
         """See Scheme."""
         tensors, format_ = self._tensors(checkpoint, module, n, k), quantized(module, self.format_of(module))
         order = self.order(checkpoint, module, n, k)
@@ -111,17 +115,17 @@ class Gptq(Scheme):
         if order is not None:
             values = np.take(values, order, axis=1)
         scales = np.ascontiguousarray(tensors["scales"].to_f32().T)
-        return IntegerMatrix(format_, values, scales, self._zeros(tensors["qzeros"], format_, n), order)
+        return QuantizedMatrix(format_, values, scales, self._zeros(tensors["qzeros"], format_, n), order)
 
-    def _zeros(self, tensor: Tensor, format_: IntegerFormat, n: int) -> npt.NDArray[np.uint8] | None:
-        """Zero points u8 [n, groups]; None if they are all in the middle, as those of a symmetric matrix must be."""
+    def _zeros(self, tensor: Tensor, format_: QuantizedFormat, n: int) -> npt.NDArray[np.uint8] | None:
+        """Return zero points u8 [n, groups], or None for a symmetric matrix, whose zero points must be the middle."""
         words: Words = tensor.to_numpy().view("<u4")
         ones = _ONES[format_.bits]
         if format_.zeros:
             stored = words + ones if self.decremented else words
             return np.ascontiguousarray(unpack(stored, format_.bits, n).T)
         middle = ones * np.uint32(format_.middle)
-        # Some writers say "gptq" and mean "gptq_v2"; where all is symmetric there is no doubt what they mean.
+        # Some writers say "gptq" but mean "gptq_v2"; for symmetric matrices both are unambiguous.
         if not ((words == middle - ones).all() or (words == middle).all()):
             raise ModelError(
                 f"tensor {tensor.name} has zero points other than {format_.middle}, "
@@ -131,7 +135,7 @@ class Gptq(Scheme):
 
 
 def _inner(section: ModelConfig) -> tuple[str, ...]:
-    """`modules_in_block_to_quantize`, a list of names or of lists of them."""
+    """Read `modules_in_block_to_quantize`, a list of names or of lists of names."""
     field = "modules_in_block_to_quantize"
     entries = section.fields.get(field)
     if isinstance(entries, list):
@@ -140,7 +144,7 @@ def _inner(section: ModelConfig) -> tuple[str, ...]:
 
 
 def _overrides(section: ModelConfig) -> tuple[tuple[re.Pattern[str], _Layer | None], ...]:
-    """`dynamic`, GPTQModel's fields by patterns of module names; those after "-:" are not quantized."""
+    """Read `dynamic`, GPTQModel's fields by patterns of module names; patterns after "-:" are not quantized."""
     dynamic = section.section("dynamic")
     overrides = []
     for pattern in dynamic.fields:

@@ -1,4 +1,4 @@
-"""Matrices of integers, and what every way of storing them in a checkpoint has in common."""
+"""Quantized matrices, the interface of quantization schemes, and helpers that they share."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.emit.layout import IntegerFormat
+from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 
 T = TypeVar("T")
 
+Words = npt.NDArray[np.signedinteger | np.unsignedinteger]
+
 BITS = (4, 8)
 GROUPS = (32, 64, 128)
 WHOLE_ROW = -1
-"""What checkpoints write for a group that spans the whole row."""
+"""Group size in checkpoints for a group that spans the whole row."""
+
+_BLOCK_ROWS = 64  # rows of words that are unpacked at once, so that they stay in the cache
 
 
 @dataclass(frozen=True)
-class IntegerMatrix:
+class QuantizedMatrix:
     """A matrix w[n, k] = (values - zeros) * scales.
 
-    `values` is u8 [n, k], 0 to 15 or 255. `scales` is f32 [n, groups], `zeros` u8 [n, groups], or None where the format
-    has none. Column j of values belongs to input `order[j]`, i32 [k]; None means j itself. All are contiguous; values
-    may be the mapped file itself.
+    `values` is u8 [n, k], up to 15 or 255. `scales` is f32 [n, groups]; `zeros` is u8 [n, groups], or None if the
+    format has no zero points. Column j of values belongs to input `order[j]`, i32 [k]; None means j itself. All arrays
+    are contiguous; values may be the mapped file itself.
     """
 
-    format: IntegerFormat
+    format: QuantizedFormat
     values: npt.NDArray[np.uint8]
     scales: npt.NDArray[np.float32]
     zeros: npt.NDArray[np.uint8] | None
@@ -38,49 +42,49 @@ class IntegerMatrix:
 
 
 class Scheme(ABC):
-    """Which modules of a model are quantized, and how their integers lie in the checkpoint.
+    """Method of a quantized checkpoint: selects the quantized modules and reads them.
 
-    A module is named as in the checkpoint, `model.layers.0.self_attn.q_proj`; only linear layers are asked for.
+    A module is named as in the checkpoint, `model.layers.0.self_attn.q_proj`; only linear layers are requested.
     """
 
     method: ClassVar[str]
     """`quant_method` in config.json."""
 
     @abstractmethod
-    def format_of(self, module: str) -> IntegerFormat | None:
-        """How the module is stored, None where it is left in floats."""
+    def format_of(self, module: str) -> QuantizedFormat | None:
+        """Return the module's format, None if it is not quantized."""
 
     @abstractmethod
     def _tensors(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> dict[str, Tensor]:
-        """The tensors of a quantized module by the last part of their names, once names, types and shapes are right."""
+        """Return a quantized module's tensors by the last part of their names; check names, dtypes and shapes."""
 
     @abstractmethod
-    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> IntegerMatrix:
-        """The matrix of a quantized module of `n` outputs and `k` inputs. Raises ModelError as `check` does."""
+    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
+        """Read a quantized module of `n` outputs and `k` inputs. Raises ModelError as `check` does."""
 
     @abstractmethod
     def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
-        """`order` of the matrix that `read` gives, without reading the matrix."""
+        """Return the `order` of a quantized module without reading its matrix."""
 
     def check(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> None:
-        """Raises ModelError naming the first tensor of a quantized module that is missing, mistyped or misshapen."""
+        """Raise ModelError for the first tensor of a quantized module that is missing or has a wrong dtype or shape."""
         self._tensors(checkpoint, module, n, k)
 
 
 def quantized(module: str, layer: T | None) -> T:
-    """`layer`, which is None only if the caller asks for the integers of a module left in floats."""
+    """Return `layer`, which must not be None: the module must be quantized."""
     if layer is None:
         raise ValueError(f"{module} is not quantized")
     return layer
 
 
 def in_block(module: str) -> bool:
-    """Whether the module belongs to one of the numbered blocks of the model, as all do but embeddings and the head."""
+    """Return True if the module is in a numbered block of the model, unlike embeddings and the head."""
     return any(part.isdigit() for part in module.split("."))
 
 
 def order_of(indices: Tensor, group: int) -> npt.NDArray[np.int32] | None:
-    """The order of columns in which groups are contiguous, i32 [k], from each column's group; None if they are."""
+    """Return the column order i32 [k] that makes groups contiguous, given each column's group; None if they are."""
     given = indices.to_numpy().astype(np.int32)
     natural = np.arange(len(given), dtype=np.int32) // (group or max(len(given), 1))
     if np.array_equal(given, natural):
@@ -89,6 +93,40 @@ def order_of(indices: Tensor, group: int) -> npt.NDArray[np.int32] | None:
     if not np.array_equal(given[order], natural):
         raise ModelError(
             f"tensor {indices.name} must name each of the groups 0 to {natural[-1]} "
-            f"for {group or len(given)} inputs, but it doesn't"
+            f"for {group or len(given)} inputs, but it does not"
         )
     return order
+
+
+# Unpacking: a matrix of 4096 by 11008 takes some tens of milliseconds
+
+
+def words_for(count: int, bits: int) -> int:
+    """Return the number of words that hold `count` values; the last one may be padded."""
+    return -(-count * bits // 32)
+
+
+def unpack(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
+    """Unpack `count` values of each row, lowest bits first: u8 [rows, count] from 32-bit words [rows, words]."""
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return np.ascontiguousarray(packed[:, :count])
+    rows, columns = packed.shape
+    out = np.empty((rows, columns), "<u2")
+    for row in range(0, rows, _BLOCK_ROWS):  # the byte 0xHL becomes the bytes 0x0L, 0x0H
+        wide = packed[row : row + _BLOCK_ROWS].astype("<u2")
+        out[row : row + _BLOCK_ROWS] = (wide | wide << 4) & 0x0F0F
+    return np.ascontiguousarray(out.view(np.uint8)[:, :count])
+
+
+def unpack_transposed(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
+    """Unpack `count` values of each column: u8 [columns, count] from 32-bit words [words, columns]."""
+    return unpack(transposed(words), bits, count)
+
+
+def transposed(words: Words) -> Words:
+    """Return a copy of `words` [rows, columns] as [columns, rows]."""
+    out = np.empty(words.shape[::-1], words.dtype)
+    for row in range(0, len(words), _BLOCK_ROWS):
+        out[:, row : row + _BLOCK_ROWS] = words[row : row + _BLOCK_ROWS].T
+    return out

@@ -1,4 +1,4 @@
-"""Integer products against exact arithmetic, and against each other on every instruction set."""
+"""Quantized products against exact arithmetic, and against each other on every instruction set."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import soft_tiles
-from kernel_calls import Array, aligned, pack_integers, quantized_rows, run, tile
+from kernel_calls import Array, aligned, pack_activations, pack_quantized, pack_quantized_activations, run
 
 from quire.kernels import host
 from quire.kernels._native import MatrixView, QuantizedWeights, Runner, RunnerConfig
-from quire.kernels.emit.gemm import Gemm
-from quire.kernels.emit.layout import IntegerFormat, Numbers
-from quire.kernels.emit.products import Products
-from quire.kernels.emit.rows import Embedding, Norm, Quantize
+from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.layout import Dtypes, QuantizedFormat
+from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
 
-NUMBERS = Numbers("bf16", "bf16", "f32")
+DTYPES = Dtypes("bf16", "bf16", "f32")
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
 FORMATS = [
-    IntegerFormat(8),
-    IntegerFormat(4),
-    IntegerFormat(8, zeros=True),
-    *(IntegerFormat(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)),
+    QuantizedFormat(8),
+    QuantizedFormat(4),
+    QuantizedFormat(8, zeros=True),
+    *(QuantizedFormat(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)),
 ]
 SHAPES = [(1, 64, 32), (3, 96, 80), (7, 400, 33), (70, 320, 64)]
 
 
-class Case:
+class ProductCase:
     """Random operands of one product: rows x = q * sx, columns w = (values - zeros) * sw."""
 
-    def __init__(self, form: IntegerFormat, m: int, k: int, n: int) -> None:
+    def __init__(self, form: QuantizedFormat, m: int, k: int, n: int) -> None:
         rng = np.random.default_rng(form.bits * m + k + n + form.group)
         self.form, self.shape = form, (m, k, n)
         groups = form.groups(k)
@@ -42,7 +42,7 @@ class Case:
         self.x_scales = rng.uniform(1e-3, 1e-1, (m, groups)).astype(np.float32)
 
     def expected(self) -> Array:
-        """f32 sums in the order of the contract; an FMA is emulated in float64."""
+        """Return f32 sums in the order of the contract; an FMA is emulated in float64."""
         (m, k, n), span = self.shape, self.form.span(self.shape[1])
         total = np.zeros((m, n), np.float32)
         for group, first in enumerate(range(0, k, span)):
@@ -54,15 +54,15 @@ class Case:
         return total
 
     def run(self, isa: str) -> Array:
-        """The kernel's result; that of the kernel for AMX comes from tiles in software."""
+        """Return the kernel's result; AMX tiles run in software."""
         m, k, n = self.shape
         width = -(-n // 32) * 32
         y = aligned(np.full((m, width), np.nan, np.float32))
-        x = quantized_rows(self.q, self.x_scales, self.form.depth(k), self.form.span(k))
-        w = pack_integers(self.values, self.scales, self.zeros, self.form.bits, self.form.group)
+        x = pack_quantized_activations(self.q, self.x_scales, self.form.depth(k), self.form.span(k))
+        w = pack_quantized(self.values, self.scales, self.zeros, self.form.bits, self.form.group)
         assert w.shape[1] == self.form.block_bytes(k)
         assert x.shape[1] == self.form.panel_bytes(k)
-        text = Gemm("g", k, n, integers=self.form).emit(Products(isa, NUMBERS))
+        text = GemmKernel("g", k, n, quantized=self.form).emit(EmitContext(isa, DTYPES))
         if isa == "amx":
             isa, text = "avx2", soft_tiles.software(text)
         run(isa, text, "g", [x, w, y], [m], (0, width // 32 * -(-m // 64)))
@@ -71,30 +71,32 @@ class Case:
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
-def test_products_are_exact_sums_scaled_in_order(form: IntegerFormat, m: int, k: int, n: int) -> None:
-    case = Case(form, m, k, n)
+def test_products_are_exact_sums_scaled_in_order(form: QuantizedFormat, m: int, k: int, n: int) -> None:
+    case = ProductCase(form, m, k, n)
     results = [case.run(isa) for isa in ISAS]
     np.testing.assert_allclose(results[0], case.expected(), rtol=2e-7, atol=1e-30)
     for result in results[1:]:
         assert np.array_equal(result, results[0])
 
 
-def quantized(x: Array, form: IntegerFormat) -> Array:
-    """Quantized activations of x[m, k], by numpy."""
+def quantized(x: Array, form: QuantizedFormat) -> Array:
+    """Quantize activations x[m, k] with numpy."""
     (m, k), depth, span = x.shape, form.depth(x.shape[1]), form.span(x.shape[1])
     groups = np.pad(x, ((0, 0), (0, form.groups(k) * span - k))).astype(np.float32).reshape(m, -1, span)
     largest = np.abs(groups).max(2)
     with np.errstate(divide="ignore"):
         inverse = np.where(largest < 1e-30, np.float32(0), np.float32(127) / largest)
     q = np.rint(groups * inverse[..., None]).astype(np.int8).reshape(m, -1)
-    return quantized_rows(q, np.where(largest < 1e-30, np.float32(0), largest / np.float32(127)), depth, span)
+    return pack_quantized_activations(
+        q, np.where(largest < 1e-30, np.float32(0), largest / np.float32(127)), depth, span
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", [IntegerFormat(8), IntegerFormat(4, 32), IntegerFormat(4, 128)], ids=str)
+@pytest.mark.parametrize("form", [QuantizedFormat(8), QuantizedFormat(4, 32), QuantizedFormat(4, 128)], ids=str)
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("k", [40, 208])
-def test_quantize(isa: str, form: IntegerFormat, gather: bool, k: int) -> None:
+def test_quantize(isa: str, form: QuantizedFormat, gather: bool, k: int) -> None:
     m = 19
     rng = np.random.default_rng(4)
     x = rng.standard_normal((m, k), np.float32) * rng.uniform(0.01, 10, (m, 1)).astype(np.float32)
@@ -102,51 +104,58 @@ def test_quantize(isa: str, form: IntegerFormat, gather: bool, k: int) -> None:
     order = rng.permutation(k).astype(np.int32)
     expected = quantized(x[:, order] if gather else x, form)
     out = aligned(np.zeros_like(expected))
-    text = Quantize("q", k, form, gather).emit(Numbers("f32", "f32", "f32"))
-    run(isa, text, "q", [tile(x), out, *([order] if gather else [])], [], (0, m))
+    text = QuantizeKernel("q", k, form, gather).emit(EmitContext(isa, Dtypes("f32", "f32", "f32")))
+    run(isa, text, "q", [pack_activations(x), out, *([order] if gather else [])], [], (0, m))
     assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_quantize_keeps_what_is_not_finite(isa: str) -> None:
+def test_quantize_keeps_values_that_are_not_finite(isa: str) -> None:
     x = np.ones((2, 64), np.float32)
     x[0, 7], x[1, 9] = np.nan, np.inf
-    form = IntegerFormat(8)
+    form = QuantizedFormat(8)
     out = aligned(np.zeros((1, form.panel_bytes(64)), np.uint8))
-    run(isa, Quantize("q", 64, form).emit(NUMBERS), "q", [tile(x), out], [], (0, 2))
+    run(isa, QuantizeKernel("q", 64, form).emit(EmitContext(isa, DTYPES)), "q", [pack_activations(x), out], [], (0, 2))
     scales = out[0, 16 * 64 : 16 * 64 + 8].view(np.float32)
     assert not np.isfinite(scales).any()
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", [IntegerFormat(8), IntegerFormat(4, 64)], ids=str)
-def test_norm_quantizes_as_it_stores(isa: str, form: IntegerFormat) -> None:
+@pytest.mark.parametrize("form", [QuantizedFormat(8), QuantizedFormat(4, 64)], ids=str)
+def test_norm_quantizes_as_it_stores(isa: str, form: QuantizedFormat) -> None:
     m, width = 18, 160
     hidden, weight = np.random.default_rng(6).standard_normal((2, m, width), np.float32)
-    floats = tile(np.zeros((m, width), np.float32))
-    numbers = Numbers("f32", "f32", "f32")
-    run(isa, Norm("n", width, 1e-5).emit(numbers), "n", [aligned(hidden), aligned(weight[0]), floats], [], (0, m))
+    floats = pack_activations(np.zeros((m, width), np.float32))
+    context = EmitContext(isa, Dtypes("f32", "f32", "f32"))
+    run(isa, NormKernel("n", width, 1e-5).emit(context), "n", [aligned(hidden), aligned(weight[0]), floats], [], (0, m))
     apart = aligned(np.zeros((2, form.panel_bytes(width)), np.uint8))
-    run(isa, Quantize("q", width, form).emit(numbers), "q", [floats, apart], [], (0, m))
+    run(isa, QuantizeKernel("q", width, form).emit(context), "q", [floats, apart], [], (0, m))
     fused = aligned(np.zeros_like(apart))
-    text = Norm("n", width, 1e-5, integers=form).emit(numbers)
+    text = NormKernel("n", width, 1e-5, quantized=form).emit(context)
     run(isa, text, "n", [aligned(hidden), aligned(weight[0]), fused], [], (0, m))
     assert np.array_equal(fused, apart)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "form", [IntegerFormat(8), IntegerFormat(8, 32), IntegerFormat(4, 32), IntegerFormat(4, 128)], ids=str
+    "form", [QuantizedFormat(8), QuantizedFormat(8, 32), QuantizedFormat(4, 32), QuantizedFormat(4, 128)], ids=str
 )
-def test_embedding_of_integers(isa: str, form: IntegerFormat) -> None:
+def test_quantized_embedding(isa: str, form: QuantizedFormat) -> None:
     vocab, hidden = 101, 176
     rng = np.random.default_rng(7)
     values = rng.integers(0, 1 << form.bits, (vocab, hidden), np.uint8)
     scales = rng.random((vocab, form.groups(hidden)), np.float32).astype(np.float16).astype(np.float32)
     ids = np.array([0, 100, 17, 33], np.int32)
     out = aligned(np.zeros((4, 192), np.float32))
-    packed = pack_integers(values, scales, None, form.bits, form.group)
-    run(isa, Embedding("e", hidden, integers=form).emit(NUMBERS), "e", [ids, packed, out], [], (0, 4))
+    packed = pack_quantized(values, scales, None, form.bits, form.group)
+    run(
+        isa,
+        EmbeddingKernel("e", hidden, quantized=form).emit(EmitContext(isa, DTYPES)),
+        "e",
+        [ids, packed, out],
+        [],
+        (0, 4),
+    )
     wide = np.repeat(scales, form.span(hidden), axis=1)[:, :hidden]
     assert np.array_equal(out[:, :hidden], ((values.astype(np.float32) - form.middle) * wide)[ids])
 
@@ -158,8 +167,8 @@ def tiles(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize(("m", "k", "n"), [(3, 96, 80), (21, 96, 48), (53, 200, 40)])
-def test_tiles_give_the_same_sums(tiles: None, form: IntegerFormat, m: int, k: int, n: int) -> None:
-    case = Case(form, m, k, n)
+def test_tiles_give_the_same_sums(tiles: None, form: QuantizedFormat, m: int, k: int, n: int) -> None:
+    case = ProductCase(form, m, k, n)
     assert np.array_equal(case.run("amx"), case.run("avx2"))
 
 
@@ -177,27 +186,27 @@ def memory(address: int, size: int) -> Array:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_integers_are_packed_as_the_layout_says(runner: Runner, form: IntegerFormat) -> None:
+def test_quantized_weights_are_packed_as_the_layout_says(runner: Runner, form: QuantizedFormat) -> None:
     n, k = 50, 200
     rng = np.random.default_rng(8)
     groups = -(-k // form.span(k))
     values = rng.integers(0, 1 << form.bits, (n, k), np.uint8)
     scales = np.exp2(rng.uniform(-26, 3, (n, groups))).astype(np.float32)
     zeros = rng.integers(0, 17, (n, groups)).astype(np.int16) if form.zeros else None
-    expected = pack_integers(values, scales, zeros, form.bits, form.group)
+    expected = pack_quantized(values, scales, zeros, form.bits, form.group)
     target = runner.allocate(expected.nbytes)
     runner.pack_quantized(values, scales, zeros, QuantizedWeights(target, form, k))
-    # Padding is the middle of the range here and 0 there; what it is does not matter.
+    # Padding is the middle of the range here and 0 in the expected array; its value does not matter.
     shape = (2, form.groups(k), form.group_bytes(k))
     packed = memory(target, expected.nbytes).reshape(shape)
     whole = slice(0, 1), slice(0, k // form.span(k))
     assert np.array_equal(packed[whole], expected.reshape(shape)[whole])
 
 
-@pytest.mark.parametrize("form", [IntegerFormat(8), *(IntegerFormat(4, group) for group in (32, 64, 128))], ids=str)
+@pytest.mark.parametrize("form", [QuantizedFormat(8), *(QuantizedFormat(4, group) for group in (32, 64, 128))], ids=str)
 @pytest.mark.parametrize(("name", "source"), [("f32", np.float32), ("f16", np.float16)])
-def test_quantized_weights_are_near(runner: Runner, form: IntegerFormat, name: str, source: npt.DTypeLike) -> None:
-    """Through the kernel: the identity times the packed matrix gives the weights back."""
+def test_quantized_weights_are_near(runner: Runner, form: QuantizedFormat, name: str, source: npt.DTypeLike) -> None:
+    """The product of the identity and the packed matrix gives the weights back."""
     n, k = 48, 192
     weights: Array = np.random.default_rng(9).standard_normal((n, k), np.float32).astype(source)
     weights[5] = 0
@@ -205,7 +214,7 @@ def test_quantized_weights_are_near(runner: Runner, form: IntegerFormat, name: s
     runner.quantize(MatrixView(weights.ctypes.data, name, n, k, k, 1), QuantizedWeights(target, form, k))
     x = quantized(np.eye(k, dtype=np.float32), form)
     y = aligned(np.zeros((k, 64), np.float32))
-    text = Gemm("g", k, n, integers=form).emit(Products(ISAS[0], NUMBERS))
+    text = GemmKernel("g", k, n, quantized=form).emit(EmitContext(ISAS[0], DTYPES))
     run(ISAS[0], text, "g", [x, aligned(memory(target, 2 * form.block_bytes(k))), y], [k], (0, 2 * -(-k // 64)))
     error = y[:, :n].T - weights.astype(np.float32)
     relative = np.sqrt((error**2).sum() / (weights.astype(np.float32) ** 2).sum())
@@ -216,7 +225,7 @@ def test_quantized_weights_are_near(runner: Runner, form: IntegerFormat, name: s
 def test_weights_that_are_not_finite_cannot_be_quantized(runner: Runner) -> None:
     weights = np.ones((16, 64), np.float32)
     weights[3, 4] = np.nan
-    form = IntegerFormat(8)
+    form = QuantizedFormat(8)
     target = QuantizedWeights(runner.allocate(form.block_bytes(64)), form, 64)
     with pytest.raises(ValueError, match="weight column 3 holds a value that is not finite"):
         runner.quantize(MatrixView(weights.ctypes.data, "f32", 16, 64, 64, 1), target)

@@ -1,10 +1,10 @@
-"""Products of integers: int8 rows times packed int8 or int4 columns, exact in int32, and scaled to f32.
+"""Products of quantized operands: int8 rows times packed int8 or int4 columns, exact in int32, scaled to f32.
 
 Per output and group g of k: `I = sum x (w - zero)` in int32, then `acc = fma(f32(I), sw[g, n] * sx[m, g], acc)`, g
 ascending, acc from 0. `I` is exact in any order, so every instruction set gives the same bits.
 
-Values of w are unsigned, those of x signed, as VNNI has it. The zero point enters as a start of `-zero * sum x`, which
-the quantization of x has counted.
+Values of w are unsigned and values of x signed, as VNNI requires. The zero point contributes a start value of
+`-zero * sum x`, whose sum is computed when x is quantized.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.layout import TILE_ROWS, IntegerFormat
+from quire.kernels.emit.layout import TILE_ROWS, QuantizedFormat
 from quire.kernels.emit.products import NEAR_BYTES, RowSink
 from quire.kernels.emit.value import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Value, vector
 
 LINE = _native.CACHE_LINE
-LINES_A_TURN = 2
-"""Lines of each tile for each turn of the innermost loop."""
+LINES_PER_ITERATION = 2
+"""Lines of each tile in one iteration of the innermost loop."""
 
 _MANY, _FEW = (4, 2, 1), (2, 1)
 ROW_CHUNKS = {"amx": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": (1,)}
-"""Rows that are computed at once, and how the rest is cut. Eight rows of groups of 32 would spill their sums at the end
-of each group, and be a quarter slower."""
+"""Numbers of rows computed at once, then smaller chunks for the remainder. Eight rows with groups of 32 would spill
+their sums at the end of each group and be a quarter slower."""
 
-LEAST_TILE_ROWS = 5
-"""From so many rows on, an AMX tile is worth its 16 rows."""
+MIN_TILE_ROWS = 5
+"""Fewest rows for which AMX tiles, which always compute 16, are faster than VNNI."""
 
 
 @dataclass(frozen=True)
-class IntegerProducts:
-    """Emits products with columns of `k` elements, for one instruction set."""
+class QuantizedProducts:
+    """Emits products with quantized columns of `k` elements, for one instruction set."""
 
     isa: str
-    format: IntegerFormat
+    format: QuantizedFormat
     k: int
 
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        """Feeds `sink` with rows 0 .. `rows` of the panels at `x` times a block of 32 columns."""
+        """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
         if self.isa != "amx":
             self._emit_chunks(b, x, rows, block, sink)
             return
-        with b.when(rows < LEAST_TILE_ROWS):
+        with b.when(rows < MIN_TILE_ROWS):
             self._emit_chunks(b, x, rows, block, sink)
-        with b.when(rows >= LEAST_TILE_ROWS):
+        with b.when(rows >= MIN_TILE_ROWS):
             self._emit_tiles(b, x, rows, block, sink)
 
     def _panel(self, b: Builder, x: Value, row: Value) -> Value:
-        """Where the panel that begins with `row` lies."""
+        """Return the address of the panel that starts with `row`."""
         return b.address(x, row // TILE_ROWS * self.format.panel_bytes(self.k))
 
     # Rows times lines
@@ -92,7 +92,7 @@ class IntegerProducts:
         return group * (2 * TILE_ROWS * 4) + TILE_ROWS * self.format.depth(self.k)
 
     def _start(self, b: Builder, header: Value, total: Value) -> list[Value]:
-        """-zero * sum x for the two tiles of a row."""
+        """Return -zero * sum x for the two tiles of a row."""
         if not self.format.zeros:
             return [total * -self.format.middle] * 2
         at = self.format.header_bytes - LINE
@@ -100,7 +100,7 @@ class IntegerProducts:
         return [zero * total * -1 for zero in zeros]
 
     def _scales(self, b: Builder, header: Value) -> list[Value]:
-        """The scales of the two tiles' columns in a group."""
+        """Load the scales of the two tiles' columns in a group."""
         if not self.format.group:
             return [b.load(header, 64 * c, VF32, 64) for c in range(2)]
         return [b.convert("arith.extf", b.load(header, 32 * c, vector(F16), 32), VF32) for c in range(2)]
@@ -108,17 +108,17 @@ class IntegerProducts:
     def _sums(
         self, b: Builder, panel: Value, row: Value, chunk: int, group: Value, lines: Value, start: Sequence[Value]
     ) -> list[Value]:
-        """`start` plus the group's products: of each row, of each of its two tiles."""
+        """Return `start` plus the group's products, for each row and each of its two tiles."""
         span, depth = self.format.span(self.k), self.format.line_depth
         step = min(span, LINE)  # elements of k that lie together in a panel
         with b.loop(0, span // step, state=start) as part:
             k = group * span + part.index * step
             x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE + row * LINE)
             at = b.address(lines, part.index * (step // depth * 2 * LINE))
-            with b.loop(0, step // depth, LINES_A_TURN, state=part.state) as turn:
-                state = list(turn.state)
-                for i in range(LINES_A_TURN):
-                    line = turn.index + i
+            with b.loop(0, step // depth, LINES_PER_ITERATION, state=part.state) as lines_:
+                state = list(lines_.state)
+                for i in range(LINES_PER_ITERATION):
+                    line = lines_.index + i
                     weights = [self._load(b, at, line, column) for column in range(2)]
                     values = b.address(x, line * depth)
                     for r in range(chunk):
@@ -127,19 +127,19 @@ class IntegerProducts:
                             for column in range(2):
                                 acc = 2 * r + column
                                 state[acc] = self._dot(b, state[acc], weights[column][part_of_line], quad)
-                turn.carry(*state)
-            part.carry(*turn.results)
+                lines_.carry(*state)
+            part.carry(*lines_.results)
         return part.results
 
     def _load(self, b: Builder, lines: Value, line: Value, column: int) -> list[Value]:
-        """One line as lanes of four unsigned bytes: of int4 its low and its high halves."""
+        """Load one line as lanes of four unsigned bytes; int4 gives its low and its high halves."""
         offset = line * (2 * LINE) + column * LINE
-        b.prefetch(lines, offset + NEAR_BYTES, level=1)  # a second call, FAR_BYTES ahead, costs more than it brings
+        b.prefetch(lines, offset + NEAR_BYTES, level=1)  # a second one, FAR_BYTES ahead, costs more than it gains
         value = b.load(lines, offset, VI32, 64)
         return [value] if self.format.bits == 8 else [value & 0x0F0F0F0F, (value >> 4) & 0x0F0F0F0F]
 
     def _dot(self, b: Builder, acc: Value, weights: Value, quad: Value) -> Value:
-        """acc + the sum over four bytes of unsigned `weights` times signed `quad`, in each lane."""
+        """Add the sum of unsigned `weights` times signed `quad` over four bytes to each lane of `acc`."""
         if self.isa in ("amx", "avx512-vnni"):
             return b.call("llvm.x86.avx512.vpdpbusd.512", [acc, b.lanes_as(weights, I8), b.lanes_as(quad, I8)], VI32)
         if self.isa == "avx512":
@@ -155,7 +155,7 @@ class IntegerProducts:
         return b.join(*halves)
 
     def _multiply_add(self, b: Builder, weights: Value, quad: Value, by_bytes: str, by_words: str) -> Value:
-        """The same without VNNI. Pairs of int4 products fit 16 bits; those of int8 may not, so bytes become words."""
+        """Emit `_dot` without VNNI. Pairs of int4 products fit 16 bits; pairs of int8 may not, so bytes are widened."""
         words, result = b.lanes_as(weights, I16).type, weights.type
         if self.format.bits == 4:
             pairs = b.call(f"llvm.x86.{by_bytes}", [b.lanes_as(weights, I8), b.lanes_as(quad, I8)], words)
@@ -167,8 +167,8 @@ class IntegerProducts:
     # AMX tiles
 
     def _emit_tiles(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        """Two panels of 16 rows at a time as tiles, so that each tile that is loaded, and unpacked, is used twice; then
-        the last one. Rows past the last are computed and not handed out."""
+        """Multiply two panels of 16 rows at a time with AMX tiles, so that each loaded and unpacked tile is used twice;
+        then the last panel. Rows past the last are computed but not passed to `sink`."""
         totals, result, unpacked = (b.scratch(2 * TILE_ROWS * 2 * LINE) for _ in range(3))
         pairs = (rows + (TILE_ROWS - 1)) // (2 * TILE_ROWS) * (2 * TILE_ROWS)
         for panels, start, stop in ((2, b.index(0), pairs), (1, pairs, rows)):
@@ -192,7 +192,7 @@ class IntegerProducts:
     def _scale_row(
         self, b: Builder, panel: Value, row: Value, group: Value, header: Value, totals: Value, result: Value
     ) -> None:
-        """Adds a group's sums of one row, scaled, to its result."""
+        """Add a group's scaled sums of one row to its result."""
         scales = b.address(panel, self._scales_offset(group) + row % TILE_ROWS * 4)
         scale = b.broadcast(b.load(scales, 0, F32))
         start = self._start(b, header, b.broadcast(b.load(scales, TILE_ROWS * 4, I32)))
@@ -204,7 +204,7 @@ class IntegerProducts:
     def _tile_sums(
         self, b: Builder, panels: Sequence[Value], group: Value, lines: Value, totals: Value, unpacked: Value
     ) -> None:
-        """The group's products of the panels, without the start, as i32 [row][32 columns]."""
+        """Store the group's products of the panels, without the start, as i32 [row][32 columns]."""
         span, depth = self.format.span(self.k), self.format.line_depth
         step = min(span, LINE)
         rows, k_bytes, line = b.constant(TILE_ROWS, I16), b.constant(step, I16), b.constant(LINE, I16)
@@ -231,7 +231,7 @@ class IntegerProducts:
             b.call_void("llvm.x86.tilestored64.internal", [rows, line, at, b.constant(2 * LINE, I64), total])
 
     def _tile_lines(self, b: Builder, lines: Value, column: int, step: int, unpacked: Value) -> tuple[Value, int]:
-        """The bytes of one tile's `step` elements of k, and the bytes from one line to the next."""
+        """Return the address of one tile's `step` elements of k, and the stride of its lines in bytes."""
         if self.format.bits == 8:
             return b.address(lines, column * LINE), 2 * LINE
         unpacked = b.address(unpacked, column * (TILE_ROWS * LINE))

@@ -1,0 +1,318 @@
+"""Lowering of a graph to a plan: decides fusion, number formats and kernels.
+
+Linear layers that share their input become one GEMM: their outputs one after the other, or gate and up interleaved.
+Activations, residual additions, scales and softcaps run in a GEMM's epilogue; a norm quantizes its output if the next
+layer is quantized. Hidden states stay in f32; inputs of products are packed activations (emit/layout.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from quire.kernels._native import MAX_KV_SPLITS
+from quire.kernels.emit.attention import (
+    BLOCK_TOKENS,
+    AttentionKernel,
+    SplitReductionKernel,
+    split_bytes,
+    tokens_per_entry,
+)
+from quire.kernels.emit.gemm import ROWS_PER_ITEM, GemmKernel
+from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
+from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.operations import Attention, Embedding, FeedForward, Graph, Linear, Logits, Norm, Residual
+from quire.kernels.operands import (
+    Buffer,
+    KvLayer,
+    Launch,
+    Matrix,
+    MatrixPart,
+    Operand,
+    PackedActivations,
+    PlanLimits,
+    Table,
+    TensorRows,
+    Vector,
+)
+from quire.kernels.plan import ModelPlan
+from quire.kernels.rope import Rope
+from quire.kernels.weights.quantization import Quantization
+
+MAX_QUANTIZED_INPUTS = 65536
+"""Most inputs of a quantized layer: more could overflow its sums."""
+
+
+@dataclass(frozen=True)
+class FusedLinear:
+    """Linear layers that share their input, as one GEMM. `head`: it computes the logits."""
+
+    layers: tuple[Linear, ...]
+    interleaved: bool = False
+    head: bool = False
+
+    @property
+    def dim(self) -> str:
+        """Dim that counts the rows of the input."""
+        return "logit_rows" if self.head else "tokens"
+
+
+def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> ModelPlan:
+    """Return the plan of a model. Raises ModelError for an operation that no kernel can compute."""
+    return _Lowering(graph, dtypes, limits, quantization).lower()
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
+        self._graph = graph
+        self._quantization = quantization
+        self._rope_tables: dict[Rope, Table] = {}
+        attentions = [residual.block for residual in graph.residuals if isinstance(residual.block, Attention)]
+        _check(graph, attentions)
+        self._plan = ModelPlan(
+            dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
+            len(attentions), min(tokens_per_entry(attention.heads.group) for attention in attentions),
+        )  # fmt: skip
+        self._next_layer = 0
+
+    def lower(self) -> ModelPlan:
+        head = FusedLinear((self._graph.logits.linear,), head=True)
+        hidden = self._embedding(self._graph.embedding, head)
+        for residual in self._graph.residuals:
+            self._residual(hidden, residual)
+        self._logits(hidden, self._graph.logits, head)
+        return self._plan
+
+    # Buffers
+
+    def _rows(self, name: str, columns: int) -> Buffer:
+        """Return a buffer of f32 rows."""
+        return self._plan.buffer(name, self._plan.limits.max_num_batched_tokens * round_up(columns, BLOCK) * 4)
+
+    def _activations(self, name: str, columns: int, quantized: QuantizedFormat | None = None) -> PackedActivations:
+        panels = -(-self._plan.limits.max_num_batched_tokens // TILE_ROWS)
+        if quantized is not None:
+            # One buffer for each width and grouping: its padding is never written and stays zero.
+            name, size = f"quantized_{columns}_{quantized.group}", panels * quantized.panel_bytes(columns)
+        else:
+            size = panels * TILE_ROWS * round_up(columns, BLOCK) * self._plan.dtypes.activation_bytes
+        return PackedActivations(self._plan.buffer(name, size), columns, quantized)
+
+    # Embedding, norms, logits
+
+    def _embedding(self, operation: Embedding, head: FusedLinear) -> Buffer:
+        """Lower the embedding. If the head has the same tensor, it is packed once for both."""
+        out, width = self._rows("hidden", operation.hidden_size), operation.hidden_size
+        quantized = self._format(head) if head.layers[0].weight == operation.weight else None
+        matrix = Matrix(
+            (MatrixPart(operation.weight, operation.vocab_size, width),), operation.vocab_size, width, quantized
+        )
+        operands: list[Operand] = [Buffer("token_ids", input=True), matrix, out]
+        if operation.positions:
+            operands.append(Buffer("positions", input=True))
+            operands.append(TensorRows(operation.positions, operation.num_positions, width))
+        kernel = EmbeddingKernel("embed", width, bool(operation.positions), quantized, operation.scale)
+        self._plan.add(kernel, operands, "tokens")
+        return out
+
+    def _norm(self, hidden: Buffer, norm: Norm | None, consumer: FusedLinear) -> PackedActivations:
+        """Lower a norm of the hidden states, in the format that its consumer reads.
+
+        A norm of the head gathers the rows whose logits are needed, and also gives the f32 hidden states for pooling.
+        """
+        width = self._plan.hidden_size
+        in_order = self._quantization.order_of(consumer.layers, width) is None
+        out = self._activations("normed", width, self._format(consumer) if in_order else None)
+        kernel, operands = _norm_kernel("norm", norm, width, hidden, out.buffer)
+        kernel = replace(kernel, gather=consumer.head, quantized=out.quantized)
+        if consumer.head:
+            operands.append(Buffer("logit_rows", input=True))
+        self._plan.add(kernel, operands, consumer.dim)
+        if consumer.head:
+            rows = self._plan.kernel(replace(kernel, name="norm_states", quantized=None, output="rows"))
+            operands = [
+                Buffer("hidden_states", input=True) if operand is out.buffer else operand for operand in operands
+            ]
+            self._plan.hidden_states.append(Launch(rows, tuple(operands), consumer.dim))
+        return out
+
+    def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
+        x = self._norm(hidden, operation.norm, head)
+        self._gemm("logits", x, head, Buffer("logits", input=True), scale=operation.scale, softcap=operation.softcap)
+
+    # Linear layers
+
+    def _format(self, linear: FusedLinear) -> QuantizedFormat | None:
+        return self._quantization.format_of(linear.layers, linear.head)
+
+    def _quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
+        """Convert x to the format that the linear layer reads."""
+        quantized = self._format(linear)
+        if quantized is None or x.quantized is not None:
+            return x
+        out = self._activations("", x.columns, quantized)
+        operands: list[Operand] = [x.buffer, out.buffer]
+        order = self._quantization.order_of(linear.layers, x.columns)
+        if order is not None:
+            operands.append(Table("order", order))
+        kernel = QuantizeKernel("quantize", x.columns, quantized, gather=order is not None)
+        self._plan.add(kernel, operands, linear.dim)
+        return out
+
+    def _matrix(self, linear: FusedLinear, k: int) -> Matrix:
+        """Return the packed tensors of the layers, one after the other or 16 columns of each in turn."""
+        sizes = [layer.outputs for layer in linear.layers]
+        if not linear.interleaved and any(size % TILE_ROWS for size in sizes[:-1]):
+            raise ModelError(f"linear layers with {sizes} outputs share their input; they must be multiples of 16")
+        quantized = self._format(linear)
+        if quantized is not None and k > MAX_QUANTIZED_INPUTS:
+            raise ModelError(
+                f"{linear.layers[0].weight} has {k} inputs; quantized layers may have up to {MAX_QUANTIZED_INPUTS}"
+            )
+        step = len(sizes) if linear.interleaved else 1
+        parts, tile, columns = [], 0, 0
+        for layer in linear.layers:
+            parts.append(MatrixPart(layer.weight, layer.outputs, k, layer.transposed, tile, step))
+            tile += 1 if linear.interleaved else -(-layer.outputs // TILE_ROWS)
+            columns += round_up(layer.outputs, TILE_ROWS) if linear.interleaved else layer.outputs
+        return Matrix(tuple(parts), columns, k, quantized)
+
+    def _gemm(
+        self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
+        epilogue: str = "store", activation: str = "", scale: float = 1.0, softcap: float = 0.0,
+    ) -> None:  # fmt: skip
+        x = self._quantized(x, linear)
+        matrix, layers = self._matrix(linear, x.columns), linear.layers
+        operands: list[Operand] = [x.buffer, matrix, out]
+        if layers[0].bias:
+            names, sizes = tuple(layer.bias for layer in layers), tuple(layer.outputs for layer in layers)
+            operands.append(Vector(names, sizes, linear.interleaved))
+        kernel = GemmKernel(
+            name, matrix.k, matrix.n, epilogue, bool(layers[0].bias), activation, linear.dim, matrix.quantized, scale,
+            softcap,
+        )  # fmt: skip
+        repeats = round_up(matrix.n, BLOCK) // BLOCK
+        self._plan.add(kernel, operands, linear.dim, rows_per_item=ROWS_PER_ITEM, repeats=repeats)
+
+    # Residual blocks
+
+    def _residual(self, hidden: Buffer, residual: Residual) -> None:
+        """Lower a residual block: a linear layer ends it and adds to the hidden states, or a norm after it does."""
+        match residual.block:
+            case Attention() as block:
+                x, last = self._attention(hidden, residual.before, block), FusedLinear((block.output,))
+            case FeedForward() as block:
+                x, last = self._feed_forward(hidden, residual.before, block), FusedLinear((block.down,))
+        if residual.after is None:
+            self._gemm("linear_add", x, last, hidden, epilogue="add", scale=residual.multiplier)
+            return
+        out = self._rows("block_output", self._plan.hidden_size)
+        self._gemm("linear", x, last, out)
+        kernel, operands = _norm_kernel("norm_add", residual.after, self._plan.hidden_size, out, hidden)
+        self._plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
+
+    def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
+        if operation.gate is None:
+            widen, name, epilogue = FusedLinear((operation.up,)), "linear_act", "activation"
+        else:
+            widen, name, epilogue = FusedLinear((operation.gate, operation.up), interleaved=True), "linear_gate", "gate"
+        x = self._norm(hidden, before, widen)
+        out = self._activations("intermediate", operation.up.outputs)
+        self._gemm(name, x, widen, out.buffer, epilogue=epilogue, activation=operation.activation)
+        return out
+
+    def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
+        """Lower attention up to its output layer: writes this step's K and V to their pages first."""
+        projections = FusedLinear(operation.projections)
+        qkv = self._rows("qkv", sum(layer.outputs for layer in operation.projections))
+        self._gemm("linear", self._norm(hidden, before, projections), projections, qkv)
+        plan, heads, layer = self._plan, operation.heads, KvLayer(self._next_layer)
+        self._next_layer += 1
+        query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
+        queries = plan.buffer("queries", query_rows * heads.query_bytes(plan.dtypes))
+        self._split_heads(qkv, operation, queries, layer)
+        out = self._activations("attended", heads.query * heads.dim)
+        kernel = AttentionKernel(
+            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.page_size // KV_TILE,
+            operation.window if operation.window < plan.limits.max_model_len else 0, operation.softcap,
+            bool(operation.sinks),
+        )  # fmt: skip
+        sinks = [Vector((operation.sinks,), (heads.query,))] if operation.sinks else []
+        entries = [Buffer("entries", input=True), queries, layer, out.buffer, *sinks]
+        plan.add(kernel, entries, "entries", repeats=heads.kv)
+        if plan.limits.max_model_len > BLOCK_TOKENS:
+            splits = plan.buffer("partials", MAX_KV_SPLITS * heads.query * split_bytes(heads))
+            kernel = replace(kernel, name="attention_split", sinks=False, kv_split=True)
+            plan.add(kernel, [Buffer("kv_splits", input=True), queries, layer, splits], "kv_splits", repeats=heads.kv)
+            reduction = SplitReductionKernel("split_reduction", heads, bool(sinks))
+            reductions = [Buffer("reductions", input=True), splits, out.buffer, *sinks]
+            plan.add(reduction, reductions, "reductions", repeats=heads.kv)
+        return out
+
+    def _split_heads(self, qkv: Buffer, operation: Attention, queries: Buffer, layer: KvLayer) -> None:
+        heads, rotary, norms = operation.heads, operation.rotary, operation.head_norms
+        operands: list[Operand] = [
+            qkv, Buffer("positions", input=True), Buffer("kv_slots", input=True), queries, layer,
+        ]  # fmt: skip
+        if rotary is not None:
+            operands.append(self._rope_table(rotary))
+        if norms is not None:
+            operands += [Vector((name,), (heads.dim,), offset=norms.weight_offset) for name in (norms.query, norms.key)]
+        kernel = SplitHeadsKernel(
+            "split_heads", heads, rotary.dim if rotary else 0, norms is not None, norms.epsilon if norms else 0.0
+        )
+        self._plan.add(kernel, operands, "tokens", repeats=heads.kv)
+
+    def _rope_table(self, rope: Rope) -> Table:
+        if rope not in self._rope_tables:
+            self._rope_tables[rope] = Table("rope", rope.table(self._plan.limits.max_model_len))
+        return self._rope_tables[rope]
+
+
+def _norm_kernel(
+    name: str, norm: Norm | None, width: int, source: Buffer, out: Buffer
+) -> tuple[NormKernel, list[Operand]]:
+    """Return the kernel of a norm, or of a conversion without a norm, and its operands."""
+    if norm is None:
+        return NormKernel(name, width, 0.0, "none"), [source, out]
+    kind: Literal["rms", "layer"] = "layer" if norm.center else "rms"
+    operands: list[Operand] = [source, Vector((norm.weight,), (width,), offset=norm.weight_offset), out]
+    if norm.bias:
+        operands.append(Vector((norm.bias,), (width,)))
+    return NormKernel(name, width, norm.epsilon, kind, bool(norm.bias)), operands
+
+
+def _check(graph: Graph, attentions: list[Attention]) -> None:
+    """Raise ModelError for sizes that no kernel can compute."""
+    hidden_size = graph.embedding.hidden_size
+    if hidden_size % 16:
+        raise ModelError(f"hidden_size is {hidden_size}; it must be a multiple of 16")
+    if not attentions:
+        raise ModelError("the model's graph has no attention; models without KV pages are not supported")
+    first = attentions[0].heads
+    for number, attention in enumerate(attentions):
+        heads, rotary = attention.heads, attention.rotary
+        if heads.dim % 16 or heads.query % heads.kv:
+            raise ModelError(
+                f"config.json: num_attention_heads ({heads.query}) must be a multiple of num_key_value_heads "
+                f"({heads.kv}), and head_dim ({heads.dim}) a multiple of 16"
+            )
+        if (heads.kv, heads.dim) != (first.kv, first.dim):
+            raise ModelError(
+                f"attention of layer {number} has {heads.kv} KV heads of {heads.dim} elements, but that of layer 0 has "
+                f"{first.kv} of {first.dim}; KV pages have the same layout in every layer"
+            )
+        outputs, needed = (
+            sum(layer.outputs for layer in attention.projections),
+            (heads.query + 2 * heads.kv) * heads.dim,
+        )
+        if outputs != needed:
+            raise ModelError(f"attention of layer {number} has {outputs} projection outputs; its heads need {needed}")
+        if rotary is not None and (rotary.dim % 16 or rotary.dim > heads.dim):
+            raise ModelError(
+                f"attention of layer {number} rotates {rotary.dim} of {heads.dim} elements of a head; supported are "
+                f"multiples of 16 up to {heads.dim}"
+            )

@@ -1,0 +1,116 @@
+"""Graph of operations: a model from token ids to logits, as plain data.
+
+A model file builds a `Graph` from a checkpoint's config; `lowering.py` turns it into kernel launches. The graph names
+tensors and states what is computed, never how: fusion, number formats and kernels are the lowering's decisions. Every
+attribute is carried out for every weight format, or rejected by the lowering with a ModelError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.kernels.emit.kv import Heads
+from quire.kernels.rope import Rope
+
+
+@dataclass(frozen=True)
+class Linear:
+    """x W^T + b. The tensor `weight` is [outputs, inputs], or [inputs, outputs] if `transposed`; `bias` may be ""."""
+
+    weight: str
+    outputs: int
+    bias: str = ""
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm, or LayerNorm if `center`: (x - mean) / deviation * (weight + weight_offset) + bias."""
+
+    weight: str
+    epsilon: float
+    bias: str = ""
+    center: bool = False
+    weight_offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Hidden states: `scale` times a row of `weight` [vocab_size, hidden_size], plus a row of `positions` if named."""
+
+    weight: str
+    vocab_size: int
+    hidden_size: int
+    scale: float = 1.0
+    positions: str = ""
+    num_positions: int = 0
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMSNorms of query and key heads, before the rotation; the tensors `query` and `key` are [head_dim]."""
+
+    query: str
+    key: str
+    epsilon: float
+    weight_offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal attention over the sequence: output(softmax(scale * q k) v).
+
+    The outputs of `projections`, one after the other, are queries, keys and values. `rotary` rotates the first
+    `rotary.dim` elements of each query and key head. `window` > 0 limits each token to the last `window` tokens, itself
+    included. `scale` is 1 / sqrt(head_dim) by default. `softcap` > 0 turns a score s into softcap * tanh(s / softcap).
+    `sinks` names a tensor [query heads] of scores that take part in the softmax but have no value.
+    """
+
+    projections: tuple[Linear, ...]
+    output: Linear
+    heads: Heads
+    rotary: Rope | None = None
+    head_norms: HeadNorms | None = None
+    window: int = 0
+    scale: float | None = None
+    softcap: float = 0.0
+    sinks: str = ""
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a `gate`."""
+
+    up: Linear
+    down: Linear
+    activation: str
+    gate: Linear | None = None
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x + multiplier * after(block(before(x))); either norm may be missing."""
+
+    block: Attention | FeedForward
+    before: Norm | None
+    after: Norm | None = None
+    multiplier: float = 1.0
+
+
+@dataclass(frozen=True)
+class Logits:
+    """scale * linear(norm(x)), and with `softcap` > 0 softcap * tanh(that / softcap)."""
+
+    norm: Norm
+    linear: Linear
+    scale: float = 1.0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole model: the embedding, the residual blocks in order, and the logits."""
+
+    embedding: Embedding
+    residuals: tuple[Residual, ...]
+    logits: Logits

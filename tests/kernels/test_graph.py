@@ -1,0 +1,175 @@
+"""Every attribute of the graph of operations is carried out in every number format, or rejected by its lowering."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soft_tiles
+from graph_reference import (
+    F64,
+    HIDDEN,
+    INNER,
+    POSITIONS,
+    GraphReference,
+    MemoryCheckpoint,
+    attention,
+    graph,
+    random_tensors,
+    rotary,
+)
+
+from quire.kernels import host, runner
+from quire.kernels._native import SamplingConfig
+from quire.kernels.config import ModelConfig
+from quire.kernels.emit.kv import Heads
+from quire.kernels.emit.layout import Dtypes
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.lowering import lower
+from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear, Norm
+from quire.kernels.operands import PlanLimits
+from quire.kernels.options import LoadOptions
+from quire.kernels.weights.quantization import choose_quantization
+
+BF16, F32 = ("bf16", "bf16", "f32"), ("f32", "f32", "f32")
+FORMATS: dict[str, tuple[tuple[str, str, str], bool, str | None, float]] = {  # dtypes, int8 KV, mode, mean error
+    "float32": (F32, False, None, 5e-6),
+    "bfloat16": (BF16, False, None, 0.02),
+    "int8-kv": (F32, True, None, 0.03),
+    "int8": (BF16, False, "int8", 0.06),
+    "int4-g32": (BF16, False, "int4-g32", 0.5),
+}
+
+
+def log_probabilities(
+    model: Graph, form: str, tokens: list[int], *, threads: int = 2, isa: str | None = None, chunk: int = 64
+) -> F64:
+    """Return the log probability of every token but the first, as the native runner computes it."""
+    dtypes, quantized_kv, mode, _ = FORMATS[form]
+    if isa == "amx":
+        dtypes = ("bf16", "bf16", "bf16")
+    checkpoint = MemoryCheckpoint(random_tensors(model))
+    quantization = choose_quantization(mode, checkpoint, ModelConfig({}))
+    limits = PlanLimits(64, POSITIONS, 32)
+    plan = lower(model, Dtypes(*dtypes, quantized_kv), limits, quantization)
+    assembly = runner.assemble(plan, LoadOptions("", num_pages=POSITIONS // 32, threads=threads, isa=isa))
+    assembly.add_launches()
+    native = assembly.native
+    slot = native.sequences.open(tokens, len(tokens), sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
+    assert native.sequences.reserve(slot, len(tokens) + 1)
+    values: list[float] = []
+    for start in range(0, len(tokens), chunk):
+        result = native.step([slot], [start], [min(chunk, len(tokens) - start)])
+        values += [entry[1][0] for entry in result.prompt_logprobs.get(0, ())]
+    return np.array(values)
+
+
+def random_tokens(length: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(length).integers(0, 112, length)]
+
+
+NORMS = HeadNorms("norm_q", "norm_k", 1e-6, weight_offset=1.0)
+PLAIN = FeedForward(Linear("plain.up", INNER, "plain.up_b"), Linear("plain.down", HIDDEN, "plain.down_b"), "silu")
+CENTERED = Norm("centered", 1e-5, "centered_b", center=True)
+BASE = graph()
+GRAPHS: dict[str, Graph] = {
+    "base": BASE,
+    "embedding-scale": graph(embedding={"scale": 3.0}),
+    "learned-positions": graph(embedding={"positions": "positions", "num_positions": POSITIONS}),
+    "weight-offset": graph(offset=1.0),
+    "layer-norm": graph(residual={"before": CENTERED}),
+    "norm-after": graph(residual={"after": "norm"}),
+    "norm-only-after": graph(residual={"before": None, "after": "norm"}),
+    "multiplier": graph(residual={"multiplier": 0.3}),
+    "multiplier-after-norm": graph(residual={"after": "norm", "multiplier": 0.3}),
+    "logits-scale": graph(logits={"scale": 0.25}),
+    "logits-softcap": graph(logits={"softcap": 1.5, "scale": 0.5}),
+    "attention-scale": graph(attention(0, scale=0.5), attention(1, scale=0.4)),
+    "attention-softcap": graph(attention(0, softcap=0.5), attention(1, softcap=0.7)),
+    "sinks": graph(attention(0, sinks="sinks_0"), attention(1, sinks="sinks_1")),
+    "window": graph(attention(0, window=7), attention(1)),
+    "partial-rotary": graph(attention(0, rotary=rotary(16)), attention(1, rotary=rotary(16))),
+    "rotary-by-layer": graph(attention(0, rotary=rotary(theta=100.0)), attention(1)),
+    "no-rotary-in-a-layer": graph(attention(0, rotary=None), attention(1)),
+    "head-norms": graph(attention(0, head_norms=NORMS), attention(1, head_norms=NORMS)),
+    "heads-by-layer": graph(attention(0, query=8), attention(1, query=2)),
+    "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
+}
+EVERYTHING = graph(
+    attention(0, query=8, rotary=rotary(16), head_norms=NORMS, softcap=4.0, sinks="sinks_0", scale=0.3),
+    attention(1, rotary=None, window=300, sinks="sinks_1"),
+    embedding={"scale": 3.0}, residual={"after": "norm", "multiplier": 0.7}, logits={"scale": 0.5, "softcap": 5.0},
+    offset=1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_attribute_in_every_format(name: str, form: str) -> None:
+    tokens, model, allowed = random_tokens(48), GRAPHS[name], FORMATS[form][3]
+    expected = GraphReference(model, random_tensors(model)).log_probabilities(tokens)
+    error = np.abs(log_probabilities(model, form, tokens) - expected).mean()
+    assert error < allowed
+
+
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "base"])
+def test_every_attribute_matters(name: str) -> None:
+    """Without it the references differ by much more than float32 and bfloat16 may."""
+    tokens, model = random_tokens(48), GRAPHS[name]
+    results = [GraphReference(g, random_tensors(g)).log_probabilities(tokens) for g in (model, BASE)]
+    if name != "weight-offset":  # its tensors are smaller by the offset
+        assert np.abs(results[0] - results[1]).mean() > 0.08
+
+
+def test_all_attributes_together_in_a_long_context() -> None:
+    tokens = random_tokens(700)
+    expected = GraphReference(EVERYTHING, random_tensors(EVERYTHING)).log_probabilities(tokens)
+    np.testing.assert_allclose(log_probabilities(EVERYTHING, "float32", tokens), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int4-g32", "int8-kv"])
+def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(form: str) -> None:
+    tokens = random_tokens(560)
+    expected = log_probabilities(EVERYTHING, form, tokens, threads=1)
+    for isa in host.available_isas():
+        assert np.array_equal(log_probabilities(EVERYTHING, form, tokens, isa=isa, chunk=37), expected)
+    # Chunks of one token and many threads split the KV of the long context.
+    assert np.array_equal(log_probabilities(EVERYTHING, form, tokens, threads=16, chunk=1), expected)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+def test_tiles_in_software_give_the_same_bits(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = random_tokens(300)
+    expected = log_probabilities(EVERYTHING, form, tokens)
+    soft_tiles.load_library(tmp_path)
+    monkeypatch.setattr(runner, "Jit", soft_tiles.SoftJit)
+    monkeypatch.setattr(host, "choose_isa", soft_tiles.choose_amx)
+    assert np.array_equal(log_probabilities(EVERYTHING, form, tokens, isa="amx"), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (graph(attention(0), attention(1, rotary=rotary(24))), "attention of layer 1 rotates 24 of 32 elements"),
+        (graph(attention(0), attention(1, rotary=rotary(48))), "attention of layer 1 rotates 48 of 32 elements"),
+        (graph(attention(0), replace(attention(1), heads=Heads(4, 4, 32))), "layer 1 has 4 KV heads of 32"),
+        (graph(attention(0), replace(attention(1), heads=Heads(8, 2, 32))), "outputs; its heads need 384"),
+        (graph(replace(attention(0), heads=Heads(3, 2, 32)), attention(1)), r"num_attention_heads \(3\) must"),
+        (replace(BASE, residuals=BASE.residuals[1:2]), "graph has no attention"),
+    ],
+)  # fmt: skip
+def test_operations_without_a_kernel_are_rejected_with_an_error_that_names_them(model: Graph, message: str) -> None:
+    quantization = choose_quantization(None, MemoryCheckpoint({}), ModelConfig({}))
+    with pytest.raises(ModelError, match=message):
+        lower(model, Dtypes(*BF16), PlanLimits(64, 128, 32), quantization)
+
+
+def test_equal_operations_share_kernels_and_weights() -> None:
+    quantization = choose_quantization(None, MemoryCheckpoint({}), ModelConfig({}))
+    plan = lower(BASE, Dtypes(*BF16), PlanLimits(64, 128, 32), quantization)
+    launches = [launch.kernel.name.rsplit("_", 1)[0] for launch in plan.launches]
+    layer = ["norm", "linear", "split_heads", "attention", "linear_add", "norm", "linear_gate", "linear_add"]
+    assert launches == ["embed", *layer, *layer, "norm", "logits"]
+    assert len(plan.kernels) == len({launch.kernel for launch in plan.launches}) + 1  # the hidden states' norm

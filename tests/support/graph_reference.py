@@ -1,0 +1,209 @@
+"""Graphs of operations in numpy with float64, and a tiny graph with random tensors to run them on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.emit.kv import Heads
+from quire.kernels.graph.operations import (
+    Attention,
+    Embedding,
+    FeedForward,
+    Graph,
+    HeadNorms,
+    Linear,
+    Logits,
+    Norm,
+    Residual,
+)
+from quire.kernels.rope import Rope
+from quire.kernels.weights.checkpoint import Checkpoint, Tensor
+
+F64 = npt.NDArray[np.float64]
+Tensors = dict[str, npt.NDArray[np.float32]]
+
+HIDDEN, VOCAB, INNER, POSITIONS = 64, 112, 96, 1024
+
+
+class MemoryCheckpoint(Checkpoint):
+    """A checkpoint whose tensors are arrays of f32."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.config: dict[str, Any] = {}
+        self._arrays = tensors
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the tensor `name`."""
+        array = np.ascontiguousarray(self._arrays[name])
+        assert array.shape == shape
+        return Tensor(name, "f32", shape, array.reshape(-1).view(np.uint8))
+
+    def drop_pages(self) -> None:
+        """Do nothing, since no file is mapped."""
+
+
+def rotary(dim: int = 32, theta: float = 10000.0) -> Rope:
+    """Return rotary embeddings without scaling."""
+    return Rope(dim, theta, "default", {}, POSITIONS)
+
+
+def attention(layer: int, query: int = 4, **attributes: Any) -> Attention:
+    """Return an attention layer with 2 KV heads of 32 elements."""
+    heads = Heads(query, 2, 32)
+    sizes = {"q": query * 32, "k": 64, "v": 64}
+    projections = tuple(Linear(f"{layer}.{name}", size) for name, size in sizes.items())
+    attributes = {"rotary": rotary(), **attributes}
+    return Attention(projections, Linear(f"{layer}.o", HIDDEN), heads, **attributes)
+
+
+def feed_forward(layer: int) -> FeedForward:
+    """Return a gated feed-forward layer."""
+    return FeedForward(
+        Linear(f"{layer}.up", INNER), Linear(f"{layer}.down", HIDDEN), "silu", Linear(f"{layer}.gate", INNER)
+    )
+
+
+def graph(
+    *attentions: Attention, embedding: dict[str, Any] | None = None, residual: dict[str, Any] | None = None,
+    logits: dict[str, Any] | None = None, offset: float = 0.0,
+) -> Graph:  # fmt: skip
+    """Return a graph of two layers, with the given attentions and attributes."""
+    residuals = []
+    for layer in range(2):
+        for name, block in (("a", attentions[layer] if attentions else attention(layer)), ("f", feed_forward(layer))):
+            norm = Norm(f"{layer}.norm_{name}", 1e-5, weight_offset=offset)
+            fields = {"before": norm, **(residual or {})}
+            if fields.get("after") == "norm":
+                fields["after"] = Norm(f"{layer}.after_{name}", 1e-5, weight_offset=offset)
+            residuals.append(Residual(block, **fields))
+    head = Logits(Norm("norm", 1e-5, weight_offset=offset), Linear("head", VOCAB), **(logits or {}))
+    return Graph(Embedding("embed", VOCAB, HIDDEN, **(embedding or {})), tuple(residuals), head)
+
+
+def random_tensors(model: Graph) -> Tensors:
+    """Return random tensors for all names in the graph, of a size at which every operation matters."""
+    tensors: Tensors = {}
+
+    def add(name: str, *shape: int, scale: float = 1.0, mean: float = 0.0) -> None:
+        if name:
+            rng = np.random.default_rng(list(name.encode()))
+            tensors[name] = (mean + scale * rng.standard_normal(shape)).astype(np.float32)
+
+    def add_linear(linear: Linear, inputs: int) -> None:
+        add(linear.weight, *((inputs, linear.outputs)[:: 1 if linear.transposed else -1]), scale=1.2 * inputs**-0.5)
+        add(linear.bias, linear.outputs)
+
+    def add_norm(norm: Norm | None) -> None:
+        if norm is not None:
+            add(norm.weight, HIDDEN, scale=0.2, mean=1.0 - norm.weight_offset)
+            add(norm.bias, HIDDEN, scale=0.2)
+
+    add("embed", VOCAB, HIDDEN)
+    add(model.embedding.positions, POSITIONS, HIDDEN)
+    for residual in model.residuals:
+        add_norm(residual.before)
+        add_norm(residual.after)
+        block = residual.block
+        if isinstance(block, Attention):
+            for linear in block.projections:
+                add_linear(linear, HIDDEN)
+            add_linear(block.output, block.heads.query * block.heads.dim)
+            add(block.sinks, block.heads.query, scale=2.0)
+            if block.head_norms is not None:
+                for name in (block.head_norms.query, block.head_norms.key):
+                    add(name, block.heads.dim, scale=0.3, mean=1.0 - block.head_norms.weight_offset)
+        else:
+            for linear in (block.up, *([block.gate] if block.gate else [])):
+                add_linear(linear, HIDDEN)
+            add_linear(block.down, block.up.outputs)
+    add_norm(model.logits.norm)
+    add_linear(model.logits.linear, HIDDEN)
+    return tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphReference:
+    """Interpreter of a graph: float64 throughout, the whole sequence at once."""
+
+    graph: Graph
+    tensors: Tensors
+
+    def log_probabilities(self, tokens: list[int]) -> F64:
+        """Return the log probability of every token but the first."""
+        embedding, logits = self.graph.embedding, self.graph.logits
+        x = embedding.scale * self._get(embedding.weight)[tokens]
+        if embedding.positions:
+            x = x + self._get(embedding.positions)[: len(tokens)]
+        for residual in self.graph.residuals:
+            y = x if residual.before is None else self._norm(residual.before, x)
+            y = (
+                self._attention(residual.block, y)
+                if isinstance(residual.block, Attention)
+                else self._feed(residual.block, y)
+            )
+            x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
+        scores = _capped(logits.scale * self._linear(logits.linear, self._norm(logits.norm, x)), logits.softcap)
+        normalizers = np.log(np.exp(scores).sum(-1))
+        result: F64 = scores[np.arange(len(tokens) - 1), tokens[1:]] - normalizers[:-1]
+        return result
+
+    def _get(self, name: str) -> F64:
+        return self.tensors[name].astype(np.float64)
+
+    def _linear(self, linear: Linear, x: F64) -> F64:
+        weight = self._get(linear.weight)
+        y = x @ (weight if linear.transposed else weight.T)
+        return y + self._get(linear.bias) if linear.bias else y
+
+    def _norm(self, norm: Norm, x: F64) -> F64:
+        x = x - x.mean(-1, keepdims=True) if norm.center else x
+        y: F64 = (
+            x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * (self._get(norm.weight) + norm.weight_offset)
+        )
+        return y + self._get(norm.bias) if norm.bias else y
+
+    def _feed(self, block: FeedForward, x: F64) -> F64:
+        assert block.activation == "silu"
+        inner = self._linear(block.up if block.gate is None else block.gate, x)
+        inner = inner / (1 + np.exp(-inner))
+        return self._linear(block.down, inner if block.gate is None else inner * self._linear(block.up, x))
+
+    def _attention(self, block: Attention, x: F64) -> F64:
+        heads, n = block.heads, len(x)
+        qkv = np.concatenate([self._linear(linear, x) for linear in block.projections], axis=1)
+        q, k, v = np.split(qkv.reshape(n, -1, heads.dim).transpose(1, 0, 2), [heads.query, heads.query + heads.kv])
+        norms = block.head_norms
+        if norms is not None:
+            q, k = self._head_norm(norms, norms.query, q), self._head_norm(norms, norms.key, k)
+        if block.rotary is not None:
+            q, k = _rotated(q, block.rotary), _rotated(k, block.rotary)
+        k, v = (np.repeat(values, heads.group, axis=0) for values in (k, v))
+        scores = _capped((block.scale or heads.dim**-0.5) * q @ k.transpose(0, 2, 1), block.softcap)
+        ages = np.arange(n)[:, None] - np.arange(n)
+        scores = np.where((ages >= 0) & (ages < (block.window or n)), scores, -np.inf)
+        weights = np.exp(scores)
+        total = weights.sum(-1, keepdims=True)
+        if block.sinks:
+            total = total + np.exp(self._get(block.sinks))[:, None, None]
+        return self._linear(block.output, (weights / total @ v).transpose(1, 0, 2).reshape(n, -1))
+
+    def _head_norm(self, norms: HeadNorms, name: str, x: F64) -> F64:
+        weight = self._get(name) + norms.weight_offset
+        y: F64 = x / np.sqrt((x**2).mean(-1, keepdims=True) + norms.epsilon) * weight
+        return y
+
+
+def _capped(x: F64, cap: float) -> F64:
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def _rotated(x: F64, rope: Rope) -> F64:
+    half = rope.dim // 2
+    angles = np.arange(x.shape[1])[:, None] * rope.theta ** -(np.arange(half) / half)
+    first, second, rest = x[..., :half], x[..., half : rope.dim], x[..., rope.dim :]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
