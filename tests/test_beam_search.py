@@ -1,4 +1,4 @@
-"""Beam search finds the sequences and scores of `transformers`' beam search, whatever else the engine does."""
+"""Beam search finds the sequences and scores of `transformers`' beam search, in any batch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def tiny_cases() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose distributions are flat enough for beams to part and to meet again."""
+    """A random model whose distributions are flat enough for beams to diverge and converge."""
     tensors = weights()
     tensors["lm_head.weight"] *= 0.15
     return write(tmp_path_factory.mktemp("beams") / "tiny", tensors)
@@ -115,7 +115,7 @@ def test_the_demo_model(demo_model: Path, engine: EngineFactory) -> None:
     check(ask(llm, cases), cases, answers_of_transformers(demo_model, cases))
 
 
-def test_as_vllm_names_it(demo_model: Path, engine: EngineFactory) -> None:
+def test_names_are_vllms(demo_model: Path, engine: EngineFactory) -> None:
     from quire.frontend import AsyncLLM, BeamSearchOutput, BeamSearchParams, SamplingParams
 
     llm = engine(demo_model)
@@ -145,8 +145,8 @@ def test_as_vllm_names_it(demo_model: Path, engine: EngineFactory) -> None:
     assert asyncio.run(again()) == found
 
 
-def test_an_end_of_sequence_token_is_left_out_unless_asked_for(tiny: Path, engine: EngineFactory) -> None:
-    """Of this model every token may follow every other, so a wide search meets the token that ends it, 0."""
+def test_an_end_of_sequence_token_is_omitted_unless_requested(tiny: Path, engine: EngineFactory) -> None:
+    """In this model every token may follow every other, so a wide search reaches its eos token, 0."""
     from quire.frontend import BeamSearchParams
 
     llm = engine(tiny, skip_tokenizer_init=True)
@@ -168,7 +168,7 @@ def test_an_end_of_sequence_token_is_left_out_unless_asked_for(tiny: Path, engin
         ({"beam_width": 0}, "beam_width=0; it must be at least 1"),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_rejected(fields: dict[str, Any], message: str) -> None:
     from quire.frontend import BeamSearchParams
 
     with pytest.raises(ValueError, match=message):

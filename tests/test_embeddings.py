@@ -1,4 +1,4 @@
-"""Embeddings are the pooled hidden states of `transformers`, and the same bits whatever the engine does besides."""
+"""Embeddings are the pooled hidden states of `transformers`, and have the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LENGTHS = (1, 2, 31, 32, 33, 64, 100, 129, 257, 700)
 
 
 def embed(llm: LLM, prompts: Sequence[list[int]], pooling_type: PoolingType, **fields: Any) -> list[list[float]]:
-    """The embedding of each prompt."""
+    """Return the embedding of each prompt."""
     return [output.outputs.embedding for output in embedded(llm, prompts, pooling_type, **fields)]
 
 
@@ -62,7 +62,7 @@ def test_float32_equals_transformers(name: str, checkpoints: Path, engine: Engin
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_errs_no_more_than_transformers(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+def test_bfloat16_has_no_larger_errors_than_transformers(name: str, checkpoints: Path, engine: EngineFactory) -> None:
     references = load_references(checkpoints / name)
     llm = engine(checkpoints / name, dtype="bfloat16")
     prompts = [entry.prompt for entry in references]
@@ -73,8 +73,8 @@ def test_bfloat16_errs_no_more_than_transformers(name: str, checkpoints: Path, e
 
 
 @pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4-g32", 0.8)])
-def test_quantized_embeddings_are_near(mode: str, least: float, demo_model: Path, engine: EngineFactory) -> None:
-    """By the cosine to those of floats; the prompts are random, and hard on a small model."""
+def test_quantized_embeddings_are_close(mode: str, least: float, demo_model: Path, engine: EngineFactory) -> None:
+    """Measured by the cosine to unquantized ones; the prompts are random, which is hard for a small model."""
     floats, quantized = engine(demo_model, dtype="float32"), engine(demo_model, quantization=mode)
     for kind in KINDS:
         pairs = zip(embed(floats, PROMPTS, kind), embed(quantized, PROMPTS, kind), strict=True)
@@ -82,7 +82,7 @@ def test_quantized_embeddings_are_near(mode: str, least: float, demo_model: Path
 
 
 def prompts() -> list[list[int]]:
-    """Of lengths around the edges of pages and chunks; some begin alike."""
+    """Return prompts of lengths around the edges of pages and chunks; some share a prefix."""
     draw = random.Random(3)
     base = [draw.randrange(500) for _ in range(max(LENGTHS))]
     return [[draw.randrange(500), *base[1:length]] if length % 2 else base[:length] for length in LENGTHS]
@@ -91,8 +91,8 @@ def prompts() -> list[list[int]]:
 PROMPTS = prompts()
 
 
-class Subject:
-    """The demo model in one set of number formats, with all embeddings as it gives them at once."""
+class EmbeddedPrompts:
+    """The demo model with one set of dtypes, and its embeddings of all prompts in one batch."""
 
     def __init__(self, start: EngineFactory, model: Path, formats: dict[str, str]) -> None:
         self.options: dict[str, Any] = {"model": model, **formats}
@@ -100,16 +100,16 @@ class Subject:
         self.together = self.ask(self.llm)
 
     def ask(self, llm: LLM, prompts: Sequence[list[int]] = PROMPTS) -> list[list[list[float]]]:
-        """The last states and the means of all prompts."""
+        """Return the last hidden states and the means of all prompts."""
         return [embed(llm, prompts, "last"), embed(llm, prompts, "mean", normalize=False)]
 
 
 @pytest.fixture(scope="module", params=FORMATS, ids=lambda formats: "-".join(formats.values()))
-def demo(request: pytest.FixtureRequest, module_engine: EngineFactory, demo_model: Path) -> Subject:
-    return Subject(module_engine, demo_model, request.param)
+def demo(request: pytest.FixtureRequest, module_engine: EngineFactory, demo_model: Path) -> EmbeddedPrompts:
+    return EmbeddedPrompts(module_engine, demo_model, request.param)
 
 
-def test_alone_from_the_cache_and_in_another_order(demo: Subject) -> None:
+def test_alone_from_the_cache_and_in_another_order(demo: EmbeddedPrompts) -> None:
     assert len({tuple(vector) for vectors in demo.together for vector in vectors}) == 2 * len(PROMPTS)
     for index in (0, 4, len(PROMPTS) - 1):
         alone = demo.ask(demo.llm, [PROMPTS[index]])
@@ -119,18 +119,20 @@ def test_alone_from_the_cache_and_in_another_order(demo: Subject) -> None:
     assert found == [[(length - 1) // 32 * 32 for length in LENGTHS], [0 for _ in LENGTHS]]
 
 
-def test_in_chunks_on_one_thread_without_the_cache(demo: Subject, engine: EngineFactory) -> None:
+def test_in_chunks_on_one_thread_without_the_cache(demo: EmbeddedPrompts, engine: EngineFactory) -> None:
     options = {"max_num_batched_tokens": 16, "threads": 1, "enable_prefix_caching": False}
     assert demo.ask(engine(**demo.options, **options)) == demo.together
 
 
-def test_on_another_instruction_set(demo: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_another_instruction_set(
+    demo: EmbeddedPrompts, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QUIRE_ISA", "avx2")
     assert demo.ask(engine(**demo.options, threads=3, max_num_batched_tokens=100)) == demo.together
 
 
-def test_after_a_preemption_amid_the_prompt(demo: Subject, engine: EngineFactory) -> None:
-    """A request that matters more decodes beside chunks of the prompt, until it needs the prompt's pages."""
+def test_after_a_preemption_within_the_prompt(demo: EmbeddedPrompts, engine: EngineFactory) -> None:
+    """A request of higher priority decodes along with chunks of the prompt, until it needs the prompt's pages."""
     from quire.frontend import AsyncLLM, PoolingParams, SamplingParams
 
     prompt = PROMPTS[-1][:300]
@@ -157,7 +159,7 @@ def test_after_a_preemption_amid_the_prompt(demo: Subject, engine: EngineFactory
         assert output.outputs.embedding == embed(demo.llm, [prompt], kind)[0]
 
 
-def test_dimensions_cut_before_they_normalise(demo: Subject) -> None:
+def test_dimensions_are_cut_before_normalization(demo: EmbeddedPrompts) -> None:
     [whole] = embed(demo.llm, PROMPTS[4:5], "mean", normalize=False)
     [cut] = embed(demo.llm, PROMPTS[4:5], "mean", normalize=False, dimensions=24)
     assert cut == whole[:24]

@@ -1,4 +1,4 @@
-"""The tokens and log probabilities of a request are the same bits, whatever the engine does besides or how it does it.
+"""The tokens and log probabilities of a request have the same bits in any batch and under all conditions.
 
 Every comparison is `==` on floats: one engine answers 32 requests at once, and everything else must repeat it.
 """
@@ -31,7 +31,7 @@ Answer = tuple[Any, ...]
 
 
 def instruction_sets() -> list[str]:
-    """What this host has, by the names of QUIRE_ISA."""
+    """Return the instruction sets of this host, by the names of QUIRE_ISA."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
     avx512 = {"avx512f", "avx512bw", "avx512vl"}
@@ -46,14 +46,14 @@ def instruction_sets() -> list[str]:
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
-    """Prompts of many lengths, around the edges of pages and chunks."""
+    """Return prompts of many lengths, around the edges of pages and chunks."""
     draw = random.Random(5)
     lengths = [*LENGTHS, *(draw.randrange(1, 120) for _ in range(REQUESTS - len(LENGTHS) - 1)), 400]
     return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
 
 def params(max_tokens: int) -> list[SamplingParams]:
-    """Greedy and random, with and without penalties and filters, in turn."""
+    """Return parameters, greedy and random in turn, with and without penalties and filters."""
     from quire.frontend import SamplingParams
 
     kinds: list[dict[str, Any]] = [
@@ -73,7 +73,7 @@ def params(max_tokens: int) -> list[SamplingParams]:
 
 
 def ask(llm: LLM, vocab_size: int, chosen: Sequence[int], max_tokens: int) -> list[Answer]:
-    """The answers to the chosen requests, sent together and computed from their beginning."""
+    """Return the answers to the chosen requests, sent together after emptying the prefix cache."""
     llm.reset_prefix_cache()
     each = params(max_tokens)
     tokens = prompts(vocab_size)
@@ -85,7 +85,7 @@ def ask(llm: LLM, vocab_size: int, chosen: Sequence[int], max_tokens: int) -> li
 
 
 class Subject:
-    """One model in one set of number formats, with its answers to all requests at once."""
+    """A model with one set of dtypes, and its answers to all requests in one batch."""
 
     def __init__(self, start: EngineFactory, model: Path, **formats: str) -> None:
         self.options: dict[str, Any] = {"model": model, "num_pages": 256, **formats}
@@ -94,11 +94,11 @@ class Subject:
         self.together = self.ask(self.llm)
 
     def ask(self, llm: LLM, chosen: Sequence[int] = range(REQUESTS), max_tokens: int = TOKENS) -> list[Answer]:
-        """The answers of this or another engine of the same model, to all requests or the chosen ones."""
+        """Return the answers of this or another engine of the same model, to all requests or the chosen ones."""
         return ask(llm, self.vocab_size, chosen, max_tokens)
 
     def check_after_preemption(self, llm: LLM) -> None:
-        """An engine with FEW_PAGES must send requests back, and still give the answers of the large one."""
+        """Check that an engine with FEW_PAGES, which must preempt requests, gives the answers of the large one."""
         some = range(8, REQUESTS, 2)
         answers = under_pressure(llm, lambda: self.ask(llm, some, MANY_TOKENS))
         assert answers == self.ask(self.llm, some, MANY_TOKENS)
@@ -127,7 +127,7 @@ ODD: list[tuple[str, dict[str, str]]] = [
 
 @pytest.fixture(scope="module", params=ODD, ids=lambda odd: odd[0])
 def checkpoint(request: pytest.FixtureRequest, module_engine: EngineFactory, checkpoints: Path) -> Subject:
-    """Models of odd shapes, with a window of attention, biases and norms; the demo model has none of them."""
+    """Models of odd shapes, with sliding windows, biases and norms, which the demo model does not have."""
     name, formats = request.param
     return Subject(module_engine, checkpoints / name, **formats)
 
@@ -139,7 +139,7 @@ def integers(
     demo_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Subject:
-    """The demo model as checkpoints of integers, with zero points and an order of inputs, or with groups of int8."""
+    """The demo model as quantized checkpoints, with zero points and permuted inputs, or with groups of int8."""
     folder = tmp_path_factory.mktemp("integers") / request.param
     write_quantized(demo_model, folder, by_name(request.param))
     return Subject(module_engine, folder)
@@ -151,7 +151,7 @@ def test_the_answers_differ_from_each_other(demo: Subject) -> None:
 
 
 @pytest.mark.parametrize("index", ALONE)
-def test_alone_as_among_31_others(demo: Subject, index: int) -> None:
+def test_alone_and_in_a_batch_of_32(demo: Subject, index: int) -> None:
     assert demo.ask(demo.llm, [index]) == [demo.together[index]]
 
 
@@ -183,8 +183,8 @@ def test_after_preemption(demo: Subject, engine: EngineFactory) -> None:
     demo.check_after_preemption(engine(**{**demo.options, "num_pages": FEW_PAGES}))
 
 
-def test_prompt_logprobs_after_a_preemption_amid_the_prompt(demo: Subject, engine: EngineFactory) -> None:
-    """The first request decodes beside chunks of the second's prompt, a token each, until it needs the second's pages.
+def test_prompt_logprobs_after_a_preemption_within_the_prompt(demo: Subject, engine: EngineFactory) -> None:
+    """The first request decodes concurrently with chunks of the second's prompt, until it needs the second's pages.
 
     The second may come up to 127 steps late, while the first has one page.
     """
@@ -204,7 +204,7 @@ def test_prompt_logprobs_after_a_preemption_amid_the_prompt(demo: Subject, engin
 
 
 def test_from_the_prefix_cache(demo: Subject, engine: EngineFactory) -> None:
-    """Prompts that share beginnings, some of them twice, in a pool that is too small to keep them all."""
+    """Prompts with shared prefixes, some of them twice, in a pool that is too small to keep them all."""
     from quire.frontend import SamplingParams
 
     base = [(index * 37) % demo.vocab_size for index in range(200)]
@@ -222,7 +222,7 @@ def test_from_the_prefix_cache(demo: Subject, engine: EngineFactory) -> None:
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
 def test_samples_of_one_prompt(demo: Subject, engine: EngineFactory, cache: bool) -> None:
-    """Eight that fork from each other, three at a time, and in too few pages, against eight requests."""
+    """Eight samples that fork from each other, three at a time, and with too few pages, equal eight requests."""
     from quire.frontend import SamplingParams
 
     def answers(llm: LLM, length: int, n: int, seed: int) -> list[Answer]:
@@ -244,7 +244,7 @@ def test_with_other_pages(demo: Subject, engine: EngineFactory, page_size: int) 
 
 
 def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All at once: small chunks, few pages, one thread, the least instruction set."""
+    """All conditions together: small chunks, few pages, one thread, the smallest instruction set."""
     assert checkpoint.ask(checkpoint.llm, [31]) == [checkpoint.together[31]]
     monkeypatch.setenv("QUIRE_ISA", "avx2")
     options = {**checkpoint.options, "num_pages": FEW_PAGES, "max_num_batched_tokens": 100, "threads": 1}
@@ -253,7 +253,7 @@ def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, mon
     checkpoint.check_after_preemption(llm)
 
 
-def test_checkpoints_of_integers(integers: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_checkpoints(integers: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     assert integers.ask(integers.llm, [3, 31]) == [integers.together[i] for i in (3, 31)]
     assert integers.ask(engine(**integers.options, max_num_batched_tokens=16, threads=1)) == integers.together
     monkeypatch.setenv("QUIRE_ISA", "avx2")

@@ -47,7 +47,7 @@ PERSON = {
 
 
 def params(seed: int = 0, **fields: Any) -> SamplingParams:
-    """Temperature 1, and what is not a field of `SamplingParams` is one of `StructuredOutputsParams`."""
+    """Return parameters at temperature 1; fields that `SamplingParams` lacks belong to `StructuredOutputsParams`."""
     own = {name: fields.pop(name) for name in list(fields) if name in StructuredOutputsParams.__struct_fields__}
     return SamplingParams(
         **{"max_tokens": 200, "seed": seed, **fields}, structured_outputs=StructuredOutputsParams(**own)
@@ -105,7 +105,7 @@ def test_any_json_object(llm: LLM) -> None:
     assert all(found.text.startswith("{") for found in texts)
 
 
-def test_blanks_are_as_asked(llm: LLM) -> None:
+def test_white_space_is_as_requested(llm: LLM) -> None:
     assert " " not in answer(llm, "x", json={"const": [1, 2]}, disable_any_whitespace=True).text
     spaced = answer(llm, "x", json={"const": [1, 2]}, whitespace_pattern=" ").text
     assert re.fullmatch(r"\[ ?1 ?, ?2 ?\]", spaced)
@@ -122,8 +122,8 @@ def test_a_schema_is_text_or_a_dict_and_the_parameters_too(llm: LLM) -> None:
     validate(texts.pop(), PERSON)
 
 
-def test_tokens_do_not_depend_on_what_is_asked_besides(llm: LLM) -> None:
-    """Nor on the others of the batch, nor on how many tokens are wanted."""
+def test_tokens_do_not_depend_on_other_parameters(llm: LLM) -> None:
+    """Nor on the other requests of the batch, nor on `max_tokens`."""
     alone = answer(llm, json=PERSON)
     assert alone.finish_reason == "stop"
     others = [params(seed, regex=DIALOGUE) for seed in range(6)] + [SamplingParams(max_tokens=50, seed=5)] * 6
@@ -139,7 +139,7 @@ def test_tokens_do_not_depend_on_what_is_asked_besides(llm: LLM) -> None:
 
 
 def test_reported_logprobs_are_the_models_own(llm: LLM) -> None:
-    """What the grammar demands is unlikely to the model."""
+    """The model finds the constrained text unlikely."""
     free = llm.generate(PROMPT, SamplingParams(max_tokens=1, temperature=0.0, logprobs=1), use_tqdm=False)[0].outputs[0]
     ruled = answer(llm, regex="@[0-9]", logprobs=1)
     assert free.logprobs is not None
@@ -161,8 +161,8 @@ def test_several_completions(llm: LLM) -> None:
     assert llm.stats()["pages_held"] == before["pages_held"] == 0
 
 
-def test_what_ends_an_answer(llm: LLM) -> None:
-    """A grammar that can go on ends by an eos token, or not at all without one; one that can't ends by itself."""
+def test_the_end_of_an_answer(llm: LLM) -> None:
+    """A grammar that may continue ends with an eos token, or not at all without one; one that can't ends by itself."""
     assert answer(llm, regex="a{3}", ignore_eos=True, min_tokens=20).text == "aaa"
     assert answer(llm, regex="a+", ignore_eos=True, max_tokens=9).finish_reason == "length"
     some = answer(llm, regex="(a|b)+", min_tokens=10, max_tokens=12)
@@ -175,7 +175,7 @@ def test_what_ends_an_answer(llm: LLM) -> None:
     assert answer(llm, regex="b", stop_token_ids=[token_b], min_tokens=5).token_ids == [token_b]
 
 
-def test_a_grammar_rules_over_everything_else(llm: LLM) -> None:
+def test_a_constraint_has_priority_over_other_parameters(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode("hello", add_special_tokens=False)
     assert answer(llm, regex="hello", allowed_token_ids=[5, 6], temperature=0.0).text == "hello"
     assert answer(llm, regex="hello", bad_words_token_ids=[[token] for token in ids]).text == "hello"
@@ -234,8 +234,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), BAD)
-def test_bad_grammars_are_the_requests_fault(llm: LLM, fields: dict[str, Any], words: str) -> None:
-    """And told a second time at once, as the first time."""
+def test_invalid_grammars_are_invalid_requests(llm: LLM, fields: dict[str, Any], words: str) -> None:
+    """The second time they are rejected at once, with the same error."""
     for _ in range(2):
         with pytest.raises(RequestError, match=f"(?s)structured_outputs.*{re.escape(words)}") as caught:
             answer(llm, **fields)
@@ -262,12 +262,12 @@ def test_bad_grammars_are_the_requests_fault(llm: LLM, fields: dict[str, Any], w
         ({"regex": "a", "beam_width": 2, "temperature": 0.0}, "beam search"),
     ],
 )
-def test_what_can_be_known_at_once_is_refused_at_once(llm: LLM, fields: dict[str, Any], words: str) -> None:
+def test_errors_that_need_no_engine_are_raised_at_once(llm: LLM, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         answer(llm, **fields)
 
 
-def test_names_of_other_engines_are_refused_by_name() -> None:
+def test_names_of_other_engines_are_rejected_with_their_name() -> None:
     with pytest.raises(TypeError, match="disable_fallback"):
         StructuredOutputsParams(regex="a", disable_fallback=True)  # type: ignore[call-arg]
 
@@ -284,7 +284,7 @@ def test_grammars_may_be_loaded_at_the_start_and_have_a_time_limit(engine: Engin
 
 
 def test_an_engine_ends_while_it_compiles(demo_model: Path) -> None:
-    """Also where it takes long: the process ends as ever, and does not crash."""
+    """The process ends normally, also if compilation takes long."""
     rules = 8_000
     grammar = "start: " + " | ".join(f"r{i}" for i in range(rules)) + "\n"
     grammar += "\n".join(f'r{i}: "{i}"' for i in range(rules))

@@ -11,7 +11,7 @@ import typer
 from quire.frontend.cli.failures import fail
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, takes_flags
 from quire.frontend.cli.model import Model, open_model
-from quire.frontend.cli.output import StreamedAnswer, is_interactive, say, tolerate_encoding
+from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding
 
 if TYPE_CHECKING:
     from quire.frontend.outputs import RequestOutput
@@ -115,7 +115,7 @@ class ChatSession:
 
     def _say(self, text: str) -> None:
         """Answer one message; if that fails, the conversation stays unchanged."""
-        answer = StreamedAnswer()
+        answer = PrintedAnswer()
         turn = {"role": "user", "content": text}
         try:
             self._model.runner.run(answer.stream(self._outputs(turn)))

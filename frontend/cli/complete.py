@@ -9,7 +9,7 @@ import typer
 
 from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import open_model
-from quire.frontend.cli.output import StreamedAnswer, say, tolerate_encoding, write
+from quire.frontend.cli.output import PrintedAnswer, say, tolerate_encoding, write
 
 
 @takes_flags
@@ -29,7 +29,7 @@ def complete(
     tolerate_encoding()
     text = _read() if prompt in (None, "-") else prompt or ""
     with open_model(engine, attach) as model:
-        answer = StreamedAnswer()
+        answer = PrintedAnswer()
         write(text if echo else "")
         try:
             model.runner.run(answer.stream(model.llm.generate(text, model.params(sampling), output_kind="delta")))

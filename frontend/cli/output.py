@@ -28,7 +28,7 @@ def say(message: str) -> None:
 
 
 @dataclass
-class StreamedAnswer:
+class PrintedAnswer:
     """An answer that is written while it streams; its fields hold the part so far, also if it is interrupted."""
 
     text: str = ""

@@ -21,7 +21,7 @@ from quire.frontend.cli.flags import (
     takes_flags,
 )
 from quire.frontend.cli.model import Model, open_model
-from quire.frontend.cli.output import StreamedAnswer, say, tolerate_encoding
+from quire.frontend.cli.output import PrintedAnswer, say, tolerate_encoding
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.workload.recorder import TraceRecorder
@@ -79,7 +79,7 @@ def _is_model(argument: str) -> bool:
 
 def _answer(model: Model, prompt: str, sampling: SamplingFlags, as_message: bool) -> None:
     params = model.params(sampling)
-    answer = StreamedAnswer()
+    answer = PrintedAnswer()
     if as_message:
         outputs = model.llm.chat([{"role": "user", "content": prompt}], params, output_kind="delta")
     else:

@@ -535,7 +535,7 @@ def test_a_conversation_at_a_terminal(place: Workplace) -> None:
     again = terminal.expect(r"\[\d+ tokens, .*\]\r\n.*> ")
     assert first.split("[")[0] == again.split("[")[0]
     terminal.type("/what\n")
-    terminal.expect("/what is not a command; there are /help, ")
+    terminal.expect("/what is not a command; commands are /help, ")
     terminal.type("/help\n")
     terminal.expect("/system TEXT")
     assert terminal.leave(lambda: terminal.type("/exit\n")) == 0

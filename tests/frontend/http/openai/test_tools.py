@@ -279,7 +279,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": tools(bad={"type": "object", "properties": {"a": {"type": "strin"}}}), "tool_choice": "required"},
      "tools[3].function.parameters", "Invalid type: strin"),
     ({"tools": tools(True, bad={"type": "object", "not": {}}), "tool_choice": "required"},
-     "tools[3].function.parameters", "leave strict out"),
+     "tools[3].function.parameters", "omit strict"),
     ({"tools": tools(big={"type": "object", "properties": {"a": {"const": "x" * 300_000}}}), "tool_choice": "required"},
      "tools", "give fewer tools, or shorter schemas"),
     ({"functions": [{"name": "f"}]}, "functions", "use tools"),
