@@ -88,8 +88,8 @@ class ModelConfig:
         choices = ", ".join(repr(a) for a in allowed)
         raise ModelError(f"config.json: {self.path}{name} is {value!r}; it must be one of {choices}")
 
-    def refuse(self, name: str, allowed: tuple[Any, ...] = ()) -> None:
-        """Raise ModelError if the field is set to an unsupported value."""
+    def restrict(self, name: str, allowed: tuple[Any, ...] = ()) -> None:
+        """Raise ModelError if the field is set to a value other than those `allowed`."""
         value = self.fields.get(name)
         if value is not None and value not in allowed:
             choices = "one of " + ", ".join(repr(a) for a in allowed) if allowed else "null"

@@ -97,11 +97,6 @@ class AttentionKernel(Kernel):
         """See Kernel."""
         return 4 * self.heads.query * self.heads.dim * pairs
 
-    @property
-    def shape(self) -> str:
-        """See Kernel."""
-        return str(self.heads)
-
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         products = context.kv_products
@@ -292,11 +287,6 @@ class SplitReductionKernel(Kernel):
 
     heads: Heads
     sinks: bool = False
-
-    @property
-    def shape(self) -> str:
-        """See Kernel."""
-        return str(self.heads)
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""

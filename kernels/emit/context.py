@@ -47,5 +47,5 @@ class Kernel(ABC):
 
     @property
     def shape(self) -> str:
-        """Sizes that determine the kernel's work."""
-        return ""
+        """Sizes that determine the kernel's work: heads of attention, else the width of a row."""
+        return str(getattr(self, "heads", None) or getattr(self, "width", ""))

@@ -85,11 +85,6 @@ class SplitHeadsKernel(Kernel):
     norm: bool = False
     epsilon: float = 0.0
 
-    @property
-    def shape(self) -> str:
-        """See Kernel."""
-        return str(self.heads)
-
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b, dtypes = Builder(self.name), context.dtypes

@@ -38,11 +38,6 @@ class EmbeddingKernel(Kernel):
     quantized: QuantizedFormat | None = None
     scale: float = 1.0
 
-    @property
-    def shape(self) -> str:
-        """See Kernel."""
-        return str(self.width)
-
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b = Builder(self.name)
@@ -123,11 +118,6 @@ class NormKernel(Kernel):
     output: Literal["activations", "rows", "residual"] = "activations"
     scale: float = 1.0
 
-    @property
-    def shape(self) -> str:
-        """See Kernel."""
-        return str(self.width)
-
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b = Builder(self.name)
@@ -196,11 +186,6 @@ class QuantizeKernel(Kernel):
     width: int
     quantized: QuantizedFormat
     gather: bool = False
-
-    @property
-    def shape(self) -> str:
-        """See Kernel."""
-        return str(self.width)
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""

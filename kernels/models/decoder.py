@@ -23,11 +23,6 @@ from quire.kernels.graph.operations import (
 from quire.kernels.rope import Rope
 
 
-def no_window(config: ModelConfig, layer: int) -> int:
-    """Return 0: the layer attends to all earlier tokens."""
-    return 0
-
-
 def window_of(config: ModelConfig) -> int:
     """Return the sliding window of config.json, 0 for none."""
     return 0 if config.fields.get("sliding_window") is None else config.size("sliding_window")
@@ -41,7 +36,7 @@ class Variant:
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    window: Callable[[ModelConfig, int], int] = no_window
+    window: Callable[[ModelConfig, int], int] = lambda config, layer: 0
 
 
 def activation_of(config: ModelConfig, field: str, default: str) -> str:

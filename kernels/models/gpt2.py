@@ -11,9 +11,9 @@ from quire.kernels.models.decoder import activation_of
 
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a GPT2LMHeadModel. Its linear layers keep their weights as [inputs, outputs]."""
-    config.refuse("scale_attn_by_inverse_layer_idx", (False,))
-    config.refuse("scale_attn_weights", (True,))
-    config.refuse("add_cross_attention", (False,))
+    config.restrict("scale_attn_by_inverse_layer_idx", (False,))
+    config.restrict("scale_attn_weights", (True,))
+    config.restrict("add_cross_attention", (False,))
     hidden, vocab = config.size("n_embd"), config.size("vocab_size")
     inner, epsilon = config.size("n_inner", 4 * hidden), config.get("layer_norm_epsilon", 1e-5)
     num_heads = config.size("n_head")

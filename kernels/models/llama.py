@@ -9,6 +9,6 @@ from quire.kernels.models.decoder import Variant, build_decoder
 
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a LlamaForCausalLM."""
-    config.refuse("pretraining_tp", (1,))
+    config.restrict("pretraining_tp", (1,))
     bias = config.get("attention_bias", False)
     return build_decoder(config, Variant(qkv_bias=bias, output_bias=bias, mlp_bias=config.get("mlp_bias", False)))

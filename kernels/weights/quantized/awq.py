@@ -47,10 +47,10 @@ class Awq(Scheme):
             "format",
             "checkpoint_format",
         ):  # each names the kernels that the weights are packed for
-            section.refuse(name, ("gemm", "GEMM"))
-        section.refuse("backend", ("autoawq", "auto"))
-        section.refuse("zero_point", (True,))
-        section.refuse("dynamic", ({},))
+            section.restrict(name, ("gemm", "GEMM"))
+        section.restrict("backend", ("autoawq", "auto"))
+        section.restrict("zero_point", (True,))
+        section.restrict("dynamic", ({},))
         bits, group = section.choice("bits", (4,)), section.choice("group_size", (*GROUPS, WHOLE_ROW))
         return cls(QuantizedFormat(bits, max(group, 0), zeros=True), section.strings("modules_to_not_convert"))
 

@@ -50,10 +50,10 @@ class _Group:
         stored = section.choice("format", _STORED, stored)
         _check_activations(section)
         weights = section.section("weights")
-        weights.refuse("type", ("int",))
-        weights.refuse("dynamic", (False,))
-        weights.refuse("block_structure")
-        weights.refuse("actorder", (False, "weight", "static", "group", "dynamic"))
+        weights.restrict("type", ("int",))
+        weights.restrict("dynamic", (False,))
+        weights.restrict("block_structure")
+        weights.restrict("actorder", (False, "weight", "static", "group", "dynamic"))
         bits, group = weights.choice("num_bits", BITS, 8), _group_size(weights)
         reordered = weights.fields.get("actorder") in ("group", "dynamic") and group > 0
         format_ = QuantizedFormat(bits, group, zeros=not weights.get("symmetric", True))
@@ -62,10 +62,10 @@ class _Group:
 
 def _check_activations(section: ModelConfig) -> None:
     """Reject unsupported quantization of activations; dynamic int8 is up to the kernels."""
-    section.refuse("output_activations")
+    section.restrict("output_activations")
     inputs = section.section("input_activations")
     if inputs.fields:
-        inputs.refuse("type", ("int",))
+        inputs.restrict("type", ("int",))
         inputs.choice("num_bits", (8,), 8)
         if inputs.fields.get("dynamic") is not True:
             raise ModelError(
@@ -100,10 +100,10 @@ class CompressedTensors(Scheme):
     @classmethod
     def from_config(cls, section: ModelConfig) -> CompressedTensors:
         """Read `quantization_config`."""
-        section.refuse("kv_cache_scheme", ({},))
-        section.refuse("transform_config", ({},))
-        section.refuse("quantization_status", ("compressed",))
-        section.section("sparsity_config").refuse("format", ("dense",))
+        section.restrict("kv_cache_scheme", ({},))
+        section.restrict("transform_config", ({},))
+        section.restrict("quantization_status", ("compressed",))
+        section.section("sparsity_config").restrict("format", ("dense",))
         stored = section.choice("format", (*_STORED, "mixed-precision"))
         groups, targets = section.section("config_groups"), []
         for name in groups.fields:

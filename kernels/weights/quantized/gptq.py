@@ -70,9 +70,9 @@ class Gptq(Scheme):
     @classmethod
     def from_config(cls, section: ModelConfig) -> Gptq:
         """Read `quantization_config`."""
-        section.refuse("is_marlin_format", (False,))
-        section.refuse("pack_dtype", ("int32",))
-        section.refuse("rotation", ("",))
+        section.restrict("is_marlin_format", (False,))
+        section.restrict("pack_dtype", ("int32",))
+        section.restrict("rotation", ("",))
         format_ = section.choice("checkpoint_format", _FORMATS, section.choice("format", _FORMATS, "gptq"))
         head, decremented = section.get("lm_head", False), format_ == "gptq"
         return cls(_Layer.from_config(section), _overrides(section), _inner(section), head, decremented)
