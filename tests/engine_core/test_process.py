@@ -306,7 +306,7 @@ def test_sigterm_has_its_limit(demo_model: Path) -> None:
 @pytest.mark.parametrize("how", ["SIGINT", "shutdown"])
 def test_sigint_and_shutdown_end_it(demo_model: Path, how: str) -> None:
     with Engine(demo_model) as engine, Client(engine.address) as client:
-        client.request("a", None)
+        client.request("a", None if how == "SIGINT" else 200)
         client.until(lambda: len(client.outputs("a")) > 0)
         if how == "SIGINT":
             engine.process.send_signal(signal.SIGINT)
