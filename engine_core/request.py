@@ -59,13 +59,13 @@ class Decoding(ABC):
     one row into a step once the prompt is computed. Unless overridden, it is one sequence, in `request.slot`.
     """
 
-    __slots__ = ("limits",)
+    __slots__ = ("_limits",)
 
     width = 1  # most sequences that the request may have at a time
     needs_every_token = False  # each prompt token yields a result of its own, which KV pages do not hold
 
     def __init__(self, limits: EngineLimits) -> None:
-        self.limits = limits
+        self._limits = limits
 
     @abstractmethod
     def open(self, request: Request, sequences: Sequences) -> int:
@@ -88,7 +88,7 @@ class Decoding(ABC):
     def pages_lacked(self, request: Request, steps: int) -> int:
         """Return the KV pages that it lacks for the next `steps` steps, which add a token to each sequence."""
         missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
-        return self.limits.pages_for(missing) if missing > 0 else 0
+        return self._limits.pages_for(missing) if missing > 0 else 0
 
     def reserve(self, request: Request, executor: Executor) -> bool:
         """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""

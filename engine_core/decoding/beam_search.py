@@ -130,7 +130,7 @@ class BeamSearch(Decoding):
         """Count the beams that are still to be forked too: they need all that the prompt's full pages do not hold."""
         pages = super().pages_lacked(request, steps)
         num_kept = len(self.slots(request))
-        to_fork = self.limits.pages_for(request.num_tokens) - request.num_computed_tokens // self.limits.page_size
+        to_fork = self._limits.pages_for(request.num_tokens) - request.num_computed_tokens // self._limits.page_size
         return num_kept * pages + (len(self.live) - num_kept) * to_fork
 
     def reserve(self, request: Request, executor: Executor) -> bool:

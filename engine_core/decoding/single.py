@@ -42,7 +42,7 @@ class SingleSequence(Decoding):
         if request.sampling.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
             output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
         if is_last or (request.constraint is not None and request.constraint.has_ended):
-            end_output(request, output, self.limits, outcome.now, is_cut=is_cut)
+            end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
             outcome.ended.append((request, output))
         return output
 
