@@ -19,7 +19,7 @@ from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.engine_core.stats import StepRecord, add_step, collect_stats
 from quire.engine_core.trace import Tracer
-from quire.engine_core.update import Finisher, StepUpdate
+from quire.engine_core.update import StepUpdate
 from quire.engine_core.utilities import perform
 from quire.protocol.messages import (
     Abort,
@@ -63,12 +63,12 @@ class EngineCore:
         self.last_batch = Batch()
         self.last_step = StepRecord()
         self._totals = EngineTotals()
-        self._requests = OpenRequests()
         self._outputs = outputs = Outputs(send, clock)
         self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission)
-        self._intake = Intake(self.scheduler, self._requests, constrained, outputs, limits, seed=seed, clock=clock)
-        self._finisher = Finisher(self.scheduler, self._requests, constrained, outputs, self.tracer, clock)
-        self._update = StepUpdate(executor, self._finisher, constrained, outputs, clock)
+        self._requests = requests = OpenRequests(self.scheduler, constrained, outputs, self.tracer, clock)
+        waiting = self.scheduler.waiting
+        self._intake = Intake(waiting, requests, constrained, outputs, limits, seed=seed, clock=clock)
+        self._update = StepUpdate(executor, requests, constrained, outputs, clock)
         self.flush = outputs.flush
         self.reject_early = self._intake.reject_early
 
@@ -104,14 +104,12 @@ class EngineCore:
         """Take one message of a client; Hello and Ping are the server's and mean nothing here."""
         match message:
             case EngineCoreRequest():
-                request = self._intake.receive(client_id, message)
-                if request is not None and self.tracer.subscribers:
-                    self.tracer.queued(request)
+                self._intake.receive(client_id, message)
             case Abort():
                 # The last first: no successor starts in the place of a request that ends before it ends itself.
                 for request_id in reversed(message.request_ids):
                     if request := self._requests.find(client_id, request_id):  # else it has just ended by itself
-                        self._finisher.finish(request, FinishReason.ABORT)
+                        self._requests.finish(request, FinishReason.ABORT)
             case Goodbye():
                 self._end_client(client_id, FinishReason.ABORT)
                 self.tracer.forget(client_id)
@@ -144,7 +142,7 @@ class EngineCore:
         if self.tracer.subscribers:
             self.tracer.scheduled(batch)
         for request, text in batch.failed:
-            self._finisher.finish(request, FinishReason.ERROR, text, ErrorKind.INVALID)
+            self._requests.finish(request, FinishReason.ERROR, text, ErrorKind.INVALID)
         self._constrained.prepare(batch)
         self.flush()  # rejections and aborts need not wait for the step
         if not batch.counts:
@@ -179,7 +177,7 @@ class EngineCore:
     def _end_overdue(self, now: float) -> None:
         """End the requests whose time is up, whatever their state."""
         for request in self._requests.overdue(now):
-            self._finisher.finish(request, FinishReason.TIMEOUT, explain_timeout(request))
+            self._requests.finish(request, FinishReason.TIMEOUT, explain_timeout(request))
 
     def _release_constrained(self) -> None:
         """Let requests start whose grammar has been compiled, and end those whose grammar is invalid."""
@@ -187,11 +185,11 @@ class EngineCore:
             if error is None:
                 self.scheduler.release(request)
             else:
-                self._finisher.finish(request, FinishReason.ERROR, error, ErrorKind.INVALID)
+                self._requests.finish(request, FinishReason.ERROR, error, ErrorKind.INVALID)
 
     def _end_client(self, client_id: bytes, reason: FinishReason, error: str | None = None) -> None:
         for request in self._requests.of_client(client_id):
-            self._finisher.finish(request, reason, error)
+            self._requests.finish(request, reason, error)
 
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
         result = UtilityResult(call.call_id)

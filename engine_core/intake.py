@@ -13,7 +13,7 @@ from quire.engine_core.limits import EngineLimits
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request
-from quire.engine_core.scheduling.scheduler import Scheduler
+from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import (
     RequestError,
     ShuttingDownError,
@@ -36,7 +36,7 @@ class Intake:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        waiting: WaitingQueue,
         requests: OpenRequests,
         constrained: ConstrainedRequests,
         outputs: Outputs,
@@ -47,7 +47,7 @@ class Intake:
     ) -> None:
         """`seed` gives the seeds of requests that bring none."""
         self.draining = False  # open requests go on, new ones are rejected
-        self._scheduler = scheduler
+        self._waiting = waiting
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
@@ -72,21 +72,21 @@ class Intake:
         self._inbound.let_in(client_id, message)
         return None
 
-    def receive(self, client_id: bytes, message: EngineCoreRequest) -> Request | None:
-        """Queue a request and return it; if it is rejected, answer it and return None."""
+    def receive(self, client_id: bytes, message: EngineCoreRequest) -> None:
+        """Queue a request, or answer it with an error."""
         self._inbound.receive(message)
         try:
             if self._requests.find(client_id, message.request_id) is None:
-                return self._add(client_id, message)
-            text = f"request_id {message.request_id!r} is in use by a request that has not ended; choose another id"
-            self._outputs.send(client_id, ErrorMessage(text))
+                self._add(client_id, message)
+            else:
+                text = f"request_id {message.request_id!r} is in use by a request that has not ended; choose another id"
+                self._outputs.send(client_id, ErrorMessage(text))
         except RequestError as error:
             self._outputs.add(client_id, _rejection(message, error))
         finally:
             self._inbound.forget(client_id, message)
-        return None
 
-    def _add(self, client_id: bytes, message: EngineCoreRequest) -> Request:
+    def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
         self._check_room(message)
         check_request(message, limits)
@@ -104,16 +104,14 @@ class Intake:
         )
         self._constrained.begin(request, grammar)
         request.record(EventType.QUEUED, now)
-        self._scheduler.add(request, other)
-        self._requests.add(request)
-        return request
+        self._requests.add(request, other)
 
     def _check_room(self, message: EngineCoreRequest, num_requests: int = 0, num_tokens: int = 0) -> None:
         """Raise RequestError if the queue is full, with these inbound requests and prompt tokens on their way to it."""
         if self.draining:
             raise ShuttingDownError("the engine is shutting down and takes no more requests; send it to another engine")
-        waiting = self._scheduler.waiting
-        check_queue(message, len(waiting) + num_requests, waiting.num_tokens + num_tokens, self._limits)
+        num_requests, num_tokens = num_requests + len(self._waiting), num_tokens + self._waiting.num_tokens
+        check_queue(message, num_requests, num_tokens, self._limits)
 
 
 class InboundRequests:

@@ -1,20 +1,37 @@
-"""The open requests, those that have not ended: by client and id, and by deadline."""
+"""The open requests: from their arrival to their terminal output, by client and id, and by deadline."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from quire.engine_core.request import Request
+from quire.engine_core.grammar.constrained import ConstrainedRequests
+from quire.engine_core.outputs import Outputs
+from quire.engine_core.request import Request, RequestStatus
+from quire.engine_core.scheduling.scheduler import Scheduler
+from quire.engine_core.trace import Tracer
+from quire.protocol.messages import EngineCoreOutput, ErrorKind, FinishReason
 
 _FEW = 64  # finished requests that the heap may keep in any case
 
 
 class OpenRequests:
-    """Every request from its arrival to its terminal output."""
+    """Every request that has not ended. Each ends with one terminal output, and gives back all that it holds."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        constrained: ConstrainedRequests,
+        outputs: Outputs,
+        tracer: Tracer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._constrained = constrained
+        self._outputs = outputs
+        self._tracer = tracer
+        self._clock = clock
         self._by_client: dict[bytes, dict[str, Request]] = {}
         self._deadlines = Deadlines()
 
@@ -35,13 +52,33 @@ class OpenRequests:
         """Return a client's requests, the latest first: no successor starts in the place of one that ends with it."""
         return list(reversed(self._by_client.get(client_id, {}).values()))
 
-    def add(self, request: Request) -> None:
-        """Add a request, whose id its client does not use for another one."""
+    def add(self, request: Request, shares_prompt_with: Request | None) -> None:
+        """Add and queue a request, whose id its client does not use for another one."""
+        self._scheduler.add(request, shares_prompt_with)
         self._by_client.setdefault(request.client_id, {})[request.request_id] = request
         self._deadlines.add(request)
+        if self._tracer.subscribers:
+            self._tracer.queued(request)
 
-    def remove(self, request: Request) -> None:
-        """Remove a request that ends."""
+    def finish(
+        self, request: Request, reason: FinishReason, error: str | None = None, kind: ErrorKind = ErrorKind.FAILED
+    ) -> None:
+        """End a request between tokens: its terminal output carries none. `kind` is that of an ERROR."""
+        now = self._clock()
+        output = EngineCoreOutput(request.request_id, error=error)
+        output.error_kind = kind if reason is FinishReason.ERROR else None
+        self._outputs.add(request.client_id, request.conclude(output, reason, now))
+        self.release(request, output, now)
+
+    def release(self, request: Request, output: EngineCoreOutput, now: float) -> None:
+        """Take back all that a request holds whose terminal output is on its way."""
+        if self._tracer.subscribers:
+            self._tracer.finished(request, output.finish_reason, now)
+        self._scheduler.remove(request)
+        self._constrained.end(request)
+        if request.num_output_tokens:
+            self._scheduler.admission.ended()
+        request.status = RequestStatus.FINISHED
         own = self._by_client[request.client_id]
         del own[request.request_id]
         if not own:

@@ -56,43 +56,20 @@ class Decoding(ABC):
 
     One object a request. Its methods are given the request instead of keeping it, since the engine makes no reference
     cycles (its garbage collector is off). To the scheduler a request is `width` sequences at most, each of which puts
-    one row into a step once the prompt is computed.
+    one row into a step once the prompt is computed. Unless overridden, it is one sequence, in `request.slot`.
     """
 
-    __slots__ = ()
+    __slots__ = ("_limits",)
 
-    @property
-    def width(self) -> int:
-        """Most sequences that the request may have at a time."""
-        return 1
+    width = 1  # most sequences that the request may have at a time
+    needs_every_token = False  # each prompt token yields a result of its own, which KV pages do not hold
 
-    @property
-    def needs_every_token(self) -> bool:
-        """True if each prompt token yields a result of its own, which KV pages do not hold."""
-        return False
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
 
     @abstractmethod
     def open(self, request: Request, sequences: Sequences) -> int:
-        """Open a sequence with the prompt (and the tokens sampled so far), without pages; return its slot.
-
-        Raises ValueError if the executor rejects it.
-        """
-
-    @abstractmethod
-    def begin(self, request: Request) -> None:
-        """Start, maybe again after a preemption, with the prompt's sequence in `request.slot`."""
-
-    @abstractmethod
-    def slots(self, request: Request) -> list[int]:
-        """Return the slots of all its open sequences: the rows that it puts into the next step."""
-
-    @abstractmethod
-    def pages_lacked(self, request: Request, steps: int) -> int:
-        """Return the KV pages that it lacks for the next `steps` steps, which add a token to each sequence."""
-
-    @abstractmethod
-    def reserve(self, request: Request, executor: Executor) -> bool:
-        """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""
+        """Open a sequence with the prompt, without pages; return its slot. ValueError if the executor rejects it."""
 
     @abstractmethod
     def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
@@ -101,13 +78,32 @@ class Decoding(ABC):
         The computed tokens are counted already. A request that ends is added to `outcome.ended` with its output.
         """
 
-    @abstractmethod
-    def preempt(self, request: Request, sequences: Sequences) -> None:
-        """Give back all pages; what the prefix cache does not keep is computed again."""
+    def begin(self, request: Request) -> None:  # noqa: B027 - one sequence has nothing to prepare
+        """Start, maybe again after a preemption, with the prompt's sequence in `request.slot`."""
 
-    @abstractmethod
+    def slots(self, request: Request) -> list[int]:
+        """Return the slots of all its open sequences: the rows that it puts into the next step."""
+        return [] if request.slot == NO_SLOT else [request.slot]
+
+    def pages_lacked(self, request: Request, steps: int) -> int:
+        """Return the KV pages that it lacks for the next `steps` steps, which add a token to each sequence."""
+        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
+        return self._limits.pages_for(missing) if missing > 0 else 0
+
+    def reserve(self, request: Request, executor: Executor) -> bool:
+        """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""
+        return executor.sequences.reserve(request.slot, request.num_tokens)
+
+    def preempt(self, request: Request, sequences: Sequences) -> None:
+        """Give back all pages; the slot keeps the tokens and the sampling state."""
+        sequences.release_pages(request.slot)
+        request.forget_computed()
+
     def close(self, request: Request, sequences: Sequences) -> None:
         """Close all sequences."""
+        for slot in self.slots(request):
+            sequences.close(slot)
+        request.slot = NO_SLOT
 
 
 @dataclass(slots=True, eq=False)
@@ -157,8 +153,10 @@ class Request:
     ) -> Request:  # fmt: skip
         """Make the request of a message that `check_request` has accepted; `seed` is used if it names none."""
         sampling, prompt = message.sampling_params, message.prompt_token_ids
-        eos, stop = token_ids_that_stop(message)
-        max_total_tokens = len(prompt) + max_output_tokens(message, limits)
+        max_total_tokens = limits.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
+        if message.pooling is not None:
+            max_total_tokens = len(prompt)
+        eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
         return cls(
             client_id=client_id,
             request_id=message.request_id,
@@ -170,7 +168,7 @@ class Request:
             needs_every_token=decoding.needs_every_token or sampling.prompt_logprobs is not None,
             seed=seed if sampling.seed is None else sampling.seed,
             eos_token_ids=eos,
-            stop_token_ids=stop,
+            stop_token_ids=eos.union(sampling.stop_token_ids or ()),
             max_total_tokens=max_total_tokens,
             # A last token is sampled at the pool's last position; it could not be computed in its turn.
             token_limit=min(max_total_tokens, limits.pool_tokens + 1),
@@ -234,18 +232,3 @@ class Request:
         self.record(EventType.FINISHED, now)
         self.attach_to(output)
         return output
-
-
-def token_ids_that_stop(message: EngineCoreRequest) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the eos tokens that end a request, and all tokens that do."""
-    sampling = message.sampling_params
-    eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
-    return eos, eos.union(sampling.stop_token_ids or ())
-
-
-def max_output_tokens(message: EngineCoreRequest, limits: EngineLimits) -> int:
-    """Return the length at which the output ends with LENGTH."""
-    if message.pooling is not None:
-        return 0
-    max_tokens = message.sampling_params.max_tokens
-    return limits.max_model_len - len(message.prompt_token_ids) if max_tokens is None else max_tokens

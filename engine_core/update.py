@@ -1,4 +1,4 @@
-"""The update: what a step's result means to the requests of its batch, and how requests end."""
+"""The update: what a step's result means to the requests of its batch."""
 
 from __future__ import annotations
 
@@ -9,54 +9,11 @@ from quire.engine_core.executor import Executor, StepResult
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
-from quire.engine_core.request import Request, RequestStatus, StepOutcome
+from quire.engine_core.request import Request, StepOutcome
 from quire.engine_core.scheduling.batch import Batch
-from quire.engine_core.scheduling.scheduler import Scheduler
-from quire.engine_core.trace import Tracer
-from quire.protocol.messages import EngineCoreOutput, ErrorKind, FinishReason
+from quire.protocol.messages import ErrorKind, FinishReason
 
 logger = logging.getLogger(__name__)
-
-
-class Finisher:
-    """Ends requests, whatever the reason: each gets one terminal output, and gives back all that it holds."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        requests: OpenRequests,
-        constrained: ConstrainedRequests,
-        outputs: Outputs,
-        tracer: Tracer,
-        clock: Callable[[], float],
-    ) -> None:
-        self._scheduler = scheduler
-        self._requests = requests
-        self._constrained = constrained
-        self._outputs = outputs
-        self._tracer = tracer
-        self._clock = clock
-
-    def finish(
-        self, request: Request, reason: FinishReason, error: str | None = None, kind: ErrorKind = ErrorKind.FAILED
-    ) -> None:
-        """End a request between tokens: its terminal output carries none. `kind` is that of an ERROR."""
-        now = self._clock()
-        output = EngineCoreOutput(request.request_id, error=error)
-        output.error_kind = kind if reason is FinishReason.ERROR else None
-        self._outputs.add(request.client_id, request.conclude(output, reason, now))
-        self.release(request, output, now)
-
-    def release(self, request: Request, output: EngineCoreOutput, now: float) -> None:
-        """Take back all that a request holds whose terminal output is on its way."""
-        if self._tracer.subscribers:
-            self._tracer.finished(request, output.finish_reason, now)
-        self._scheduler.remove(request)
-        self._constrained.end(request)
-        if request.num_output_tokens:
-            self._scheduler.admission.ended()
-        request.status = RequestStatus.FINISHED
-        self._requests.remove(request)
 
 
 class StepUpdate:
@@ -65,13 +22,13 @@ class StepUpdate:
     def __init__(
         self,
         executor: Executor,
-        finisher: Finisher,
+        requests: OpenRequests,
         constrained: ConstrainedRequests,
         outputs: Outputs,
         clock: Callable[[], float],
     ) -> None:
         self._executor = executor
-        self._finisher = finisher
+        self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
         self._clock = clock
@@ -139,7 +96,7 @@ class StepUpdate:
                     by_client[request.client_id].append(output)
         finally:  # a request whose terminal output is on its way gets no other, whatever comes
             for request, output in outcome.ended:
-                self._finisher.release(request, output, now)
+                self._requests.release(request, output, now)
         return outcome.token_ids
 
     def _end_failed(self, batch: Batch, outcome: StepOutcome, deferred: Collection[int]) -> None:
@@ -148,11 +105,11 @@ class StepUpdate:
             request = batch.requests[index]
             if index not in deferred and not request.is_finished:
                 kind = ErrorKind.INVALID if self._constrained.is_at_fault(request) else ErrorKind.FAILED
-                self._finisher.finish(request, FinishReason.ERROR, text, kind)
+                self._requests.finish(request, FinishReason.ERROR, text, kind)
 
     def _fail(self, requests: Sequence[Request], error: Exception) -> None:
         logger.error("a step with %d requests failed", len(requests), exc_info=error)
         for request in requests:
             if not request.is_finished:
                 text = f"the engine failed to compute this step: {error}"
-                self._finisher.finish(request, FinishReason.ERROR, text)
+                self._requests.finish(request, FinishReason.ERROR, text)

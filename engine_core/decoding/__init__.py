@@ -15,5 +15,5 @@ def decoding_for(message: EngineCoreRequest, limits: EngineLimits) -> Decoding:
     if message.pooling is not None:
         return Pooling(message.pooling, limits)
     if message.sampling_params.beam_width:
-        return BeamSearch.from_message(message, limits)
+        return BeamSearch(message.sampling_params.beam_width, limits)
     return SingleSequence(limits)

@@ -16,19 +16,11 @@ from typing import NamedTuple
 from quire.engine_core.decoding.single import open_sequence, sampling_config
 from quire.engine_core.executor import Executor, LogprobsEntry
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.request import (
-    NO_SLOT,
-    Decoding,
-    Request,
-    StepOutcome,
-    max_output_tokens,
-    token_ids_that_stop,
-)
+from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
 from quire.kernels.runner import Sequences
 from quire.protocol.messages import (
     BeamSequence,
     EngineCoreOutput,
-    EngineCoreRequest,
     EventType,
     FinishReason,
     SamplingParams,
@@ -97,34 +89,12 @@ def num_candidates(beam_width: int, num_stop_tokens: int) -> int:
 class BeamSearch(Decoding):
     """One search: its live beams, each a sequence in a slot of its own, and the best finished continuations."""
 
-    __slots__ = (
-        "_eos_token_ids", "_limits", "_max_tokens", "_sampling", "_sequences", "_stop_token_ids", "_width", "done",
-        "finished", "length", "live", "num_candidates",
-    )  # fmt: skip
+    __slots__ = ("_max_tokens", "_sequences", "done", "finished", "length", "live", "num_candidates", "width")
 
-    def __init__(
-        self,
-        sampling: SamplingParams,
-        stop_token_ids: frozenset[int],
-        eos_token_ids: frozenset[int],
-        max_tokens: int,
-        limits: EngineLimits,
-    ) -> None:
-        """Beams end with one of `stop_token_ids`; one of `eos_token_ids` gives no `stop_reason`."""
-        self._width = sampling.beam_width
-        self.num_candidates = num_candidates(self._width, len(stop_token_ids))
-        self._sampling = sampling
-        self._stop_token_ids = stop_token_ids
-        self._eos_token_ids = eos_token_ids
-        self._max_tokens = max_tokens
-        self._limits = limits
+    def __init__(self, beam_width: int, limits: EngineLimits) -> None:
+        super().__init__(limits)
+        self.width = beam_width
         self._restart()
-
-    @classmethod
-    def from_message(cls, message: EngineCoreRequest, limits: EngineLimits) -> BeamSearch:
-        """Make the search that a message asks for."""
-        eos, stop = token_ids_that_stop(message)
-        return cls(message.sampling_params, stop, eos, max_output_tokens(message, limits), limits)
 
     def _restart(self) -> None:
         """Go back to the prompt. The same steps follow as before, since nothing is random."""
@@ -133,14 +103,11 @@ class BeamSearch(Decoding):
         self.length = 0
         self.done = False
 
-    @property
-    def width(self) -> int:
-        """The `beam_width`."""
-        return self._width
-
     def open(self, request: Request, sequences: Sequences) -> int:
         """Open the sequence of the prompt."""
         self._sequences = sequences
+        self._max_tokens = request.max_total_tokens - request.num_prompt_tokens
+        self.num_candidates = num_candidates(self.width, len(request.stop_token_ids))
         return self._open(request)
 
     def _open(self, request: Request, token_ids: list[int] | None = None) -> int:
@@ -161,8 +128,7 @@ class BeamSearch(Decoding):
 
     def pages_lacked(self, request: Request, steps: int) -> int:
         """Count the beams that are still to be forked too: they need all that the prompt's full pages do not hold."""
-        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
-        pages = self._limits.pages_for(missing) if missing > 0 else 0
+        pages = super().pages_lacked(request, steps)
         num_kept = len(self.slots(request))
         to_fork = self._limits.pages_for(request.num_tokens) - request.num_computed_tokens // self._limits.block_size
         return num_kept * pages + (len(self.live) - num_kept) * to_fork
@@ -185,14 +151,14 @@ class BeamSearch(Decoding):
         """Move all beams on by a token. The client gets nothing before the end of the search."""
         if not outcome.token_ids[row]:  # amid the prompt
             return None
-        self.advance([entry for i in range(len(self.live)) for entry in outcome.logprobs(row + i) or ()])
+        self._advance(request, [entry for i in range(len(self.live)) for entry in outcome.logprobs(row + i) or ()])
         request.num_tokens += 1
         if request.num_output_tokens == 1:
             request.record(EventType.FIRST_TOKEN, outcome.now)
         if not self.done:
             request.slot = self.live[0].source
             return None
-        best, *_ = beams = self.best(request.sampling.n)
+        best, *_ = beams = [_to_message(request, finished) for finished in self.finished[: request.sampling.n]]
         output = EngineCoreOutput(request.request_id, stop_reason=best.stop_reason, beams=beams)
         outcome.ended.append((request, output))
         return request.conclude(output, best.finish_reason, outcome.now)
@@ -206,29 +172,19 @@ class BeamSearch(Decoding):
         request.num_tokens = request.num_prompt_tokens
         self._restart()
 
-    def close(self, request: Request, sequences: Sequences) -> None:
-        """Close the slots of all beams."""
-        for slot in self.slots(request):
-            sequences.close(slot)
-        request.slot = NO_SLOT
-
-    def advance(self, entries: Sequence[LogprobsEntry]) -> None:
+    def _advance(self, request: Request, entries: Sequence[LogprobsEntry]) -> None:
         """Take one step for all beams: `entries` are the `num_candidates` likeliest tokens after each live beam."""
         self.length += 1
         best = heapq.nlargest(self.num_candidates, self._candidates(entries), key=lambda candidate: candidate.logprob)
         at_end = self.length >= self._max_tokens
-        stops = [at_end or candidate.token_id in self._stop_token_ids for candidate in best]
-        for candidate, stop in zip(best[: self._width], stops, strict=False):
+        stops = [at_end or candidate.token_id in request.stop_token_ids for candidate in best]
+        for candidate, stop in zip(best[: self.width], stops, strict=False):
             if stop:
-                self._finish(candidate)
-        followers = [candidate for candidate, stop in zip(best, stops, strict=True) if not stop][: self._width]
-        self.done = at_end or (len(self.finished) == self._width and not self._goes_on(followers[0]))
+                self._finish(request, candidate)
+        followers = [candidate for candidate, stop in zip(best, stops, strict=True) if not stop][: self.width]
+        self.done = at_end or (len(self.finished) == self.width and not self._goes_on(request.sampling, followers[0]))
         if not self.done:
-            self._follow(followers)
-
-    def best(self, count: int) -> list[BeamSequence]:
-        """Return the `count` best finished continuations."""
-        return [self._to_message(finished) for finished in self.finished[:count]]
+            self._follow(request.sampling, followers)
 
     def _candidates(self, entries: Sequence[LogprobsEntry]) -> list[Candidate]:
         return [
@@ -237,30 +193,29 @@ class BeamSearch(Decoding):
             for rank in range(1, self.num_candidates + 1)
         ]
 
-    def _finish(self, candidate: Candidate) -> None:
-        score = candidate.logprob / self.length**self._sampling.length_penalty
-        stopped = candidate.token_id in self._stop_token_ids
-        path = candidate.path(self._sampling.logprobs or 0)
+    def _finish(self, request: Request, candidate: Candidate) -> None:
+        score = candidate.logprob / self.length**request.sampling.length_penalty
+        stopped = candidate.token_id in request.stop_token_ids
+        path = candidate.path(request.sampling.logprobs or 0)
         self.finished.append(Finished(score, candidate.logprob, path, stopped))
         self.finished.sort(key=lambda finished: -finished.score)
-        del self.finished[self._width :]
+        del self.finished[self.width :]
 
-    def _goes_on(self, best: Candidate) -> bool:
+    def _goes_on(self, sampling: SamplingParams, best: Candidate) -> bool:
         """Return True if `best` may still beat a finished one; `transformers` guesses its final length like this."""
-        sampling = self._sampling
         if sampling.early_stopping is True:
             return False
         far = sampling.early_stopping == "never" and sampling.length_penalty > 0
         length = self._max_tokens if far else self.length
         return bool(best.logprob / length**sampling.length_penalty > self.finished[-1].score)
 
-    def _follow(self, followers: list[Candidate]) -> None:
+    def _follow(self, sampling: SamplingParams, followers: list[Candidate]) -> None:
         """Give a beam's slot to its first follower; others are to fork from it; close beams without a follower."""
         taken: set[int] = set()
         live = []
         for candidate in followers:
             source = candidate.beam.source  # which is the beam's own slot: it has run
-            path = candidate.path(self._sampling.logprobs or 0)
+            path = candidate.path(sampling.logprobs or 0)
             live.append(Beam(candidate.logprob, path, None if source in taken else source, source))
             if source not in taken:
                 self._sequences.truncate(source, self._sequences.num_tokens(source) - 1)  # the sampled token
@@ -271,15 +226,16 @@ class BeamSearch(Decoding):
                 self._sequences.close(beam.slot)
         self.live = live
 
-    def _to_message(self, finished: Finished) -> BeamSequence:
-        entries = []
-        link: Link | None = finished.path
-        while link is not None:
-            entries.append(link.entry)
-            link = link.before
-        entries.reverse()
-        token_ids = [entry.token_ids[0] for entry in entries]
-        if not finished.stopped:
-            return BeamSequence(token_ids, entries, finished.logprob, FinishReason.LENGTH)
-        stop_reason = None if token_ids[-1] in self._eos_token_ids else token_ids[-1]
-        return BeamSequence(token_ids, entries, finished.logprob, FinishReason.STOP, stop_reason)
+
+def _to_message(request: Request, finished: Finished) -> BeamSequence:
+    entries = []
+    link: Link | None = finished.path
+    while link is not None:
+        entries.append(link.entry)
+        link = link.before
+    entries.reverse()
+    token_ids = [entry.token_ids[0] for entry in entries]
+    if not finished.stopped:
+        return BeamSequence(token_ids, entries, finished.logprob, FinishReason.LENGTH)
+    stop_reason = None if token_ids[-1] in request.eos_token_ids else token_ids[-1]
+    return BeamSequence(token_ids, entries, finished.logprob, FinishReason.STOP, stop_reason)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from quire.engine_core.decoding.single import SingleSequence, open_sequence
+from quire.engine_core.decoding.single import open_sequence
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.request import Request, StepOutcome
+from quire.engine_core.request import Decoding, Request, StepOutcome
 from quire.kernels.runner import PoolingConfig, Sequences
 from quire.protocol.messages import EngineCoreOutput, FinishReason, PoolingParams
 
 
-class Pooling(SingleSequence):
+class Pooling(Decoding):
     """The sequence of a prompt, which ends with its vector when it is computed."""
 
-    __slots__ = ("params",)
+    __slots__ = ("needs_every_token", "params")
 
     def __init__(self, params: PoolingParams, limits: EngineLimits) -> None:
         super().__init__(limits)
         self.params = params
-
-    @property
-    def needs_every_token(self) -> bool:
-        """True for a mean, which needs all hidden states."""
-        return self.params.pooling_type == "mean"
+        self.needs_every_token = params.pooling_type == "mean"
 
     def open(self, request: Request, sequences: Sequences) -> int:
         """Open the sequence with its kind of pooling."""

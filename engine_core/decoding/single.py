@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from quire.engine_core.decoding.stopping import end_output
-from quire.engine_core.executor import Executor
-from quire.engine_core.limits import EngineLimits
-from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
+from quire.engine_core.request import Decoding, Request, StepOutcome
 from quire.kernels.runner import PoolingConfig, SamplingConfig, Sequences
 from quire.protocol.messages import EngineCoreOutput, EventType, TokenLogprobs
 
@@ -15,30 +13,11 @@ _INT32_MAX = 2**31 - 1
 class SingleSequence(Decoding):
     """One sequence, which goes on until a token, its grammar or a length ends it."""
 
-    __slots__ = ("_limits",)
-
-    def __init__(self, limits: EngineLimits) -> None:
-        self._limits = limits
+    __slots__ = ()
 
     def open(self, request: Request, sequences: Sequences) -> int:
         """Open the sequence with the request's sampling state and token constraint."""
         return open_sequence(sequences, request, sampling=sampling_config(request))
-
-    def begin(self, request: Request) -> None:
-        """Do nothing: all state lies in the request and its slot."""
-
-    def slots(self, request: Request) -> list[int]:
-        """Return the one slot, once it is open."""
-        return [] if request.slot == NO_SLOT else [request.slot]
-
-    def pages_lacked(self, request: Request, steps: int) -> int:
-        """Return the pages for the tokens that have none."""
-        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
-        return self._limits.pages_for(missing) if missing > 0 else 0
-
-    def reserve(self, request: Request, executor: Executor) -> bool:
-        """Get pages for all tokens."""
-        return executor.sequences.reserve(request.slot, request.num_tokens)
 
     def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
         """Cut the span at the first token that ends the request. This is the per-token path: keep it short."""
@@ -66,17 +45,6 @@ class SingleSequence(Decoding):
             end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
             outcome.ended.append((request, output))
         return output
-
-    def preempt(self, request: Request, sequences: Sequences) -> None:
-        """Give back the pages; the slot keeps the tokens and the sampling state."""
-        sequences.release_pages(request.slot)
-        request.forget_computed()
-
-    def close(self, request: Request, sequences: Sequences) -> None:
-        """Close the slot, if it is open."""
-        if request.slot != NO_SLOT:
-            sequences.close(request.slot)
-            request.slot = NO_SLOT
 
 
 def open_sequence(
