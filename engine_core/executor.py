@@ -53,9 +53,9 @@ class Executor(Protocol):
         """The open sequences, by slot, and the KV pages."""
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
-        """Gives a slot without pages the first `num_computed` positions of `source`, and pages for `num_tokens`.
+        """Give a slot without pages the first `num_computed` positions of `source`, and pages for `num_tokens`.
 
-        Full pages are shared. False, and nothing has changed, when there are too few pages.
+        Full pages are shared. Return False, and change nothing, when there are too few pages.
         """
 
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:

@@ -74,7 +74,8 @@ class Runner {
   Plan& head() { return head_; }      ///< from the hidden state to logits, for `logit_rows`
   Plan& states() { return states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
-  /// Moves attention entries of a step to parts and splits, where that gives all threads work; `dims` count them.
+  /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
+  /// them.
   void split_attention(Dims& dims);
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
