@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -40,20 +41,6 @@ LAYERS = {
     " < server",
     "frontend.evaluation": "workload < replay < calibration report < bench simulation",
     "frontend.cli": "failures < flags output < * < bench < app",
-}
-
-# Imports against the layers, or in a cycle, that are still to be removed.
-TO_BE_REMOVED = {
-    ("engine_core.request", "engine_core.decoding.beam_search"),
-    ("engine_core.request", "engine_core.grammar.grammars"),
-    ("engine_core.request", "engine_core.scheduling.siblings"),
-    ("engine_core.snapshot", "engine_core.engine"),
-    ("engine_core.utilities", "engine_core.engine"),
-    ("frontend.http.conversation", "frontend.http.openai.response_format"),
-    ("frontend.http.openai.chat", "frontend.http.documentation.chat_schemas"),
-    ("frontend.http.transport.server", "frontend.http.app"),
-    ("frontend.http.transport.server", "frontend.http.service"),
-    ("kernels.emit.value", "kernels.emit.builder"),
 }
 
 OPTIONAL = {  # imported only when the features of their extras are requested
@@ -164,25 +151,25 @@ def test_imports_follow_the_table(top: str) -> None:
 def test_imports_go_to_lower_layers(package: str) -> None:
     graph = repository_graph()
     assert any(module.startswith(f"{package}.") for module in graph)
-    found = upward_imports(graph, {package: LAYERS[package]}) - TO_BE_REMOVED
+    found = upward_imports(graph, {package: LAYERS[package]})
     assert not found, "\n".join(f"{module} imports {imported}" for module, imported in sorted(found))
 
 
 def test_no_modules_import_in_a_cycle() -> None:
-    graph = {
-        module: {each for each in imported if (module, each) not in TO_BE_REMOVED}
-        for module, imported in repository_graph().items()
-    }
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(repository_graph()).prepare()
     except CycleError as error:
         pytest.fail(" is imported by ".join(error.args[1]))
 
 
-def test_imports_that_are_to_be_removed_are_still_there() -> None:
-    graph = repository_graph()
-    gone = [f"{module} -> {each}" for module, each in sorted(TO_BE_REMOVED) if each not in graph.get(module, ())]
-    assert not gone, "remove from TO_BE_REMOVED: " + ", ".join(gone)
+def test_no_two_classes_have_one_name() -> None:
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for top in MAY_IMPORT:
+        for file in python_files(top):
+            for node in ast.walk(ast.parse((REPOSITORY / file).read_text())):
+                if isinstance(node, ast.ClassDef):
+                    files[node.name].append(str(file))
+    assert {name: places for name, places in files.items() if len(places) > 1} == {}
 
 
 @pytest.mark.parametrize("top", MAY_IMPORT)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from quire.kernels.emit.builder import Builder
+from typing import Protocol
 
 I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
 BF16, F16, F32 = "bf16", "f16", "f32"
@@ -40,11 +38,21 @@ def with_element(type_: str, element: str) -> str:
     return type_.replace(element_of(type_), element)
 
 
+class OperationBuilder(Protocol):
+    """The part of `Builder` that the operators of a `Value` call."""
+
+    def as_value(self, value: Value | int | float, type_: str) -> Value: ...  # noqa: D102 - see Builder
+    def op(self, name: str, operands: Sequence[Value], type_: str) -> Value: ...  # noqa: D102
+    def convert(self, name: str, value: Value, type_: str) -> Value: ...  # noqa: D102
+    def compare(self, predicate: str, left: Value, right: Value | int | float) -> Value: ...  # noqa: D102
+    def select(self, condition: Value, yes: Value, no: Value | int | float) -> Value: ...  # noqa: D102
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """An SSA value. Operators emit `arith` operations; plain numbers become constants of the same type."""
 
-    builder: Builder
+    builder: OperationBuilder
     name: str
     type: str
 

@@ -18,8 +18,8 @@ from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, Engine
 CLIENT = b"client"
 
 
-class InstantExecutor(UnconstrainedExecutor):
-    """Real sequences, pages and prefix cache; each request's answer is known beforehand."""
+class PlannedExecutor(UnconstrainedExecutor):
+    """Executor with real sequences, pages and prefix cache, and answers that are known beforehand."""
 
     def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences
@@ -28,11 +28,11 @@ class InstantExecutor(UnconstrainedExecutor):
         self.seconds = self.cpu_seconds = 0.0  # of the last step
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
-        """There is nothing to copy."""
+        """Fork the sequences; there is no KV to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PlainStepResult:
-        """Computes nothing, but keeps the sequences' tokens and the prefix cache as a model's runner does."""
+        """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}
         result = PlainStepResult([])
@@ -61,7 +61,7 @@ class InstantEngine:
     """An EngineCore, and clients of which each sends its next request when the last one has ended."""
 
     def __init__(self, sequences: Sequences, page_size: int, num_pages: int, *, policy: str, max_num_seqs: int) -> None:
-        self.executor = InstantExecutor(sequences)
+        self.executor = PlannedExecutor(sequences)
         limits = EngineLimits(
             vocab_size=VOCAB_SIZE,
             max_model_len=1 << 17,

@@ -29,19 +29,19 @@ PAGE_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
 TOKEN = 7
 
 
-class InstantExecutor(UnconstrainedExecutor):
-    """Real sequences, pages and prefix cache, and always the same token."""
+class ConstantExecutor(UnconstrainedExecutor):
+    """Executor with real sequences, pages and prefix cache that always samples the same token."""
 
     def __init__(self, num_pages: int, step_seconds: float) -> None:
         self.step_seconds = step_seconds
         self.sequences = Sequences(num_pages, PAGE_SIZE, VOCAB_SIZE)
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
-        """There is nothing to copy."""
+        """Fork the sequences; there is no KV to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PlainStepResult:
-        """Keeps the sequences' tokens and the prefix cache as a model's runner does, and computes nothing."""
+        """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
         sequences = self.sequences
         if self.step_seconds:
             time.sleep(self.step_seconds)
@@ -80,9 +80,9 @@ class TimedCore(EngineCore):
 
 
 def main() -> None:
-    """Serves until SIGTERM."""
+    """Serve until SIGTERM."""
     num_pages = int(sys.argv[1])
-    executor = InstantExecutor(num_pages, float(sys.argv[2]))
+    executor = ConstantExecutor(num_pages, float(sys.argv[2]))
     limits = EngineLimits(VOCAB_SIZE, CONTEXT, 256, 2048, PAGE_SIZE, num_pages, max_waiting_requests=1 << 20)
     ready = Ready(PROTOCOL_VERSION, "instant", "None", CONTEXT, VOCAB_SIZE, num_pages, PAGE_SIZE, 256, os.getpid(), 1.0)
     inbox: Inbox = queue.SimpleQueue()
