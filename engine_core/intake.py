@@ -15,7 +15,7 @@ from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import (
-    RejectedRequestError,
+    RejectedError,
     ShuttingDownError,
     check_queue,
     check_request,
@@ -67,7 +67,7 @@ class Intake:
         if not in_use:  # else `receive` answers
             try:
                 self._check_room(message, self._inbound.num_requests, self._inbound.num_tokens)
-            except RejectedRequestError as error:
+            except RejectedError as error:
                 return EngineCoreOutputs([_rejection(message, error)], None, self._clock())
         self._inbound.let_in(client_id, message)
         return None
@@ -81,7 +81,7 @@ class Intake:
             else:
                 text = f"request_id {message.request_id!r} is in use by a request that has not ended; choose another id"
                 self._outputs.send(client_id, ErrorMessage(text))
-        except RejectedRequestError as error:
+        except RejectedError as error:
             self._outputs.add(client_id, _rejection(message, error))
         finally:
             self._inbound.forget(client_id, message)
@@ -97,7 +97,7 @@ class Intake:
         try:
             grammar = self._constrained.find(message.sampling_params)
         except ValueError as error:
-            raise RejectedRequestError(str(error)) from None
+            raise RejectedError(str(error)) from None
         now, decoding = self._clock(), decoding_for(message, limits)
         request = Request.from_message(
             client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits
@@ -107,7 +107,7 @@ class Intake:
         self._requests.add(request, other)
 
     def _check_room(self, message: EngineCoreRequest, num_requests: int = 0, num_tokens: int = 0) -> None:
-        """Raise RejectedRequestError if the queue is full, with these inbound requests and prompt tokens on their way to it."""
+        """Raise RejectedError if the queue is full, counting these inbound requests and prompt tokens."""
         if self.draining:
             raise ShuttingDownError("the engine is shutting down and takes no more requests; send it to another engine")
         num_requests, num_tokens = num_requests + len(self._waiting), num_tokens + self._waiting.num_tokens
@@ -161,7 +161,7 @@ class InboundRequests:
         return max(0, self._let_in_tokens - self._received_tokens)
 
 
-def _rejection(message: EngineCoreRequest, error: RejectedRequestError) -> EngineCoreOutput:
+def _rejection(message: EngineCoreRequest, error: RejectedError) -> EngineCoreOutput:
     return EngineCoreOutput(
         message.request_id, finish_reason=FinishReason.ERROR, error=str(error), error_kind=error.kind
     )

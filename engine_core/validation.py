@@ -1,6 +1,6 @@
 """Validation of requests. Every error says what was given, what is allowed, and what to do.
 
-Each check returns nothing or raises RejectedRequestError; a request that passes all of them can be served.
+Each check returns nothing or raises RejectedError; a request that passes all of them can be served.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ MAX_GRAMMAR = 1 << 20
 """Characters of a grammar, of JSON where it is JSON. The frontend allows fewer, of what it makes grammars from."""
 
 
-class RejectedRequestError(ValueError):
+class RejectedError(ValueError):
     """A request that cannot be served; the text is for the user."""
 
     kind = ErrorKind.INVALID
 
 
-class OverloadedError(RejectedRequestError):
+class OverloadedError(RejectedError):
     """The waiting queue is full."""
 
     kind = ErrorKind.OVERLOADED
 
 
-class ShuttingDownError(RejectedRequestError):
+class ShuttingDownError(RejectedError):
     """A request to an engine that takes no more of them."""
 
     kind = ErrorKind.SHUTTING_DOWN
 
 
 def check_request(request: EngineCoreRequest, limits: EngineLimits) -> None:
-    """Raise RejectedRequestError for the first thing that is wrong with `request`."""
+    """Raise RejectedError for the first thing that is wrong with `request`."""
     for check in _CHECKS if request.pooling is None else _POOLING_CHECKS:
         check(request, limits)
 
@@ -54,16 +54,16 @@ def check_request(request: EngineCoreRequest, limits: EngineLimits) -> None:
 def _check_prompt(request: EngineCoreRequest, limits: EngineLimits) -> None:
     prompt = request.prompt_token_ids
     if not prompt:
-        raise RejectedRequestError("the prompt is empty; give at least one token")
+        raise RejectedError("the prompt is empty; give at least one token")
     answer = 1 if request.pooling is None else 0  # tokens that must have room after it
     if len(prompt) + answer > limits.max_model_len:
         words = "leaves no room for an answer" if answer else "is too long"
-        raise RejectedRequestError(
+        raise RejectedError(
             f"a prompt of {len(prompt)} tokens {words}, as this model's maximum context length is "
             f"{limits.max_model_len} tokens; shorten it to {limits.max_model_len - answer} tokens or fewer"
         )
     if len(prompt) + answer > limits.pool_tokens:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"a prompt of {len(prompt)} tokens can never be served: the engine's {limits.num_pages} KV pages hold "
             f"{limits.pool_tokens} tokens; shorten it to {limits.pool_tokens - answer} tokens or fewer, "
             "or start the engine with more KV memory"
@@ -75,14 +75,14 @@ def _check_pooling(request: EngineCoreRequest, limits: EngineLimits) -> None:
     assert request.pooling is not None
     dimensions = request.pooling.dimensions
     if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"dimensions={dimensions} is out of range; the model's embeddings have {limits.hidden_size} values, so it "
             f"must be from 1 to {limits.hidden_size}, or None for all"
         )
     if request.sampling_params != SamplingParams():
-        raise RejectedRequestError("an embedding generates no tokens; leave sampling_params at their defaults")
+        raise RejectedError("an embedding generates no tokens; leave sampling_params at their defaults")
     if request.shares_prompt_with is not None:
-        raise RejectedRequestError(
+        raise RejectedError(
             "an embedding has no samples that could share its prompt, which is all it computes; leave out "
             "shares_prompt_with"
         )
@@ -93,16 +93,16 @@ def _check_length(request: EngineCoreRequest, limits: EngineLimits) -> None:
     num_prompt, max_tokens = len(request.prompt_token_ids), sampling.max_tokens
     if max_tokens is not None:
         if max_tokens < 1:
-            raise RejectedRequestError(f"max_tokens={max_tokens} asks for no answer; it must be at least 1")
+            raise RejectedError(f"max_tokens={max_tokens} asks for no answer; it must be at least 1")
         if num_prompt + max_tokens > limits.max_model_len:
-            raise RejectedRequestError(
+            raise RejectedError(
                 f"max_tokens={max_tokens} with a prompt of {num_prompt} tokens is too many, as this model's maximum "
                 f"context length is {limits.max_model_len} tokens; lower max_tokens to "
                 f"{limits.max_model_len - num_prompt} or less"
             )
     most = limits.max_model_len - num_prompt if max_tokens is None else max_tokens
     if not 0 <= sampling.min_tokens <= most:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"min_tokens={sampling.min_tokens} is out of range; it must be from 0 to max_tokens, {most}"
         )
 
@@ -112,31 +112,27 @@ def _check_numbers(request: EngineCoreRequest, _limits: EngineLimits) -> None:
         for name, allowed in SAMPLING_RANGES.items():
             allowed.check(name, getattr(request.sampling_params, name))
     except ValueError as error:
-        raise RejectedRequestError(str(error)) from None
+        raise RejectedError(str(error)) from None
 
 
 def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
     sampling = request.sampling_params
     if sampling.beam_width and not 1 <= sampling.n <= sampling.beam_width:
-        raise RejectedRequestError(
-            f"n={sampling.n} with beam_width={sampling.beam_width}; it must be from 1 to beam_width"
-        )
+        raise RejectedError(f"n={sampling.n} with beam_width={sampling.beam_width}; it must be from 1 to beam_width")
     if sampling.n != 1 and not sampling.beam_width:
-        raise RejectedRequestError(
-            f"n={sampling.n}: the engine gives one answer a request; send a request for each of them"
-        )
+        raise RejectedError(f"n={sampling.n}: the engine gives one answer a request; send a request for each of them")
     if sampling.best_of is not None:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"best_of={sampling.best_of}: the engine gives one answer a request; send a request for each of them, "
             "with logprobs, and choose"
         )
     if sampling.stop:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"stop={sampling.stop!r}: the engine sees token ids and no text; look for stop strings in what it answers, "
             "or use stop_token_ids"
         )
     if sampling.bad_words:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"bad_words={sampling.bad_words!r}: the engine sees token ids and no text; send their token ids as "
             "bad_words_token_ids"
         )
@@ -165,31 +161,29 @@ def _check_beams(request: EngineCoreRequest, limits: EngineLimits) -> None:
     width = sampling.beam_width
     if width == 0:
         if sampling.length_penalty != 1.0 or sampling.early_stopping is not False:
-            raise RejectedRequestError(
+            raise RejectedError(
                 "length_penalty and early_stopping belong to a beam search; set beam_width, or omit them"
             )
         return
     for name, allowed in _NOT_WITH_BEAMS.items():
         if (value := getattr(sampling, name)) not in allowed:
-            raise RejectedRequestError(
-                f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0"
-            )
+            raise RejectedError(f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0")
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     if not 1 <= width <= most:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"beam_width={width} is out of range; it must be 0, for no beam search, or from 1 to {most}, the sequences "
             "that the engine runs at a time (--max-num-seqs, --max-num-batched-tokens)"
         )
     stop = set(sampling.stop_token_ids or ()).union(() if sampling.ignore_eos else request.eos_token_ids)
     if (needed := num_candidates(width, len(stop))) > limits.vocab_size:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"beam_width={width} with {len(stop)} stop tokens needs {needed} continuations a step, and the "
             f"vocabulary has {limits.vocab_size} tokens; lower beam_width, or give fewer stop_token_ids"
         )
     num_prompt = len(request.prompt_token_ids)
     total = limits.max_model_len if sampling.max_tokens is None else num_prompt + sampling.max_tokens
     if (pages := pages_of_sequences(num_prompt, total - 1, width, limits)) > limits.num_pages:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"beam_width={width} with a prompt of {num_prompt} tokens and max_tokens={total - num_prompt} may need "
             f"{pages} KV pages, and the engine has {limits.num_pages}; lower beam_width or max_tokens, or start the "
             "engine with more KV memory"
@@ -201,35 +195,35 @@ def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineLimits)
     if structured is None:
         return
     if len(structured.kinds) != 1:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"structured_outputs asks for {' and '.join(structured.kinds) or 'nothing'}; give exactly one of json, "
             "regex, choice, grammar or json_object"
         )
     if structured.choice == []:
-        raise RejectedRequestError("structured_outputs.choice is empty, so that it allows no text; give some")
+        raise RejectedError("structured_outputs.choice is empty, so that it allows no text; give some")
     length = len(grammar_text(structured))
     if length > MAX_GRAMMAR:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"structured_outputs.{structured.kinds[0]} has {length} characters; it may have {MAX_GRAMMAR}"
         )
 
 
 def _check_service(request: EngineCoreRequest, limits: EngineLimits) -> None:
     if request.priority != 0 and limits.scheduling_policy != "priority":
-        raise RejectedRequestError(
+        raise RejectedError(
             f"priority={request.priority} has no effect under the scheduling policy {limits.scheduling_policy}; leave "
             "it at 0, or start the engine with --scheduling-policy priority"
         )
     if not PRIORITY.holds(request.priority):
-        raise RejectedRequestError(f"priority={request.priority} is out of range; it must be {PRIORITY}")
+        raise RejectedError(f"priority={request.priority} is out of range; it must be {PRIORITY}")
     if request.timeout is not None and not 0 < request.timeout < math.inf:
-        raise RejectedRequestError(f"timeout={request.timeout!r} must be a number of seconds above 0, or None")
+        raise RejectedError(f"timeout={request.timeout!r} must be a number of seconds above 0, or None")
     _check_salt(request.cache_salt)
 
 
 def _check_salt(cache_salt: str) -> None:
     if len(cache_salt) > MAX_SALT:
-        raise RejectedRequestError(f"cache_salt has {len(cache_salt)} characters; it may have {MAX_SALT}")
+        raise RejectedError(f"cache_salt has {len(cache_salt)} characters; it may have {MAX_SALT}")
 
 
 def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineLimits) -> None:
@@ -243,13 +237,13 @@ def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: in
 
 
 def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) -> None:
-    """Raise RejectedRequestError unless the tokens may begin a prompt."""
+    """Raise RejectedError unless the tokens may begin a prompt."""
     if not limits.enable_prefix_caching:
-        raise RejectedRequestError(
+        raise RejectedError(
             "nothing can be pinned: this engine keeps no prefixes; start it without --no-enable-prefix-caching"
         )
     if not 0 < len(token_ids) <= limits.max_model_len:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"a prefix of {len(token_ids)} tokens cannot be pinned; it may have 1 to {limits.max_model_len}"
         )
     _check_salt(cache_salt)
@@ -257,10 +251,10 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) ->
 
 
 def check_shared_prompt(request: EngineCoreRequest, other: Request) -> None:
-    """Raise RejectedRequestError unless the two have one prompt and one salt."""
+    """Raise RejectedError unless the two have one prompt and one salt."""
     same_salt = other.cache_salt in (None, request.cache_salt)  # None: the engine has no prefix cache
     if other.prompt_token_ids != request.prompt_token_ids or not same_salt:
-        raise RejectedRequestError(
+        raise RejectedError(
             f"request {request.request_id!r} names {other.request_id!r} in shares_prompt_with, which has another "
             "prompt or another cache_salt; name a request that has the same, or none"
         )
@@ -273,24 +267,22 @@ def _check_tokens(request: EngineCoreRequest, limits: EngineLimits) -> None:
     _check_allowed(request, sampling, limits)
     for word in sampling.bad_words_token_ids or ():
         if not word:
-            raise RejectedRequestError(
-                "bad_words_token_ids has an empty entry; each entry must have at least one token"
-            )
+            raise RejectedError("bad_words_token_ids has an empty entry; each entry must have at least one token")
         _check_token_ids("bad_words_token_ids", word, limits)
     bias = sampling.logit_bias or {}
     _check_token_ids("logit_bias", bias, limits)
     for token_id, value in bias.items():
         if not LOGIT_BIAS.holds(value):
-            raise RejectedRequestError(f"logit_bias of token {token_id} is {value!r}; it must be {LOGIT_BIAS}")
+            raise RejectedError(f"logit_bias of token {token_id} is {value!r}; it must be {LOGIT_BIAS}")
 
 
 def _check_allowed(request: EngineCoreRequest, sampling: SamplingParams, limits: EngineLimits) -> None:
-    """Raise RejectedRequestError if there is no token that could be sampled."""
+    """Raise RejectedError if there is no token that could be sampled."""
     allowed = sampling.allowed_token_ids
     if allowed is None:
         return
     if not allowed:
-        raise RejectedRequestError(
+        raise RejectedError(
             "allowed_token_ids is empty, so no token could be sampled; give at least one, or None for all"
         )
     _check_token_ids("allowed_token_ids", allowed, limits)
@@ -298,14 +290,14 @@ def _check_allowed(request: EngineCoreRequest, sampling: SamplingParams, limits:
     if sampling.min_tokens > 0:
         left.difference_update(sampling.stop_token_ids or (), () if sampling.ignore_eos else request.eos_token_ids)
     if not left:
-        raise RejectedRequestError(
+        raise RejectedError(
             "every one of allowed_token_ids is banned, by bad words or, until min_tokens is reached, as a stop "
             "token; allow at least one token that is not"
         )
 
 
 def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineLimits) -> None:
-    """Raise RejectedRequestError for a token that is not in the vocabulary.
+    """Raise RejectedError for a token that is not in the vocabulary.
 
     `min` and `max` run in C: a prompt of 100,000 tokens is checked in about a millisecond.
     """
@@ -313,7 +305,7 @@ def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineLimits) 
     if smallest < 0 or largest >= limits.vocab_size:
         wrong = smallest if smallest < 0 else largest
         position = next(index for index, token_id in enumerate(token_ids) if token_id == wrong)
-        raise RejectedRequestError(
+        raise RejectedError(
             f"{name} has the token id {wrong} at position {position}; the model's vocabulary allows 0 to "
             f"{limits.vocab_size - 1}; check that the tokenizer belongs to the model"
         )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine_core.limits import EngineLimits
-from quire.engine_core.validation import RejectedRequestError, check_request
+from quire.engine_core.validation import RejectedError, check_request
 from quire.protocol.messages import EngineCoreRequest, SamplingParams, StructuredOutputs
 
 LIMITS = EngineLimits(
@@ -24,7 +24,7 @@ def refusal(prompt: list[int] | None = None, limits: EngineLimits = LIMITS, **fi
     prompt = [1, 2, 3] if prompt is None else prompt
     try:
         check_request(EngineCoreRequest("a", prompt, SamplingParams(**fields), **of_request), limits)
-    except RejectedRequestError as error:
+    except RejectedError as error:
         return str(error)
     return None
 
@@ -197,7 +197,7 @@ def test_fields_that_the_engine_would_ignore_are_rejected() -> None:
     ),
 )
 def test_any_request_passes_or_is_rejected(prompt: list[int], fields: dict[str, Any]) -> None:
-    """A rejection is always a RejectedRequestError with a text, never another exception."""
+    """A rejection is always a RejectedError with a text, never another exception."""
     assert refusal(prompt, **fields) != ""
 
 

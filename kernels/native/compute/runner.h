@@ -21,8 +21,6 @@
 
 namespace quire {
 
-
-
 struct RunnerConfig {
   std::int32_t threads;
   bool pin;  ///< every thread to a CPU of its own
