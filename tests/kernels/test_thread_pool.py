@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 import time
@@ -237,7 +238,7 @@ def test_touching_by_node_makes_memory_resident_and_keeps_its_contents() -> None
         return int(Path("/proc/self/statm").read_text().split()[1])
 
     size = 32 << 20
-    memory = np.zeros(size, np.uint8)
+    memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # not from a heap that has pages already
     memory[12345] = 7
     before = resident_pages()
     _native.ThreadPool(places=[_native.Place(node, []) for node in (0, 1, 1)]).touch(memory.ctypes.data, size)
