@@ -142,12 +142,7 @@ class AsyncLLM(AnswerParsing):
     ) -> BeamSearchOutput:
         """Search for the `beam_width` most likely continuations of one prompt; errors are those of `generate`."""
         stream = self.generate(
-            prompt,
-            params.sampling_params(),
-            request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            timeout=timeout,
+            prompt, params.sampling_params(), request_id, priority=priority, cache_salt=cache_salt, timeout=timeout
         )
         async with contextlib.aclosing(stream):
             outputs = [output async for output in stream]

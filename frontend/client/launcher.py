@@ -93,11 +93,7 @@ class EngineProcess:
         command += ["--die-with-parent", str(self._owner), "--shutdown-timeout", str(DRAIN_SECONDS)]
         with self._log.open() as stderr:
             return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
             )
 
     def _watch(self) -> None:

@@ -47,11 +47,7 @@ _MESSAGE: dict[str, Any] = {
     "required": ["role"],
     "anyOf": [{"required": ["content"]}, {"required": ["tool_calls"]}, {"required": ["refusal"]}],
     "properties": {
-        "role": {
-            "type": "string",
-            "minLength": 1,
-            "examples": ["system", "developer", "user", "assistant", "tool"],
-        },
+        "role": {"type": "string", "minLength": 1, "examples": ["system", "developer", "user", "assistant", "tool"]},
         "content": {
             "anyOf": [
                 {"type": "string"},

@@ -20,12 +20,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's code: nobody reads the response, but the 
 
 _FIELD = re.compile(r"(?P<field>[a-z_]+(?:\[\w+\]|\.[a-z_]+)*)(?:=| (?:is|has|holds|names) )")
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ErrorDetails(msgspec.Struct):

@@ -86,10 +86,7 @@ class ModelService:
             return
         known = ", ".join(self.public_names)
         raise ApiError(
-            404,
-            f"the model {name!r} does not exist; this server has {known}",
-            code="model_not_found",
-            param="model",
+            404, f"the model {name!r} does not exist; this server has {known}", code="model_not_found", param="model"
         )
 
     def check_count(self, num_prompts: int, params: SamplingParams) -> None:

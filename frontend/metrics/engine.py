@@ -73,11 +73,7 @@ def _add_totals(families: Families, totals: EngineTotals) -> None:
     families.counter("engine_prefill_tokens", "Prefill tokens, also recomputed ones.", totals.prefill_tokens)
     families.counter("engine_decode_tokens", "Decode tokens computed.", totals.decode_tokens)
     families.counter("engine_prefix_cache_queries", "Prompt tokens of scheduled requests.", totals.prompt_tokens)
-    families.counter(
-        "engine_prefix_cache_hits",
-        "Prompt tokens found in the prefix cache.",
-        totals.cached_tokens,
-    )
+    families.counter("engine_prefix_cache_hits", "Prompt tokens found in the prefix cache.", totals.cached_tokens)
     phases = {
         ("schedule",): totals.schedule_seconds,
         ("execute",): totals.execute_seconds,

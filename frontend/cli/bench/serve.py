@@ -42,8 +42,7 @@ class ServeFlags:
         float | None, _load("Shape of the gamma distribution of gaps. Default: 1, a Poisson process.", "X")
     ] = None
     max_concurrency: Annotated[
-        int | None,
-        _load("Maximum number of open requests; at a rate of inf, a closed loop of N users.", "N", min=1),
+        int | None, _load("Maximum number of open requests; at a rate of inf, a closed loop of N users.", "N", min=1)
     ] = None
     ramp_up_start_rps: Annotated[float | None, _load("Rate at the start of a ramp, instead of R.", "R")] = None
     ramp_up_end_rps: Annotated[float | None, _load("Rate at its end.", "R")] = None
@@ -91,12 +90,7 @@ class ServeFlags:
 
 @takes_flags
 def serve(
-    *,
-    flags: ServeFlags,
-    lengths: LengthFlags,
-    report: ReportFlags,
-    target: TargetFlags,
-    common: CommonFlags,
+    *, flags: ServeFlags, lengths: LengthFlags, report: ReportFlags, target: TargetFlags, common: CommonFlags
 ) -> None:
     """Measure the latency of synthetic requests that arrive at a rate: `quire replay` without a trace.
 

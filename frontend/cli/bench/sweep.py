@@ -91,12 +91,7 @@ class SweepFlags:
 
 @takes_flags
 def sweep(
-    *,
-    flags: SweepFlags,
-    lengths: LengthFlags,
-    trace: BenchTraceFlags,
-    target: TargetFlags,
-    common: CommonFlags,
+    *, flags: SweepFlags, lengths: LengthFlags, trace: BenchTraceFlags, target: TargetFlags, common: CommonFlags
 ) -> None:
     """Find the highest request rate at which enough requests meet the limits of --goodput.
 

@@ -73,12 +73,7 @@ class MessagesEndpoints:
         )
 
     def _params(self, body: MessagesBody) -> SamplingParams:
-        given = {
-            "stop": body.stop_sequences,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-        }
+        given = {"stop": body.stop_sequences, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
         known = {name: value for name, value in given.items() if value is not None}
         SAMPLING_RANGES["max_tokens"].check(
             "max_tokens", body.max_tokens
@@ -103,15 +98,10 @@ def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
     continues = last["role"] == "assistant"
     if continues and "tool_calls" in last:
         raise bad_request(
-            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user",
-            "messages",
+            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user", "messages"
         )
     if continues and not last["content"]:
         raise bad_request(
             "messages ends with one of the assistant that has no text to continue; give some text", "messages"
         )
-    return {
-        "add_generation_prompt": not continues,
-        "continue_final_message": continues,
-        "chat_template_kwargs": kwargs,
-    }
+    return {"add_generation_prompt": not continues, "continue_final_message": continues, "chat_template_kwargs": kwargs}

@@ -166,11 +166,7 @@ def _answer(operation: Operation, schemas: Schemas) -> Schema:
 def _event(operation: Operation, schemas: Schemas) -> Schema:
     """Return the schema of one event, which is by convention the schema of an event stream."""
     kinds = [schemas.of(kind) for kind in (*operation.events, operation.error)]
-    data: Schema = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": kinds},
-    }
+    data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
     if operation.ends_with_done:
         data = {"anyOf": [{"const": "[DONE]"}, data]}
     return {

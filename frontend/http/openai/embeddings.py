@@ -96,9 +96,7 @@ class EmbeddingsEndpoint:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embeddings of all prompts; if one fails, abort the others."""
         params = PoolingParams(
-            pooling_type=body.pooling_type or "last",
-            dimensions=body.dimensions,
-            normalize=body.normalize is not False,
+            pooling_type=body.pooling_type or "last", dimensions=body.dimensions, normalize=body.normalize is not False
         )
         special = body.add_special_tokens is not False
         ready = await self._service.prepared(prompts, body.truncate_prompt_tokens, special)

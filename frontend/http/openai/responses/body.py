@@ -160,11 +160,7 @@ class ResponsesBody(GenerationFields, kw_only=True):
 
 
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-_REFUSED: Refusals = {
-    **TOOL_REFUSED,
-    "async": ((False,), NOT_HERE),
-    "output_schema": ((), "say it in the description"),
-}
+_REFUSED: Refusals = {**TOOL_REFUSED, "async": ((False,), NOT_HERE), "output_schema": ((), "say it in the description")}
 
 
 def tool_use(
