@@ -17,9 +17,9 @@ from typing import Any, Literal, Self, cast
 import msgspec
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.client.embedding import PoolingParams
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine
 from quire.frontend.client.observer import Observer, RequestOptions, TraceContext
+from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryQueue, RequestStreams
 from quire.frontend.engine_args import EngineArgs, takes_engine_args

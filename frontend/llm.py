@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.client.embedding import EmbeddingRequest, PoolingParams
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine
 from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.observer import OpenRequest, RequestOptions
-from quire.frontend.client.request import GenerationRequest
+from quire.frontend.client.request import EmbeddingRequest, GenerationRequest, PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli import calibrate, chat, complete, engine, info, replay, serve, simulate, trace
+from quire.frontend.cli import calibrate, chat, engine, info, replay, serve, simulate, trace
 from quire.frontend.cli.bench import latency, sweep, throughput
 from quire.frontend.cli.bench import serve as bench_serve
 from quire.frontend.cli.commands import add_command
@@ -41,7 +41,7 @@ def _options(
 _COMMANDS = (
     serve.serve,
     chat.chat,
-    complete.complete,
+    chat.complete,
     engine.engine,
     trace.trace,
     replay.replay,

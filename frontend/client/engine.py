@@ -8,11 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.frontend.client.embedding import EmbeddingRequest, PoolingParams, check_embedding, validate_pooling
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.client.launcher import EngineProcess
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
-from quire.frontend.client.request import GenerationRequest
+from quire.frontend.client.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    PoolingParams,
+    check_embedding,
+    validate_pooling,
+)
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import RequestOutput

@@ -16,7 +16,7 @@ from quire.frontend.http.openai.completions import CompletionBody, CompletionsEn
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
 from quire.frontend.http.openai.responses.body import ResponsesBody
 from quire.frontend.http.openai.responses.endpoint import ResponsesEndpoint
-from quire.frontend.http.openai.responses.events import EVENTS as RESPONSE_EVENTS
+from quire.frontend.http.openai.responses.response import EVENTS as RESPONSE_EVENTS
 from quire.frontend.http.openai.responses.response import Response
 from quire.frontend.http.operations.endpoints import (
     DetokenizeBody,

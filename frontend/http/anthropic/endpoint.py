@@ -10,8 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.anthropic.blocks import chat_messages
-from quire.frontend.http.anthropic.body import FIELD_NAMES, CountBody, MessagesBody, PromptFields, tool_use
+from quire.frontend.http.anthropic.body import (
+    FIELD_NAMES,
+    CountBody,
+    MessagesBody,
+    PromptFields,
+    chat_messages,
+    tool_use,
+)
 from quire.frontend.http.anthropic.message import TokenCount
 from quire.frontend.http.anthropic.writer import MessageWriter
 from quire.frontend.http.conversation import Conversation, Turn
