@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 import msgspec
@@ -359,9 +358,7 @@ class AsyncLLM(AnswerParsing):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await asyncio.to_thread(self.close)
 
     def _name(self, request_id: str | None) -> str:

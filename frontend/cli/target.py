@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from quire.frontend.evaluation.replay.http_target import HttpOptions
     from quire.frontend.evaluation.replay.load import Extent, Load
-    from quire.frontend.evaluation.replay.runner import Replay, RunCollector
-    from quire.frontend.evaluation.replay.runs import Runs
+    from quire.frontend.evaluation.replay.runner import Replay, RunCollector, Runs
     from quire.frontend.evaluation.replay.target import Target
     from quire.frontend.evaluation.workload.request import WorkloadRequest
 
@@ -199,7 +198,7 @@ def open_target(flags: TargetFlags, vocab_size: int | None = None) -> Iterator[O
 
     import uvloop
 
-    from quire.frontend.evaluation.replay.runs import Runs
+    from quire.frontend.evaluation.replay.runner import Runs
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()

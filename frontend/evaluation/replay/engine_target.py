@@ -12,8 +12,7 @@ from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.evaluation.replay.phases import PhaseTrack
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, TargetSample
+from quire.frontend.evaluation.replay.record import Outcome, PhaseTrack, RequestRecord, RunClock, TargetSample
 from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens, sampling_parameters
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.sampling import SamplingParams, engine_params, validate

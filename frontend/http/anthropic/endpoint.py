@@ -18,8 +18,7 @@ from quire.frontend.http.anthropic.body import (
     chat_messages,
     tool_use,
 )
-from quire.frontend.http.anthropic.message import TokenCount
-from quire.frontend.http.anthropic.writer import MessageWriter
+from quire.frontend.http.anthropic.writer import MessageWriter, TokenCount
 from quire.frontend.http.conversation import Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import ModelService

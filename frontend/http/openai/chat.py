@@ -11,20 +11,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
 from quire.frontend.http.conversation import AnswerDelta, AssistantAnswer, Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import (
     REFUSED,
     GenerationFields,
+    ResponseFormat,
     StreamOptions,
     check_top_logprobs,
     sampling_params,
+    wanted_format,
 )
 from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
-from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
 from quire.frontend.http.service import ModelService
-from quire.frontend.http.shared_fields import EFFORT, effort_kwargs
+from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOOL, TOOL, effort_kwargs
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
 from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event

@@ -15,9 +15,15 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.errors import bad_request, grammar_errors_at
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
-from quire.frontend.http.openai.fields import REFUSED, GenerationFields, StreamOptions, sampling_params
+from quire.frontend.http.openai.fields import (
+    REFUSED,
+    GenerationFields,
+    ResponseFormat,
+    StreamOptions,
+    sampling_params,
+    wanted_format,
+)
 from quire.frontend.http.openai.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
-from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body

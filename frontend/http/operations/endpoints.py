@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.http.chat_schemas import MESSAGE, TOOL
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.service import ModelService
+from quire.frontend.http.shared_fields import MESSAGE, TOOL
 from quire.frontend.http.transport.bodies import Body, decode, read_body
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.tools import check_tools

@@ -9,8 +9,7 @@ from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Turn
 from quire.frontend.http.errors import ApiError, errors_renamed
 from quire.frontend.http.openai.fields import sampling_params
-from quire.frontend.http.openai.responses.body import ResponsesBody, tool_use
-from quire.frontend.http.openai.responses.input_items import messages_of
+from quire.frontend.http.openai.responses.body import ResponsesBody, messages_of, tool_use
 from quire.frontend.http.openai.responses.writer import ResponseWriter
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.shared_fields import effort_kwargs
