@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.failures import fail
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, switch, takes_flags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding, write
 
@@ -37,14 +37,12 @@ def chat(
     engine: EngineFlags,
     attach: AttachFlags,
     sampling: SamplingFlags,
-    common: CommonFlags,
 ) -> None:
     """Chat with a model that has a chat template.
 
     Commands: /reset, /system TEXT, /retry, /help, /exit. Ctrl-C during an answer stops it; at the prompt, Ctrl-C or
     Ctrl-D exits. Without a terminal, every line of stdin is a message.
     """
-    del common
     from quire.frontend.text.chat.template import load_chat_template
 
     tolerate_encoding()
@@ -151,10 +149,8 @@ def complete(
     engine: EngineFlags,
     attach: AttachFlags,
     sampling: SamplingFlags,
-    common: CommonFlags,
 ) -> None:
     """Continue one text, streamed to stdout."""
-    del common
     tolerate_encoding()
     text = _read() if prompt in (None, "-") else prompt or ""
     with open_model(engine, attach) as model:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, Flags, option, rows_of, switch, takes_flags
+from quire.frontend.cli.flags import Flags, option, rows_of, switch, takes_flags
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, report_on
 from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, print_skipped, report_skipped, workload_of
@@ -111,14 +111,12 @@ def simulate(
     shape: ShapeFlags,
     trace: TraceFlags,
     report: ReportFlags,
-    common: CommonFlags,
 ) -> None:
     """Simulate engines that serve a trace, with the report of `quire replay`.
 
     Scheduler, cache and request code are the real ones, under a virtual clock; only the time of a step is modeled,
     with the parameters that `quire calibrate` fits to a host. The same seed gives the same results.
     """
-    del common
     from quire.frontend.evaluation.simulation.plan import Plan, load_calibration
 
     report.check()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
 from quire.frontend.cli.bench.measure import measure
-from quire.frontend.cli.flags import CommonFlags, option, takes_flags
+from quire.frontend.cli.flags import option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import ReportFlags, check_writable
 from quire.frontend.cli.target import TargetFlags, open_target, with_empty_cache
@@ -34,7 +34,6 @@ def latency(
     *,
     lengths: LengthFlags,
     target: TargetFlags,
-    common: CommonFlags,
 ) -> None:
     """Measure the time of whole batches of requests, one after the other.
 
@@ -42,7 +41,6 @@ def latency(
     batch, so that none is in a prefix cache. The JSON has vLLM's fields; times are in seconds. Ctrl-C ends the
     measurement with the batches so far.
     """
-    del common
     check_writable("--output", output)
     from quire.frontend.evaluation.bench.offline import Latencies, measure_latency
 
@@ -96,7 +94,6 @@ def throughput(
     trace: BenchTraceFlags,
     report: ReportFlags,
     target: TargetFlags,
-    common: CommonFlags,
 ) -> None:
     """Measure requests and tokens per second when all requests arrive at once.
 
@@ -104,7 +101,6 @@ def throughput(
     The JSON has the fields of `vllm bench throughput` and of `vllm bench serve`. Ctrl-C ends the run with the results
     so far.
     """
-    del common
     report.check()
     from quire.frontend.evaluation.bench.offline import everything_at_once, throughput_fields
 
