@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from quire.frontend.http.anthropic.body import FIELD_NAMES, MessagesBody
-from quire.frontend.http.conversation import AnswerDelta, Conversation
-from quire.frontend.http.errors import error_body, errors_renamed
+from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter
+from quire.frontend.http.errors import error_body
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import event
-from quire.frontend.http.usage import TokenTally
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 
 
@@ -217,57 +215,33 @@ def _input(text: str) -> dict[str, Any]:
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "pause_turn", "abort": "pause_turn"}
 
 
-class MessageWriter:
+class MessageWriter(EventWriter[Message, MessageStreamEvent]):
     """Writes one message."""
 
     def __init__(
         self, service: ModelService, body: MessagesBody, conversation: Conversation, answer_id: str, request_id: str
     ) -> None:
-        self._service = service
+        content = Content(body.thinking is None or body.thinking.display != "omitted")
+        usage = MessageUsage(len(conversation.token_ids), 0, 0)
+        message = Message(id=answer_id, model=service.name, content=content.blocks, usage=usage)
+        super().__init__(service, conversation, message, FIELD_NAMES)
         self._body = body
-        self._conversation = conversation
         self._request_id = request_id
-        self._content = Content(body.thinking is None or body.thinking.display != "omitted")
-        self._tally = TokenTally()
-        self._begun = False
-        self._message = Message(
-            id=answer_id,
-            model=service.name,
-            content=self._content.blocks,
-            usage=MessageUsage(len(conversation.token_ids), 0, 0),
-        )
-
-    async def whole(self) -> Message:
-        """Return the complete message."""
-        async with aclosing(self._events()) as events:
-            async for _ in events:
-                pass
-        return self._message
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events."""
-        async with aclosing(self._events()) as events:
-            async for each in events:
-                yield event(msgspec.json.encode(each), each.name)
+        self._content = content
 
     def explain(self, error: Exception) -> bytes:
         """Return the last event of a failed stream."""
         return event(msgspec.json.encode(error_body(self._service.api_error(error), self._request_id)), "error")
 
-    async def _events(self) -> AsyncGenerator[MessageStreamEvent, None]:
-        """Yield the events; encode each before taking the next, since their contents keep growing."""
-        with errors_renamed(FIELD_NAMES):
-            async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
-                async for delta in deltas:
-                    for each in self._take(delta):
-                        yield each
+    def _encoded(self, each: MessageStreamEvent) -> bytes:
+        return event(msgspec.json.encode(each), each.name)
 
     def _take(self, delta: AnswerDelta) -> Iterator[MessageStreamEvent]:
         self._tally.add_delta(delta.output, delta.completion)
-        self._message.usage = self._usage()
+        self._answer.usage = self._usage()
         if not self._begun:
             self._begun = True
-            yield MessageStart(self._message)
+            yield MessageStart(self._answer)
             yield PingEvent()
         yield from self._content.take(delta.events)
         if delta.finish_reason is not None:
@@ -275,7 +249,7 @@ class MessageWriter:
 
     def _end(self, delta: AnswerDelta) -> Iterator[MessageStreamEvent]:
         yield from self._content.end()
-        message, stop = self._message, delta.completion.stop_reason
+        message, stop = self._answer, delta.completion.stop_reason
         message.stop_reason = self._stop_reason(delta.finish_reason or "stop")
         if message.stop_reason == "end_turn" and isinstance(stop, str):
             message.stop_reason, message.stop_sequence = "stop_sequence", stop
@@ -284,7 +258,7 @@ class MessageWriter:
 
     def _stop_reason(self, reason: str) -> str:
         if reason == "length":
-            full = self._message.usage.output_tokens < self._body.max_tokens
+            full = self._answer.usage.output_tokens < self._body.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"
         return _STOP_REASONS[reason]
 

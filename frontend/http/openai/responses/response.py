@@ -195,47 +195,47 @@ class ItemEvent(ResponseStreamEvent):
     output_index: int
 
 
-class PartAdded(ItemEvent, tag="response.content_part.added", kw_only=True):
+class ContentEvent(ItemEvent, kw_only=True):
+    """An event about the content of an item, which has one part."""
+
+    content_index: int = 0
+
+
+class PartAdded(ContentEvent, tag="response.content_part.added", kw_only=True):
     """A part of an item begins."""
 
-    content_index: int = 0
     part: Part
 
 
-class PartDone(ItemEvent, tag="response.content_part.done", kw_only=True):
+class PartDone(ContentEvent, tag="response.content_part.done", kw_only=True):
     """A part of an item has ended."""
 
-    content_index: int = 0
     part: Part
 
 
-class OutputTextDelta(ItemEvent, tag="response.output_text.delta", kw_only=True):
+class OutputTextDelta(ContentEvent, tag="response.output_text.delta", kw_only=True):
     """A piece of the assistant's text."""
 
-    content_index: int = 0
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class OutputTextDone(ItemEvent, tag="response.output_text.done", kw_only=True):
+class OutputTextDone(ContentEvent, tag="response.output_text.done", kw_only=True):
     """The complete text."""
 
-    content_index: int = 0
     text: str
     logprobs: list[TokenLogprob]
 
 
-class ReasoningTextDelta(ItemEvent, tag="response.reasoning_text.delta", kw_only=True):
+class ReasoningTextDelta(ContentEvent, tag="response.reasoning_text.delta", kw_only=True):
     """A piece of the model's thoughts."""
 
-    content_index: int = 0
     delta: str
 
 
-class ReasoningTextDone(ItemEvent, tag="response.reasoning_text.done", kw_only=True):
+class ReasoningTextDone(ContentEvent, tag="response.reasoning_text.done", kw_only=True):
     """The complete thoughts."""
 
-    content_index: int = 0
     text: str
 
 

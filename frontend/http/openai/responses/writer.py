@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from quire.frontend.http.conversation import AnswerDelta, Conversation
-from quire.frontend.http.errors import ApiError, errors_renamed
+from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter
+from quire.frontend.http.errors import ApiError
 from quire.frontend.http.openai.logprobs import TokenLogprob, TokenWriter
 from quire.frontend.http.openai.responses import response as wire
 from quire.frontend.http.openai.responses.body import ResponsesBody
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import new_id
 from quire.frontend.http.transport.sse import event
-from quire.frontend.http.usage import Thoughts, TokenTally
+from quire.frontend.http.usage import Thoughts
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 
 
@@ -193,60 +192,36 @@ _ENDS = {
 }
 
 
-class ResponseWriter:
+class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
     """Writes one response."""
 
     def __init__(self, service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> None:
-        self._service = service
+        answer = _response(service, body, conversation, answer_id)
+        super().__init__(service, conversation, answer, body.field_names)
         self._body = body
-        self._conversation = conversation
         self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
         self._output = ResponseOutput()
         self._thoughts = Thoughts()
-        self._tally = TokenTally()
-        self._begun = False
-        self._response = _response(service, body, conversation, answer_id)
-        self._response.output = self._output.items
+        self._answer.output = self._output.items
         self._numbers = itertools.count()
-
-    async def whole(self) -> wire.Response:
-        """Return the complete response."""
-        async with aclosing(self._events()) as events:
-            async for _ in events:
-                pass
-        return self._response
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events."""
-        async with aclosing(self._events()) as events:
-            async for each in events:
-                yield self._encoded(each)
 
     def explain(self, error: Exception) -> bytes:
         """Return the last events of a failed stream."""
         api_error = self._service.api_error(error)
-        self._response.status = "failed"
-        self._response.error = wire.ResponseError(_error_code(api_error), api_error.message)
+        self._answer.status = "failed"
+        self._answer.error = wire.ResponseError(_error_code(api_error), api_error.message)
         event_of_error = wire.Error(code=api_error.code, message=api_error.message, param=api_error.param)
-        return self._encoded(event_of_error) + self._encoded(wire.Failed(response=self._response))
+        return self._encoded(event_of_error) + self._encoded(wire.Failed(response=self._answer))
 
     def _encoded(self, each: wire.ResponseStreamEvent) -> bytes:
         each.sequence_number = next(self._numbers)
         return event(msgspec.json.encode(each), each.name)
 
-    async def _events(self) -> AsyncGenerator[wire.ResponseStreamEvent, None]:
-        """Yield the events; encode each before taking the next, since their contents keep growing."""
-        with errors_renamed(self._body.field_names):
-            async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
-                async for delta in deltas:
-                    for each in self._take(delta):
-                        yield each
-
     def _take(self, delta: AnswerDelta) -> Iterator[wire.ResponseStreamEvent]:
         if not self._begun:
             self._begun = True
-            yield wire.Created(response=self._response)
-            yield wire.InProgress(response=self._response)
+            yield wire.Created(response=self._answer)
+            yield wire.InProgress(response=self._answer)
         self._tally.add_delta(delta.output, delta.completion)
         self._thoughts.add_events(delta.completion.index, delta.events)
         yield from self._output.take(delta.events, self._logprobs(delta))
@@ -256,7 +231,7 @@ class ResponseWriter:
     def _end(self, reason: str) -> Iterator[wire.ResponseStreamEvent]:
         status, item_status, why = _ENDS.get(reason, ("completed", "completed", None))
         yield from self._output.end(item_status)
-        response = self._response
+        response = self._answer
         response.status = status
         response.incomplete_details = None if why is None else wire.IncompleteDetails(why)
         response.completed_at = self._service.now() if status == "completed" else None
