@@ -8,20 +8,23 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
-from quire.frontend.http.transport.sse import DONE, EventStream, event
+from quire.frontend.http.transport.bodies import Body, decode, read_body
+from quire.frontend.http.transport.responses import json_response
+from quire.frontend.http.transport.sse import DONE, EventStream, cancelled_on_disconnect, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.prompts import PromptType
@@ -75,6 +78,8 @@ class RetryAfter:
                 self._since = self._ends[0]
             self._ends.append(timestamp)
 
+
+B = TypeVar("B", bound=Body)
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +143,25 @@ class ModelService:
         raise ApiError(
             404, f"the model {name!r} does not exist; this server has {known}", code="model_not_found", param="model"
         )
+
+    async def read(self, request: Request, kind: type[B]) -> B:
+        """Return the body of a request for this model. Raises `ApiError` 400, 404, 408, 413 or 415."""
+        body = decode(await read_body(request, self.args), kind)
+        self.check_model(body.model)
+        return body
+
+    async def respond(
+        self,
+        request: Request,
+        whole: Callable[[], Awaitable[msgspec.Struct]],
+        events: AsyncGenerator[bytes, None] | None,
+        explain: Callable[[Exception], bytes] | None = None,
+    ) -> Response:
+        """Return an answer: a stream of `events`, else the `whole`, which is cancelled if the client disconnects."""
+        if events is not None:
+            return self.stream(events, explain)
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await whole())
 
     def check_count(self, num_prompts: int, params: SamplingParams) -> None:
         """Raise `ApiError` 400 for more completions than one body may request."""
@@ -215,6 +239,13 @@ class ModelService:
         if not 0 < seconds < 1e9:
             raise bad_request(f"X-Request-Timeout: {text!r} is not a time; give seconds above 0", "X-Request-Timeout")
         return seconds if most is None else min(seconds, most)
+
+
+class Endpoints:
+    """Handlers of an API's endpoints."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._service = service
 
 
 def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:

@@ -86,7 +86,6 @@ class PromptFields(Body, kw_only=True):
 
     refused: ClassVar[Refusals] = MESSAGES_REFUSED
 
-    model: str | None = None
     messages: Annotated[list[dict[str, Any]], NOT_EMPTY]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None

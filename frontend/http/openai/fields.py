@@ -164,7 +164,6 @@ class GenerationFields(Body, kw_only=True):
 
     refused: ClassVar[Refusals] = REFUSED
 
-    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
