@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.client.launcher import EngineProcess
@@ -30,6 +30,21 @@ from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from quire.frontend.text.chat.template import ChatTemplate
+
+
+class TemplateOptions(TypedDict, total=False):
+    """Options of `chat` and `chat_prompt` for the rendering of a conversation.
+
+    `chat_template`: replaces the model's. `add_generation_prompt`: begin the answer, the default.
+    `continue_final_message`: continue the last message instead. `chat_template_kwargs`: further variables of the
+    template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes.
+    """
+
+    chat_template: str | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_special_tokens: bool
 
 
 class ConnectedEngine:
@@ -186,7 +201,7 @@ class ConnectedEngine:
         tools: ToolUse | None,
         *,
         truncate_prompt_tokens: int | None = None,
-        **template: Any,
+        **template: Unpack[TemplateOptions],
     ) -> tuple[Prompt, SamplingParams]:
         """Return the prompt of a conversation, see `chat_prompt`, and the sampling parameters of its answer.
 
