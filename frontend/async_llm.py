@@ -11,15 +11,14 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, Unpack, cast
 
 import msgspec
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.client.embedding import PoolingParams
-from quire.frontend.client.engine import AnswerParsing, ConnectedEngine
+from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
 from quire.frontend.client.observer import Observer, RequestOptions, TraceContext
+from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryQueue, RequestStreams
 from quire.frontend.engine_args import EngineArgs, takes_engine_args
@@ -142,12 +141,7 @@ class AsyncLLM(AnswerParsing):
     ) -> BeamSearchOutput:
         """Search for the `beam_width` most likely continuations of one prompt; errors are those of `generate`."""
         stream = self.generate(
-            prompt,
-            params.sampling_params(),
-            request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            timeout=timeout,
+            prompt, params.sampling_params(), request_id, priority=priority, cache_salt=cache_salt, timeout=timeout
         )
         async with contextlib.aclosing(stream):
             outputs = [output async for output in stream]
@@ -160,23 +154,19 @@ class AsyncLLM(AnswerParsing):
         request_id: str | None = None,
         *,
         output_kind: OutputKind = "cumulative",
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         truncate_prompt_tokens: int | None = None,
-        add_special_tokens: bool = False,
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,
         trace: TraceContext | None = None,
+        **template: Unpack[TemplateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to a conversation, rendered as a prompt by the chat template; otherwise like `generate`.
 
-        The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well.
+        `template`: the fields of `TemplateOptions`.
 
         `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's. `structured_outputs` constrains the content,
         after thoughts and unless the model calls a tool. The output is the model's raw text: `parse` splits it into
@@ -185,15 +175,7 @@ class AsyncLLM(AnswerParsing):
         """
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         make = functools.partial(
-            self._engine.chat_input,
-            messages,
-            tools=use,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            add_special_tokens=add_special_tokens,
+            self._engine.chat_input, messages, tools=use, truncate_prompt_tokens=truncate_prompt_tokens, **template
         )
         options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"))
         return self._stream(make, _is_long_chat(messages), sampling_params, request_id, output_kind, options, use)
@@ -263,24 +245,11 @@ class AsyncLLM(AnswerParsing):
         self,
         messages: Sequence[Message],
         *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_special_tokens: bool = False,
+        **template: Unpack[TemplateOptions],
     ) -> Prompt:
         """Return the prompt that `chat` sends for a conversation. Raises `ValueError`."""
-        make = functools.partial(
-            self._engine.chat_prompt,
-            messages,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-            add_special_tokens=add_special_tokens,
-        )
+        make = functools.partial(self._engine.chat_prompt, messages, tools=tools, **template)
         return await asyncio.to_thread(make) if _is_long_chat(messages) else make()
 
     async def prompts(
@@ -364,9 +333,7 @@ class AsyncLLM(AnswerParsing):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await asyncio.to_thread(self.close)
 
     def _name(self, request_id: str | None) -> str:

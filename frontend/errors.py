@@ -14,11 +14,7 @@ class RequestError(ValueError):
     """
 
     def __init__(
-        self,
-        message: str,
-        index: int | None = None,
-        kind: ErrorKind = ErrorKind.INVALID,
-        code: str | None = None,
+        self, message: str, index: int | None = None, kind: ErrorKind = ErrorKind.INVALID, code: str | None = None
     ) -> None:
         super().__init__(message if index is None else f"prompt {index}: {message}")
         self.index = index

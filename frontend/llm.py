@@ -8,15 +8,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from quire.frontend.client.embedding import EmbeddingRequest, PoolingParams
-from quire.frontend.client.engine import AnswerParsing, ConnectedEngine
+from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
 from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.observer import OpenRequest, RequestOptions
-from quire.frontend.client.request import GenerationRequest
+from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
@@ -30,6 +28,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import ErrorKind
 
 T = TypeVar("T")
+R = TypeVar("R", bound=OpenRequest)
 
 
 class LLM(AnswerParsing):
@@ -112,11 +111,7 @@ class LLM(AnswerParsing):
         made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
         params = _each(pooling_params, PoolingParams, self._engine.pooling, "pooling_params", len(made))
         options = _options(priority, cache_salt, timeout, len(made))
-        requests = [
-            _named(index, self._make_embedding, given)
-            for index, given in enumerate(zip(made, params, options, strict=True))
-        ]
-        self._complete(requests, use_tqdm)
+        requests = self._complete(self._engine.embedding, made, params, options, use_tqdm)
         return [request.output() for request in requests]
 
     def chat(
@@ -125,22 +120,18 @@ class LLM(AnswerParsing):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         truncate_prompt_tokens: int | None = None,
-        add_special_tokens: bool = False,
         priority: int | Sequence[int] = 0,
         cache_salt: str = "",
         timeout: float | None = None,
+        **template: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the model's chat template; otherwise like `generate`.
 
-        `tools`, `tool_choice`, `parallel_tool_calls` and `add_special_tokens`, the same for all, are those of
+        `tools`, `tool_choice`, `parallel_tool_calls` and the options of the template, the same for all, are those of
         `AsyncLLM.chat`; `parse` splits an answer into thoughts, content and tool calls. Raises `ToolError`
         (a `ValueError`) for invalid tools.
         """
@@ -151,15 +142,7 @@ class LLM(AnswerParsing):
 
         def convert(index: int) -> tuple[Prompt, SamplingParams]:
             return self._engine.chat_input(
-                conversations[index],
-                given[index],
-                use,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                add_special_tokens=add_special_tokens,
+                conversations[index], given[index], use, truncate_prompt_tokens=truncate_prompt_tokens, **template
             )
 
         inputs = [_named(index, convert, index) for index in range(len(conversations))]
@@ -212,9 +195,7 @@ class LLM(AnswerParsing):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _prompts(
@@ -236,21 +217,30 @@ class LLM(AnswerParsing):
     ) -> list[RequestOutput]:
         each = _each(params, SamplingParams, self._engine.params, "sampling_params", len(prompts))
         options = _options(priority, cache_salt, timeout, len(prompts))
-        requests = [
-            _named(index, self._make_request, given)
-            for index, given in enumerate(zip(prompts, each, options, strict=True))
-        ]
-        self._complete(requests, use_tqdm)
+        requests = self._complete(self._engine.request, prompts, each, options, use_tqdm)
         return [request.output() for request in requests]
 
-    def _complete(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
-        """Submit all requests and wait until they finish. No request is left running, however this ends."""
+    def _complete(
+        self,
+        make: Callable[[str, Prompt, T, RequestOptions], R],
+        prompts: list[Prompt],
+        params: list[T],
+        options: list[RequestOptions],
+        use_tqdm: bool,
+    ) -> list[R]:
+        """Make all requests, and wait until they finish. No request is left running, however this ends."""
+
+        def request(index: int) -> R:
+            return make(str(next(self._request_ids)), prompts[index], params[index], options[index])
+
+        requests = [_named(index, request, index) for index in range(len(prompts))]
         with self._lock:
             try:
                 self._wait_for(requests, use_tqdm)
             except BaseException:
                 self._table.drop(requests)
                 raise
+        return requests
 
     def _wait_for(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
         while not self._inbox.empty():
@@ -267,12 +257,6 @@ class LLM(AnswerParsing):
                         raise _of_prompt(request.error, requests.index(request))
                     if request.finished:
                         advance(len(request.prompt.token_ids), request.num_output_tokens)
-
-    def _make_request(self, given: tuple[Prompt, SamplingParams, RequestOptions]) -> GenerationRequest:
-        return self._engine.request(str(next(self._request_ids)), *given)
-
-    def _make_embedding(self, given: tuple[Prompt, PoolingParams, RequestOptions]) -> EmbeddingRequest:
-        return self._engine.embedding(str(next(self._request_ids)), *given)
 
 
 def _each(

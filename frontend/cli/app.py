@@ -5,14 +5,59 @@ Subcommands import their dependencies when they run, so that `quire --help` is f
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from quire.frontend.cli import calibrate, chat, complete, engine, info, replay, serve, simulate, trace
-from quire.frontend.cli.bench import latency, sweep, throughput
+from quire.frontend.cli import calibrate, chat, engine, info, replay, serve, simulate, trace
+from quire.frontend.cli.bench import offline, sweep
 from quire.frontend.cli.bench import serve as bench_serve
-from quire.frontend.cli.commands import add_command
+from quire.frontend.cli.flags import SAMPLING_NOTE
+
+# Flags with the pattern of a further value, since other arguments may follow.
+_SEVERAL = {"--goodput": re.compile(r"\w+:[\d.]+"), "--compare": re.compile(r"[^-].*\.json")}
+
+
+class SeveralValues(TyperCommand):
+    """A command in which some flags take all values that follow, and may also be given several times."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give each value a flag of its own, as the parser requires."""
+        return super().parse_args(ctx, list(spread(args)))
+
+
+def spread(arguments: Iterable[str]) -> Iterator[str]:
+    """Yield the arguments, with a flag before each of its values."""
+    flag, is_first = None, False
+    for argument in arguments:
+        if argument in _SEVERAL:
+            flag, is_first = argument, True
+        elif is_first:
+            is_first = False
+        elif flag is not None and _SEVERAL[flag].fullmatch(argument):
+            yield flag
+        else:
+            flag = None
+        yield argument
+
+
+def add_command(app: typer.Typer, command: Callable[..., object]) -> None:
+    """Add a function as a command of the same name; its docstring is the help."""
+    app.command(help=_paragraphs(command.__doc__ or ""), epilog=_epilog(command), cls=SeveralValues)(command)
+
+
+def _paragraphs(docstring: str) -> str:
+    """Join the lines of each paragraph, so that help wraps at the terminal's width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
+
+
+def _epilog(command: Callable[..., object]) -> str | None:
+    return SAMPLING_NOTE if "temperature" in inspect.signature(command).parameters else None
+
 
 app = typer.Typer(
     name="quire",
@@ -41,7 +86,7 @@ def _options(
 _COMMANDS = (
     serve.serve,
     chat.chat,
-    complete.complete,
+    chat.complete,
     engine.engine,
     trace.trace,
     replay.replay,
@@ -60,7 +105,7 @@ bench = typer.Typer(
     help="Benchmark an engine or a server with synthetic requests: latency, throughput, serve, sweep.",
     epilog="Flags and JSON fields have the names of `vllm bench`; `quire replay` sends traces.",
 )
-for _command in (latency.latency, throughput.throughput, bench_serve.serve, sweep.sweep):
+for _command in (offline.latency, offline.throughput, bench_serve.serve, sweep.sweep):
     add_command(bench, _command)
 app.add_typer(bench)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, option, takes_flags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, option, takes_flags
 from quire.frontend.cli.model import engine_options
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import check_writable
@@ -30,7 +30,6 @@ def calibrate(
     *,
     engine: EngineFlags,
     attach: AttachFlags,
-    common: CommonFlags,
 ) -> None:
     """Measure the time of engine steps on this host, for `quire simulate`.
 
@@ -38,7 +37,6 @@ def calibrate(
     single requests after idle periods of several lengths. Configure the engine as in production, on a host that is
     otherwise idle.
     """
-    del common
     check_writable("--output", output)
     import asyncio
 

@@ -1,21 +1,23 @@
-"""`quire chat`: a conversation, or texts to continue for a model without a chat template."""
+"""`quire chat`, a conversation or texts to continue for a model without a chat template; and `quire complete`."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quire.frontend.cli.failures import fail
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, takes_flags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import Model, open_model
-from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding
+from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding, write
 
 if TYPE_CHECKING:
     from quire.frontend.outputs import RequestOutput
     from quire.protocol.messages import SamplingParams
+
 
 HELP = """\
 /help           show this help
@@ -35,14 +37,12 @@ def chat(
     engine: EngineFlags,
     attach: AttachFlags,
     sampling: SamplingFlags,
-    common: CommonFlags,
 ) -> None:
     """Chat with a model that has a chat template.
 
     Commands: /reset, /system TEXT, /retry, /help, /exit. Ctrl-C during an answer stops it; at the prompt, Ctrl-C or
     Ctrl-D exits. Without a terminal, every line of stdin is a message.
     """
-    del common
     from quire.frontend.text.chat.template import load_chat_template
 
     tolerate_encoding()
@@ -137,3 +137,35 @@ class ChatSession:
             return llm.generate(turn["content"], self._params, output_kind="delta")
         system = [{"role": "system", "content": self._system}] if self._system else []
         return llm.chat([*system, *self._messages, turn], self._params, output_kind="delta")
+
+
+@takes_flags
+def complete(
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; - or nothing reads it from stdin.", show_default=False)
+    ] = None,
+    echo: Annotated[bool, switch(None, "--echo", "Write the prompt before its continuation.")] = False,
+    *,
+    engine: EngineFlags,
+    attach: AttachFlags,
+    sampling: SamplingFlags,
+) -> None:
+    """Continue one text, streamed to stdout."""
+    tolerate_encoding()
+    text = _read() if prompt in (None, "-") else prompt or ""
+    with open_model(engine, attach) as model:
+        answer = PrintedAnswer()
+        write(text if echo else "")
+        try:
+            model.runner.run(answer.stream(model.llm.generate(text, model.params(sampling), output_kind="delta")))
+        finally:
+            answer.end_line()
+    if sys.stderr.isatty():
+        say(f"[{answer.summary}]")
+
+
+def _read() -> str:
+    """Read the prompt from stdin, less the line break that ends the last line."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise typer.BadParameter("there is no prompt; give one as an argument, or pipe one in")
+    return sys.stdin.read().removesuffix("\n")

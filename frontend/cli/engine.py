@@ -9,19 +9,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, EngineFlags, EngineProcessFlags, takes_flags
+from quire.frontend.cli.flags import EngineFlags, EngineProcessFlags, takes_flags
 from quire.frontend.cli.output import write
 from quire.protocol.options import command_line
 
 
 @takes_flags
-def engine(*, process: EngineProcessFlags, engine: EngineFlags, common: CommonFlags) -> NoReturn:
+def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> NoReturn:
     """Run an engine without a frontend.
 
     It prints `READY <address>` once others can attach with --engine-address. SIGTERM lets running requests finish,
     Ctrl-C aborts them.
     """
-    del common
     from quire.frontend.engine_args import DEMO_MODEL
 
     flags = command_line({"model": DEMO_MODEL, **engine.given, **process.given})
@@ -32,16 +31,11 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags, common: CommonFl
 
 
 @takes_flags
-def keys(
-    folder: Annotated[Path, typer.Argument(help="Folder for the keys; created if it does not exist.")],
-    *,
-    common: CommonFlags,
-) -> None:
+def keys(folder: Annotated[Path, typer.Argument(help="Folder for the keys; created if it does not exist.")]) -> None:
     """Generate CURVE keys, with which an engine can listen on tcp://.
 
     The engine needs the folder; a client on another host needs its files engine.public and client.secret.
     """
-    del common
     from quire.protocol.keys import generate_keys
 
     generate_keys(folder)

@@ -184,7 +184,7 @@ def flag_names(given: Mapping[str, Any]) -> str:
 
 
 def takes_flags(function: F) -> Callable[..., Any]:
-    """Give a command the flags of the groups among its parameters: `engine: EngineFlags` gets `EngineFlags(...)`.
+    """Give a command `CommonFlags`, and the groups among its parameters: `engine: EngineFlags` gets `EngineFlags(...)`.
 
     A group is a class of `Flags`, or a dataclass whose fields are flags. Typer reads flags off a function's signature;
     this writes them there, once for all commands.
@@ -196,12 +196,13 @@ def takes_flags(function: F) -> Callable[..., Any]:
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in groups
     ]
-    for group in groups.values():
+    for group in (*groups.values(), CommonFlags):
         parameters += _parameters(group)
 
     @functools.wraps(function)
     def command(**given: Any) -> Any:
         values = {name: _value(group, given) for name, group in groups.items()}
+        _value(CommonFlags, given)  # their callbacks have acted
         return function(**given, **values)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, Flags, rows_of, switch, takes_flags
+from quire.frontend.cli.flags import Flags, rows_of, switch, takes_flags
 from quire.frontend.cli.output import write
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.version import installed_version
@@ -36,10 +36,8 @@ def info(
     options: Annotated[bool, switch(None, "--options", "Print the reference of all options, as Markdown.")] = False,
     *,
     plan: PlanFlags,
-    common: CommonFlags,
 ) -> None:
     """Show the host (CPUs, cores, NUMA nodes, threads, instruction set, memory) and the plan of a model on it."""
-    del common
     if options:
         write(option_reference())
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, changed, flag_names, option, takes_flags
+from quire.frontend.cli.flags import changed, flag_names, option, takes_flags
 from quire.frontend.cli.report import ReportFlags, compare, report_on
 from quire.frontend.cli.target import TargetFlags, open_target
 from quire.frontend.cli.workload import TraceFlags, open_trace, report_skipped, workload_of
@@ -65,7 +65,6 @@ def replay(
     load: LoadFlags,
     report: ReportFlags,
     target: TargetFlags,
-    common: CommonFlags,
 ) -> None:
     """Replay a trace on an engine or a server, and report the latency that users see.
 
@@ -73,7 +72,6 @@ def replay(
     Answers are exactly as long as in the trace. The report contains the delay with which requests were sent, and is
     marked as not valid if it was too large. Ctrl-C, or the end of the target, ends the run with the results so far.
     """
-    del common
     report.check(num_new=0 if path is None else 1)
     if path is None:
         if not report.compare:

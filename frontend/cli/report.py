@@ -36,8 +36,7 @@ class ReportFlags:
         bool, switch("Report", "--save-detailed", "Include the times of each request in the JSON.")
     ] = False
     compare: Annotated[
-        list[Path] | None,
-        _report("Compare with JSON reports; without TRACE, only show these.", "FILE..."),
+        list[Path] | None, _report("Compare with JSON reports; without TRACE, only show these.", "FILE...")
     ] = None
 
     def check(self, num_new: int = 1) -> None:

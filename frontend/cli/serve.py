@@ -12,7 +12,6 @@ import typer
 
 from quire.frontend.cli.flags import (
     AttachFlags,
-    CommonFlags,
     EngineFlags,
     HttpFlags,
     RecordFlags,
@@ -44,14 +43,12 @@ def serve(
     engine: EngineFlags,
     attach: AttachFlags,
     sampling: SamplingFlags,
-    common: CommonFlags,
 ) -> None:
     """Start an engine and an HTTP server in front of it, for OpenAI's and Anthropic's clients and for browsers.
 
     It serves until SIGTERM, which lets open requests finish, or Ctrl-C, which does not. Others can attach to its engine
     with --engine-address. With a text instead of a model: stream the answer to stdout and exit, without a server.
     """
-    del common
     tolerate_encoding()
     if prompt is not None and _is_model(prompt):
         if engine.model is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.frontend.cli.flags import CommonFlags, Flags, option, rows_of, switch, takes_flags
+from quire.frontend.cli.flags import Flags, option, rows_of, switch, takes_flags
 from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, report_on
 from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, print_skipped, report_skipped, workload_of
@@ -41,8 +41,7 @@ class FleetFlags:
     ] = "prefix-affinity"
     find: Annotated[str | None, _fleet("engines: find the fewest that meet the limits of --goodput.", "WHAT")] = None
     attainment: Annotated[
-        float | None,
-        _fleet("For --find: share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1),
+        float | None, _fleet("For --find: share of requests that must meet them. Default: 0.99.", "SHARE", min=0, max=1)
     ] = None
     max_engines: Annotated[int | None, _fleet("For --find: maximum number to try. Default: 1024.", "N", min=1)] = None
     figure: Annotated[Path | None, _fleet("For --router all: draw the comparison, as .png or .svg.", "FILE")] = None
@@ -50,8 +49,7 @@ class FleetFlags:
         int | None, _fleet("Closed loop: N users, each of which sends when it has its answer.", "N", min=1)
     ] = None
     hide_lengths: Annotated[
-        bool,
-        switch("Fleet", "--hide-lengths", "Hide answer lengths from engines: max_tokens is the context."),
+        bool, switch("Fleet", "--hide-lengths", "Hide answer lengths from engines: max_tokens is the context.")
     ] = False
 
     def check(self, report: ReportFlags) -> None:
@@ -102,8 +100,7 @@ class ShapeFlags(Flags):
 @takes_flags
 def simulate(
     trace_path: Annotated[
-        Path,
-        typer.Option("--trace", metavar="FILE", help="As for `quire replay`.", show_default=False),
+        Path, typer.Option("--trace", metavar="FILE", help="As for `quire replay`.", show_default=False)
     ],
     calibration: Annotated[
         Path,
@@ -114,14 +111,12 @@ def simulate(
     shape: ShapeFlags,
     trace: TraceFlags,
     report: ReportFlags,
-    common: CommonFlags,
 ) -> None:
     """Simulate engines that serve a trace, with the report of `quire replay`.
 
     Scheduler, cache and request code are the real ones, under a virtual clock; only the time of a step is modeled,
     with the parameters that `quire calibrate` fits to a host. The same seed gives the same results.
     """
-    del common
     from quire.frontend.evaluation.simulation.plan import Plan, load_calibration
 
     report.check()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, CommonFlags, EngineFlags, SamplingFlags, option, takes_flags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, option, takes_flags
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import say
 
@@ -31,7 +31,6 @@ def trace(
     engine: EngineFlags,
     attach: AttachFlags,
     sampling: SamplingFlags,
-    common: CommonFlags,
 ) -> None:
     """Record the steps of an engine, for ui.perfetto.dev or chrome://tracing.
 
@@ -39,7 +38,6 @@ def trace(
     until Ctrl-C or for --seconds. The trace has a track of the steps, one for each request (queued, prefill, decode,
     preempted), and counters of KV pages, tokens and requests. Ctrl-C keeps what has been recorded.
     """
-    del common
     if not prompts and attach.engine_address is None:
         raise typer.BadParameter("there is nothing to record; give prompts, or --engine-address of a running engine")
     from quire.frontend.metrics.chrome_trace import ChromeTrace

@@ -6,13 +6,18 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from quire.frontend.client.embedding import EmbeddingRequest, PoolingParams, check_embedding, validate_pooling
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.client.launcher import EngineProcess
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
-from quire.frontend.client.request import GenerationRequest
+from quire.frontend.client.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    PoolingParams,
+    check_embedding,
+    validate_pooling,
+)
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import RequestOutput
@@ -25,6 +30,21 @@ from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from quire.frontend.text.chat.template import ChatTemplate
+
+
+class TemplateOptions(TypedDict, total=False):
+    """Options of `chat` and `chat_prompt` for the rendering of a conversation.
+
+    `chat_template`: replaces the model's. `add_generation_prompt`: begin the answer, the default.
+    `continue_final_message`: continue the last message instead. `chat_template_kwargs`: further variables of the
+    template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes.
+    """
+
+    chat_template: str | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_special_tokens: bool
 
 
 class ConnectedEngine:
@@ -181,7 +201,7 @@ class ConnectedEngine:
         tools: ToolUse | None,
         *,
         truncate_prompt_tokens: int | None = None,
-        **template: Any,
+        **template: Unpack[TemplateOptions],
     ) -> tuple[Prompt, SamplingParams]:
         """Return the prompt of a conversation, see `chat_prompt`, and the sampling parameters of its answer.
 

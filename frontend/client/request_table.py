@@ -10,13 +10,7 @@ from dataclasses import dataclass
 
 from quire.frontend.client.observer import Observer, OpenRequest
 from quire.frontend.errors import EngineDeadError
-from quire.protocol.messages import (
-    Abort,
-    ClientMessage,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-)
+from quire.protocol.messages import Abort, ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 
 @dataclass(slots=True)

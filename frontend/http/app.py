@@ -15,8 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
-from quire.frontend.http.anthropic.errors import error_body, is_anthropic
-from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off, error_body, is_anthropic
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import ApiKeys

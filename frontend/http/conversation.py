@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.errors import grammar_errors_at
+from quire.frontend.http.errors import errors_renamed, grammar_errors_at
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
+from quire.frontend.http.usage import TokenTally
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.tools import ToolUse
 from quire.frontend.text.prompts import truncate
 from quire.protocol.messages import SamplingParams, StructuredOutputs
+
+Answer = TypeVar("Answer")
+StreamEvent = TypeVar("StreamEvent")
 
 
 class Transcript:
@@ -175,6 +179,51 @@ class Conversation:
         parser.feed(completion.text)
         parser.finish()
         return AssistantAnswer(completion, parser.message, parser.finish_reason(completion.finish_reason) or "stop")
+
+
+class EventWriter(Generic[Answer, StreamEvent]):
+    """Writes the answer of a conversation as events, or as the whole `answer` that these events build.
+
+    `field_names`: names of fields in errors, with their names in this API.
+    """
+
+    def __init__(
+        self, service: ModelService, conversation: Conversation, answer: Answer, field_names: Mapping[str, str]
+    ) -> None:
+        self._service = service
+        self._conversation = conversation
+        self._answer = answer
+        self._field_names = field_names
+        self._tally = TokenTally()
+        self._begun = False
+
+    async def whole(self) -> Answer:
+        """Return the complete answer."""
+        async with aclosing(self._events()) as events:
+            async for _ in events:
+                pass
+        return self._answer
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded events."""
+        async with aclosing(self._events()) as events:
+            async for each in events:
+                yield self._encoded(each)
+
+    async def _events(self) -> AsyncGenerator[StreamEvent, None]:
+        """Yield the events; encode each before taking the next, since their contents keep growing."""
+        with errors_renamed(self._field_names):
+            async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
+                async for delta in deltas:
+                    for each in self._take(delta):
+                        yield each
+
+    def _encoded(self, each: StreamEvent) -> bytes:
+        raise NotImplementedError
+
+    def _take(self, delta: AnswerDelta) -> Iterator[StreamEvent]:
+        """Yield the events of a delta, and update the answer."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's code: nobody reads the response, but the 
 
 _FIELD = re.compile(r"(?P<field>[a-z_]+(?:\[\w+\]|\.[a-z_]+)*)(?:=| (?:is|has|holds|names) )")
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ErrorDetails(msgspec.Struct):
@@ -166,3 +161,40 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
     for name, replacement in names.items():
         text = text.replace(name, replacement)
     return text
+
+
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether a path, without the root path, belongs to Anthropic's API."""
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+
+
+class AnthropicErrorDetails(msgspec.Struct):
+    """The error: its type for programs, a message for people."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(msgspec.Struct, tag_field="type", tag="error"):
+    """An error in Anthropic's shape."""
+
+    error: AnthropicErrorDetails
+    request_id: str
+
+
+def error_body(error: ApiError, request_id: str) -> AnthropicErrorResponse:
+    """Return the JSON body, which is also the data of the event that ends a failed stream."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return AnthropicErrorResponse(AnthropicErrorDetails(kind, error.message), request_id)

@@ -6,17 +6,17 @@ from starlette.routing import Route
 
 from quire.frontend.http.anthropic.body import CountBody, MessagesBody
 from quire.frontend.http.anthropic.endpoint import MessagesEndpoints
-from quire.frontend.http.anthropic.errors import AnthropicErrorResponse
-from quire.frontend.http.anthropic.message import EVENTS as MESSAGE_EVENTS
-from quire.frontend.http.anthropic.message import Message, TokenCount
+from quire.frontend.http.anthropic.writer import EVENTS as MESSAGE_EVENTS
+from quire.frontend.http.anthropic.writer import Message, TokenCount
+from quire.frontend.http.documentation.openapi import Documentation
 from quire.frontend.http.documentation.operation import Operation
-from quire.frontend.http.documentation.pages import Documentation
+from quire.frontend.http.errors import AnthropicErrorResponse
 from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
 from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
 from quire.frontend.http.openai.responses.body import ResponsesBody
 from quire.frontend.http.openai.responses.endpoint import ResponsesEndpoint
-from quire.frontend.http.openai.responses.events import EVENTS as RESPONSE_EVENTS
+from quire.frontend.http.openai.responses.response import EVENTS as RESPONSE_EVENTS
 from quire.frontend.http.openai.responses.response import Response
 from quire.frontend.http.operations.endpoints import (
     DetokenizeBody,

@@ -5,26 +5,81 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
+from quire.frontend.client.observer import OpenRequest
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
-from quire.frontend.http.retry_after import RetryAfter
-from quire.frontend.http.transport.sse import DONE, EventStream, event
+from quire.frontend.http.transport.bodies import Body, decode, read_body
+from quire.frontend.http.transport.responses import json_response
+from quire.frontend.http.transport.sse import DONE, EventStream, cancelled_on_disconnect, event
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.prompts import PromptType
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
+
+_MOST_SECONDS = 60
+_NUM_RECENT = 64
+
+
+class RetryAfter:
+    """An `Observer` that counts the open requests and keeps the times at which the latest ones finished.
+
+    `clock`: seconds, as `time.monotonic()`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._num_open = 0
+        self._since = clock()  # `_ends` holds every end since then
+        self._ends: deque[float] = deque(maxlen=_NUM_RECENT)
+
+    @property
+    def seconds(self) -> int:
+        """Whole seconds, 1 to 60, in which the open requests finish at the present rate.
+
+        Until one has finished since the engine was idle, the estimate assumes that one finishes now, the earliest case.
+        """
+        seconds = (self._clock() - self._since) * self._num_open / max(1, len(self._ends))
+        return min(max(1, math.ceil(seconds)), _MOST_SECONDS)
+
+    def on_submitted(self, request: OpenRequest) -> None:
+        """See `Observer`."""
+        del request
+        if self._num_open == 0:  # idle time says nothing about the rate
+            self._since = self._clock()
+            self._ends.clear()
+        self._num_open += 1
+
+    def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
+        """See `Observer`."""
+
+    def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
+        """See `Observer`."""
+
+    def on_finished(self, request: OpenRequest, timestamp: float) -> None:
+        """See `Observer`. Rejected requests say nothing about the rate."""
+        self._num_open -= 1
+        if request.error is None:
+            if len(self._ends) == self._ends.maxlen:
+                self._since = self._ends[0]
+            self._ends.append(timestamp)
+
+
+B = TypeVar("B", bound=Body)
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +141,27 @@ class ModelService:
             return
         known = ", ".join(self.public_names)
         raise ApiError(
-            404,
-            f"the model {name!r} does not exist; this server has {known}",
-            code="model_not_found",
-            param="model",
+            404, f"the model {name!r} does not exist; this server has {known}", code="model_not_found", param="model"
         )
+
+    async def read(self, request: Request, kind: type[B]) -> B:
+        """Return the body of a request for this model. Raises `ApiError` 400, 404, 408, 413 or 415."""
+        body = decode(await read_body(request, self.args), kind)
+        self.check_model(body.model)
+        return body
+
+    async def respond(
+        self,
+        request: Request,
+        whole: Callable[[], Awaitable[msgspec.Struct]],
+        events: AsyncGenerator[bytes, None] | None,
+        explain: Callable[[Exception], bytes] | None = None,
+    ) -> Response:
+        """Return an answer: a stream of `events`, else the `whole`, which is cancelled if the client disconnects."""
+        if events is not None:
+            return self.stream(events, explain)
+        async with cancelled_on_disconnect(request.receive):
+            return json_response(await whole())
 
     def check_count(self, num_prompts: int, params: SamplingParams) -> None:
         """Raise `ApiError` 400 for more completions than one body may request."""
@@ -168,6 +239,13 @@ class ModelService:
         if not 0 < seconds < 1e9:
             raise bad_request(f"X-Request-Timeout: {text!r} is not a time; give seconds above 0", "X-Request-Timeout")
         return seconds if most is None else min(seconds, most)
+
+
+class Endpoints:
+    """Handlers of an API's endpoints."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._service = service
 
 
 def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:

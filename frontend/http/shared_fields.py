@@ -1,13 +1,14 @@
-"""Body fields that several APIs share, and their checks."""
+"""Body fields that several APIs share, with their checks and their JSON schemas for `/openapi.json`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.transport.bodies import Refusals
+from quire.frontend.text.chat.tools import NAME, Mode
 from quire.protocol.messages import StructuredOutputs
 
 STRUCTURED_OUTPUTS = "structured_outputs"
@@ -43,3 +44,114 @@ def only_one(
     if structured is not None and wanted is not None:
         raise bad_request(f"{field} and structured_outputs both constrain the answer; give only one of them", field)
     return wanted if structured is None else structured
+
+
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ONLY_NULL = {"type": "null"}  # an unknown key must be null
+_FUNCTION_NAME = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+_FUNCTION_TYPE = {"const": "function"}
+
+_TEXT_PART = {
+    "title": "TextPart",
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_REFUSAL_PART = {
+    "title": "RefusalPart",
+    "type": "object",
+    "required": ["type", "refusal"],
+    "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+}
+_TOOL_CALL = {
+    "title": "ToolCall",
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": _FUNCTION_TYPE,
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": ["string", "object"], "description": "A JSON object, usually as text."},
+            },
+        },
+    },
+}
+_MESSAGE: dict[str, Any] = {
+    "title": "Message",
+    "required": ["role"],
+    "anyOf": [{"required": ["content"]}, {"required": ["tool_calls"]}, {"required": ["refusal"]}],
+    "properties": {
+        "role": {"type": "string", "minLength": 1, "examples": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}},
+                {"type": "null"},
+            ],
+            "description": "Text, or a list of text parts. Null only for the assistant, or with a refusal.",
+        },
+        "name": _TEXT_OR_NULL,
+        "tool_calls": {
+            "anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}],
+            "description": "The calls that the assistant made.",
+        },
+        "tool_call_id": {**_TEXT_OR_NULL, "description": "The id of the call whose result a tool's message gives."},
+        "reasoning_content": {**_TEXT_OR_NULL, "description": "The assistant's thoughts."},
+        "reasoning": {**_TEXT_OR_NULL, "description": "Another name of reasoning_content."},
+        "refusal": {"description": "Accepted in answers that are sent back."},
+        "annotations": {"description": "Accepted in answers that are sent back."},
+        "audio": {"const": None},
+        "function_call": {"const": None},
+    },
+    "additionalProperties": _ONLY_NULL,
+}
+_TOOL = {
+    "title": "Tool",
+    "required": ["type", "function"],
+    "properties": {
+        "type": _FUNCTION_TYPE,
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": _FUNCTION_NAME,
+                "description": _TEXT_OR_NULL,
+                "parameters": {"type": ["object", "null"], "description": "A JSON schema of an object."},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "additionalProperties": _ONLY_NULL,
+        },
+        "cache_control": {"description": "Accepted and ignored; prefixes are cached automatically."},
+    },
+    "additionalProperties": _ONLY_NULL,
+}
+_NAMED = {
+    "required": ["type", "function"],
+    "properties": {
+        "type": _FUNCTION_TYPE,
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _FUNCTION_NAME}},
+    },
+}
+_ALLOWED_TOOLS = {
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "minItems": 1, "items": {"type": "object", **_NAMED}},
+            },
+        },
+    },
+}
+
+MESSAGE = Meta(extra_json_schema=_MESSAGE)
+TOOL = Meta(extra_json_schema=_TOOL)
+CHOICE = Meta(extra_json_schema={"enum": list(get_args(Mode))})
+NAMED_TOOL = Meta(extra_json_schema={"anyOf": [_NAMED, _ALLOWED_TOOLS]})

@@ -11,7 +11,7 @@ import typer
 
 from quire.frontend.cli.bench.flags import LengthFlags, Workload
 from quire.frontend.cli.bench.measure import measure
-from quire.frontend.cli.flags import CommonFlags, option, takes_flags
+from quire.frontend.cli.flags import option, takes_flags
 from quire.frontend.cli.report import ReportFlags
 from quire.frontend.cli.target import TargetFlags, open_target
 from quire.frontend.cli.workload import TraceFlags, arrivals_of
@@ -42,8 +42,7 @@ class ServeFlags:
         float | None, _load("Shape of the gamma distribution of gaps. Default: 1, a Poisson process.", "X")
     ] = None
     max_concurrency: Annotated[
-        int | None,
-        _load("Maximum number of open requests; at a rate of inf, a closed loop of N users.", "N", min=1),
+        int | None, _load("Maximum number of open requests; at a rate of inf, a closed loop of N users.", "N", min=1)
     ] = None
     ramp_up_start_rps: Annotated[float | None, _load("Rate at the start of a ramp, instead of R.", "R")] = None
     ramp_up_end_rps: Annotated[float | None, _load("Rate at its end.", "R")] = None
@@ -90,20 +89,12 @@ class ServeFlags:
 
 
 @takes_flags
-def serve(
-    *,
-    flags: ServeFlags,
-    lengths: LengthFlags,
-    report: ReportFlags,
-    target: TargetFlags,
-    common: CommonFlags,
-) -> None:
+def serve(*, flags: ServeFlags, lengths: LengthFlags, report: ReportFlags, target: TargetFlags) -> None:
     """Measure the latency of synthetic requests that arrive at a rate: `quire replay` without a trace.
 
     The report is that of `quire replay`, and its JSON has the fields of `vllm bench serve --save-result`. A run whose
     requests were sent too late is marked as not valid. Ctrl-C ends the run with the results so far.
     """
-    del common
     report.check()
     from quire.frontend.evaluation.workload.arrivals import arrive
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
-from quire.frontend.cli.flags import CommonFlags, option, takes_flags
+from quire.frontend.cli.flags import option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import check_writable
 from quire.frontend.cli.target import OpenTarget, TargetFlags, open_target
@@ -90,14 +90,7 @@ class SweepFlags:
 
 
 @takes_flags
-def sweep(
-    *,
-    flags: SweepFlags,
-    lengths: LengthFlags,
-    trace: BenchTraceFlags,
-    target: TargetFlags,
-    common: CommonFlags,
-) -> None:
+def sweep(*, flags: SweepFlags, lengths: LengthFlags, trace: BenchTraceFlags, target: TargetFlags) -> None:
     """Find the highest request rate at which enough requests meet the limits of --goodput.
 
     The rate doubles from --low until one misses the limits; then the search bisects between the highest met and the
@@ -112,7 +105,6 @@ def sweep(
     Runs that are too short find rates that are too high, since a queue needs time to grow. Ctrl-C ends the sweep with
     the results so far.
     """
-    del common
     flags.check()
     workload = Workload.of(lengths, trace)
     with open_target(target, lengths.vocab_size) as opened:

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
-from quire.frontend.evaluation.replay.runs import Runs
+from quire.frontend.evaluation.replay.runner import Runs
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)

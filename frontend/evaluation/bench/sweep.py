@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.frontend.evaluation.bench.rate_search import RateSearch
 from quire.frontend.evaluation.replay.load import Load
-from quire.frontend.evaluation.replay.runs import Runs
+from quire.frontend.evaluation.replay.runner import Runs
 from quire.frontend.evaluation.report import numbers
 from quire.frontend.evaluation.report.figures import goodput_terms, verdict
 from quire.frontend.evaluation.report.run import Run

@@ -1,23 +1,113 @@
-"""Runner: sends a workload to a target, and collects the records of its requests."""
+"""Runner: sends a workload to a target, after a warm-up, and collects the records of its requests."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Protocol
+
+import msgspec
 
 from quire.frontend.evaluation.replay.interference import StealTime, rare_collections
 from quire.frontend.evaluation.replay.load import Extent, Load
 from quire.frontend.evaluation.replay.prefetch import Prefetcher, PreparedRequest
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock, TargetSample
-from quire.frontend.evaluation.replay.sessions import Sessions
 from quire.frontend.evaluation.replay.target import Send, Target, Tokens, prepare, send_within
-from quire.frontend.evaluation.replay.warm_up import warm_up
+from quire.frontend.evaluation.workload.blocks import Prompts
 from quire.frontend.evaluation.workload.request import WorkloadRequest
+
+_AT_ONCE = 16
+_OTHER_BLOCKS = 1 << 40  # above the blocks of any trace
+
+
+async def warm_up(
+    target: Target, tokens: Tokens, requests: Sequence[WorkloadRequest], load: Load
+) -> list[RequestRecord]:
+    """Send requests of these lengths with other tokens, wait for them, and empty the prefix cache.
+
+    Their times count from the call.
+    """
+    if not requests:
+        return []
+    clock = RunClock()
+    room = asyncio.Semaphore(load.concurrency or load.max_concurrency or _AT_ONCE)
+    records = [
+        RequestRecord(index, 0.0, 0.0, request.prompt_tokens, request.output_tokens, is_warm_up=True)
+        for index, request in enumerate(requests)
+    ]
+
+    async def send(request: WorkloadRequest, record: RequestRecord) -> None:
+        prepared = await asyncio.to_thread(prepare, target, _apart(request), tokens)
+        async with room:
+            record.arrival = record.sent = clock.now()
+            await send_within(load.request_timeout, prepared, record, clock)
+            record.ended = clock.now()
+
+    async with asyncio.TaskGroup() as group:
+        for request, record in zip(requests, records, strict=True):
+            group.create_task(send(request, record))
+    await target.reset_cache()
+    return records
+
+
+def _apart(request: WorkloadRequest) -> WorkloadRequest:
+    """Return a copy that shares no tokens with the workload, nor with an earlier warm-up of the same target.
+
+    So it hits no cached prefix, and leaves none that the workload could hit. Text stays as it is.
+    """
+    first = _OTHER_BLOCKS + random.getrandbits(32)
+    blocks = tuple(first + place for place in range(len(request.blocks)))
+    return msgspec.structs.replace(request, blocks=blocks, session=None)
+
+
+class _Turn:
+    """The last request of a session so far; `ended` is in seconds since the run began."""
+
+    __slots__ = ("ended", "over")
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.ended = 0.0
+
+
+class Sessions:
+    """Last turn of each session."""
+
+    def __init__(self, clock: RunClock) -> None:
+        self._clock = clock
+        self._turns: dict[str, _Turn] = {}
+
+    def must_wait(self, request: WorkloadRequest) -> bool:
+        """Return True if an earlier turn of the request's session has begun and not ended. Safe on any thread."""
+        turn = None if request.session is None else self._turns.get(request.session)
+        return turn is not None and not turn.over.is_set()
+
+    @asynccontextmanager
+    async def turn(self, request: WorkloadRequest, due: float) -> AsyncIterator[float]:
+        """Wait for the request's turn, which lasts as long as the `with`; yield the time at which it may be sent.
+
+        That is `due`, or `delay` after the end of the previous turn, if that is later.
+        """
+        if request.session is None:
+            yield due
+            return
+        before, own = self._turns.get(request.session), _Turn()
+        self._turns[request.session] = own
+        try:
+            if before is not None:
+                await before.over.wait()
+                due = max(due, before.ended + request.delay)
+                await asyncio.sleep(max(0.0, due - self._clock.now()))
+            yield due
+        finally:
+            own.ended = self._clock.now()
+            own.over.set()
+
 
 _SAMPLE_SECONDS = 0.25
 _COUNTING_SECONDS = 5.0
@@ -238,3 +328,51 @@ def _record(index: int, request: WorkloadRequest, arrival: float) -> RequestReco
     return RequestRecord(
         index, arrival, arrival, request.prompt_tokens, request.output_tokens, ended=arrival, was_sent=False
     )
+
+
+_FEW_TOKENS = 1000  # that every model has, for servers that do not report their vocabulary
+
+Shown = Callable[[Replay], AbstractAsyncContextManager[None]]
+"""Display of a run's progress."""
+
+
+class Runs:
+    """Runs until one is stopped. `vocab_size`: upper limit of synthetic token ids; None: the target's."""
+
+    def __init__(
+        self, target: Target, *, vocab_size: int | None = None, shown: Shown = lambda replay: nullcontext()
+    ) -> None:
+        self.target = target
+        self.vocab_size = vocab_size or target.info.vocab_size or _FEW_TOKENS
+        self._shown = shown
+        self._running: Replay | None = None
+        self._stopped: str | None = None
+
+    async def replay(
+        self,
+        collector: RunCollector,
+        requests: Iterable[WorkloadRequest],
+        load: Load,
+        *,
+        seed: int = 0,
+        extent: Extent | None = None,
+    ) -> str | None:
+        """Make a run; return and raise what `Replay.run` does. `seed` determines the tokens of its prompts.
+
+        `extent`: length of the workload, as far as it is known in advance.
+        """
+        prompts = Prompts(self.vocab_size, seed, avoid=self.target.info.special_token_ids)
+        self._running = replay = Replay(self.target, collector, prompts.tokens, load, extent)
+        if self._stopped is not None:
+            replay.stop(self._stopped)
+        try:
+            async with self._shown(replay):
+                return await replay.run(requests)
+        finally:
+            self._running = None
+
+    def stop(self, reason: str) -> None:
+        """End the current run, or else the next one, with what has been measured."""
+        self._stopped = reason
+        if self._running is not None:
+            self._running.stop(reason)

@@ -6,9 +6,8 @@ from math import log10
 from typing import Any
 
 from quire.frontend.evaluation.report import numbers
-from quire.frontend.evaluation.report.axes import Scale, log_ticks, logit
 from quire.frontend.evaluation.report.figures import Latency
-from quire.frontend.evaluation.report.markup import Markup, join, label, line_path, tag
+from quire.frontend.evaluation.report.markup import Markup, Scale, join, label, line_path, log_ticks, logit, tag
 
 MARKS = {0.5: "median", 0.9: "p90", 0.99: "p99", 0.999: "p99.9"}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.frontend.evaluation.report import numbers
-from quire.frontend.evaluation.report.axes import Scale, linear_ticks
-from quire.frontend.evaluation.report.markup import Markup, join, label, tag
+from quire.frontend.evaluation.report.markup import Markup, Scale, join, label, linear_ticks, tag
 
 _WIDTH, _HEIGHT = 1000, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 992, 8, 160

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.frontend.evaluation.report import numbers
-from quire.frontend.evaluation.report.axes import Scale, time_ticks
-from quire.frontend.evaluation.report.markup import Markup, join, label, tag
+from quire.frontend.evaluation.report.markup import Markup, Scale, join, label, tag, time_ticks
 
 PHASES = {
     "queued": "queued",

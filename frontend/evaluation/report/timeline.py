@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from quire.frontend.evaluation.report.axes import Scale, linear_ticks, time_ticks
-from quire.frontend.evaluation.report.markup import Markup, join, label, line_path, tag
+from quire.frontend.evaluation.report.markup import Markup, Scale, join, label, line_path, linear_ticks, tag, time_ticks
 
 _WIDTH, _HEIGHT = 340, 176
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 332, 10, 150

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 _LIVE_SECONDS = 0.25
 _PLAIN_SECONDS = 10.0
@@ -21,9 +20,7 @@ class SimulationProgress:
     def __enter__(self) -> SimulationProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._is_live:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

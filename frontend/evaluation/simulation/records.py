@@ -8,8 +8,7 @@ from bisect import bisect_right
 import msgspec
 import numpy as np
 
-from quire.frontend.evaluation.replay.phases import Phases
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
+from quire.frontend.evaluation.replay.record import Outcome, Phases, RequestRecord, TargetSample
 from quire.protocol.messages import EngineCoreEvent
 from quire.protocol.simulation import SimulatedResult, SimulationSample
 

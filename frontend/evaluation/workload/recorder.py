@@ -2,19 +2,160 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
+import threading
 import time
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
 from quire.frontend.client.observer import OpenRequest
-from quire.frontend.evaluation.workload.line_writer import LineWriter
-from quire.frontend.evaluation.workload.prefix_names import PrefixNames
 from quire.protocol.messages import SamplingParams
+
+MOST_KNOWN = 1 << 18
+"""Number of remembered blocks, in some 50 MB; 8 million tokens in blocks of 32."""
+
+
+class PrefixNames:
+    """Names that count up from 0, so that they reveal nothing of their blocks; a name is unique to its prefix.
+
+    The least recently used prefixes are forgotten, the last block of a prompt first; a forgotten block gets a new name.
+    Only hashes under a random key are kept, no tokens.
+    """
+
+    def __init__(self, block_tokens: int, most_known: int = MOST_KNOWN) -> None:
+        self._width = block_tokens * array("I").itemsize
+        self._most_known = most_known
+        self._key = secrets.token_bytes(32)
+        self._names: OrderedDict[bytes, int] = OrderedDict()
+        self._fresh = count()
+
+    def names(self, token_ids: list[int], salt: str = "") -> list[int]:
+        """Return the names of a prompt's blocks, of which the last may be partial. Another salt has other names."""
+        digests = self._digests(array("I", token_ids).tobytes(), salt)
+        names, known = [], self._names
+        for digest in digests:
+            name = known.get(digest)
+            if name is None:
+                name = known[digest] = next(self._fresh)
+            names.append(name)
+        for digest in reversed(digests):
+            known.move_to_end(digest)
+        while len(known) > self._most_known:
+            known.popitem(last=False)
+        return names
+
+    def _digests(self, tokens: bytes, salt: str) -> list[bytes]:
+        """Return a digest for each block, which depends on all blocks before it."""
+        digest = blake2b(salt.encode(errors="surrogatepass"), key=self._key, digest_size=16).digest()
+        digests = []
+        for start in range(0, len(tokens), self._width):
+            digest = blake2b(tokens[start : start + self._width], key=digest, digest_size=16).digest()
+            digests.append(digest)
+        return digests
+
+
+_MOST_WAITING = 1 << 26  # bytes that wait for the disk
+_CLOSE_SECONDS = 10.0  # for which `close` waits for the disk
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class LineWriter:
+    """A new file and a thread that writes to it. A failure is logged once, and later lines are lost.
+
+    `num_written` and `num_lost` count lines. Raises OSError if the file cannot be created, or exists already.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file: BinaryIO = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            raise FileExistsError(
+                f"{path} exists already, and would be overwritten; name another, or remove it"
+            ) from error
+        except OSError as error:
+            raise OSError(f"{path}: the file cannot be written ({error.strerror}); name another") from error
+        self.num_written = 0
+        self.num_lost = 0
+        self._waiting = bytearray()
+        self._num_waiting = 0
+        self._is_closed = False
+        self._has_failed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="quire-line-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Queue a line, its end included; return at once."""
+        with self._changed:
+            if self._has_failed or self._is_closed:
+                self.num_lost += 1
+            elif len(self._waiting) + len(line) > _MOST_WAITING:
+                self.num_lost += 1
+                self._fail("the disk is too slow")
+            else:
+                self._waiting += line
+                self._num_waiting += 1
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Write the queued lines, within some seconds if the disk does not answer. A file without lines is removed."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._fail("the disk does not answer")
+        elif self.num_lost:
+            _LOGGER.warning("%s lacks %d lines, for the reason logged before", self._path, self.num_lost)
+        if not self.num_written:
+            self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        is_last = False
+        with self._file:
+            while not is_last:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                    lines, self._waiting = self._waiting, bytearray()
+                    num_lines, self._num_waiting = self._num_waiting, 0
+                    is_last = self._is_closed
+                self._write(lines, num_lines)
+
+    def _write(self, lines: bytearray, num_lines: int) -> None:
+        begin = self._file.tell()
+        try:
+            if not self._has_failed:
+                self._write_all(lines)
+                self.num_written += num_lines
+                return
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            with suppress(OSError):
+                self._file.truncate(begin)  # never leave half a line
+        with self._changed:
+            self.num_lost += num_lines
+
+    def _write_all(self, lines: bytearray) -> None:
+        rest = memoryview(lines)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def _fail(self, reason: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _LOGGER.warning("%s: %s; no more is written to it, and requests go on", self._path, reason)
+
 
 RECORDED_BLOCK_TOKENS = 32
 """Tokens of a block: those of a KV page, the smallest unit that prompts share."""
@@ -74,9 +215,7 @@ class TraceRecorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     @property

@@ -82,10 +82,7 @@ def _scaled_prompt(request: WorkloadRequest, factor: float) -> WorkloadRequest:
     last = request.prompt_tokens - (len(blocks) - 1) * count * request.block_tokens
     last = min(max(1, round(last * factor)), block_tokens)
     return replace(
-        request,
-        prompt_tokens=(len(blocks) - 1) * block_tokens + last,
-        blocks=blocks,
-        block_tokens=block_tokens,
+        request, prompt_tokens=(len(blocks) - 1) * block_tokens + last, blocks=blocks, block_tokens=block_tokens
     )
 
 

@@ -10,31 +10,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.anthropic.blocks import chat_messages
-from quire.frontend.http.anthropic.body import FIELD_NAMES, CountBody, MessagesBody, PromptFields, tool_use
-from quire.frontend.http.anthropic.message import TokenCount
-from quire.frontend.http.anthropic.writer import MessageWriter
+from quire.frontend.http.anthropic.body import (
+    FIELD_NAMES,
+    CountBody,
+    MessagesBody,
+    PromptFields,
+    chat_messages,
+    tool_use,
+)
+from quire.frontend.http.anthropic.writer import MessageWriter, TokenCount
 from quire.frontend.http.conversation import Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
-from quire.frontend.http.transport.bodies import decode, read_body
 from quire.frontend.http.transport.responses import json_response, new_id
-from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.protocol.messages import SAMPLING_RANGES, SamplingParams
 
 
-class MessagesEndpoints:
+class MessagesEndpoints(Endpoints):
     """Handlers of the Messages API."""
-
-    def __init__(self, service: ModelService) -> None:
-        self._service = service
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation with a `Message`, or with a stream of events."""
         service = self._service
-        body = decode(await read_body(request, service.args), MessagesBody)
-        service.check_model(body.model)
+        body = await service.read(request, MessagesBody)
         if body.thinking is not None:
             body.thinking.check(body.max_tokens)
         answer_id = new_id("msg", "_")
@@ -46,16 +45,13 @@ class MessagesEndpoints:
         with errors_renamed(FIELD_NAMES):
             conversation = self._fitted(await turn.begin(service))
         writer = MessageWriter(service, body, conversation, answer_id, request.scope["request_id"])
-        if body.stream:
-            return service.stream(writer.stream(), writer.explain)
-        async with cancelled_on_disconnect(request.receive):
-            return json_response(await writer.whole())
+        events = writer.stream() if body.stream else None
+        return await service.respond(request, writer.whole, events, writer.explain)
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a prompt, which may exceed the context."""
         service = self._service
-        body = decode(await read_body(request, service.args), CountBody)
-        service.check_model(body.model)
+        body = await service.read(request, CountBody)
         turn = self._turn(body, SamplingParams())
         tools = None if turn.tools is None else turn.tools.for_template()
         prompt = await service.llm.chat_prompt(turn.messages, tools=tools, **turn.template)
@@ -73,12 +69,7 @@ class MessagesEndpoints:
         )
 
     def _params(self, body: MessagesBody) -> SamplingParams:
-        given = {
-            "stop": body.stop_sequences,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-        }
+        given = {"stop": body.stop_sequences, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
         known = {name: value for name, value in given.items() if value is not None}
         SAMPLING_RANGES["max_tokens"].check(
             "max_tokens", body.max_tokens
@@ -103,15 +94,10 @@ def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
     continues = last["role"] == "assistant"
     if continues and "tool_calls" in last:
         raise bad_request(
-            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user",
-            "messages",
+            "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user", "messages"
         )
     if continues and not last["content"]:
         raise bad_request(
             "messages ends with one of the assistant that has no text to continue; give some text", "messages"
         )
-    return {
-        "add_generation_prompt": not continues,
-        "continue_final_message": continues,
-        "chat_template_kwargs": kwargs,
-    }
+    return {"add_generation_prompt": not continues, "continue_final_message": continues, "chat_template_kwargs": kwargs}

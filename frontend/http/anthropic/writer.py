@@ -1,41 +1,148 @@
-"""Writer of a conversation's answer as a message, complete or as events."""
+"""The message of an answer and its events, and the writer that builds them from a conversation's answer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from quire.frontend.http.anthropic.body import FIELD_NAMES, MessagesBody
-from quire.frontend.http.anthropic.errors import error_body
-from quire.frontend.http.anthropic.message import (
-    Block,
-    BlockDelta,
-    BlockStart,
-    BlockStop,
-    InputJsonDelta,
-    Message,
-    MessageDelta,
-    MessageStart,
-    MessageStop,
-    MessageStreamEvent,
-    MessageUsage,
-    PingEvent,
-    Stop,
-    TextBlock,
-    TextDelta,
-    ThinkingBlock,
-    ThinkingDelta,
-    ToolUseBlock,
-)
-from quire.frontend.http.conversation import AnswerDelta, Conversation
-from quire.frontend.http.errors import errors_renamed
+from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter
+from quire.frontend.http.errors import error_body
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import event
-from quire.frontend.http.usage import TokenTally
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """Text of the assistant."""
+
+    text: str = ""
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """Thoughts of the model. `signature` is empty: nothing verifies it."""
+
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A tool call that the client should make."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(msgspec.Struct):
+    """Token counts; `input_tokens` excludes those that were found in the prefix cache."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
+    """The assistant's message. `stop_reason` is None until it ends."""
+
+    id: str
+    role: str = "assistant"
+    model: str
+    content: list[Block] = []
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class MessageStreamEvent(msgspec.Struct, tag_field="type"):
+    """One event of a stream."""
+
+    @property
+    def name(self) -> str:
+        """The event's type."""
+        return str(self.__struct_config__.tag)
+
+
+class MessageStart(MessageStreamEvent, tag="message_start"):
+    """The message begins, without content."""
+
+    message: Message
+
+
+class PingEvent(MessageStreamEvent, tag="ping"):
+    """The connection is alive."""
+
+
+class BlockStart(MessageStreamEvent, tag="content_block_start"):
+    """An empty block begins."""
+
+    index: int
+    content_block: Block
+
+
+class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
+    """A piece of text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    """A piece of thoughts."""
+
+    thinking: str
+
+
+class InputJsonDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    """A piece of the JSON text of a call's input."""
+
+    partial_json: str
+
+
+class BlockDelta(MessageStreamEvent, tag="content_block_delta"):
+    """A block grows."""
+
+    index: int
+    delta: TextDelta | ThinkingDelta | InputJsonDelta
+
+
+class BlockStop(MessageStreamEvent, tag="content_block_stop"):
+    """A block has ended."""
+
+    index: int
+
+
+class Stop(msgspec.Struct):
+    """The reason why the message ended."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class MessageDelta(MessageStreamEvent, tag="message_delta"):
+    """The fields of the message that are known at its end."""
+
+    delta: Stop
+    usage: MessageUsage
+
+
+class MessageStop(MessageStreamEvent, tag="message_stop"):
+    """The message has ended."""
+
+
+class TokenCount(msgspec.Struct):
+    """The number of tokens of a prompt."""
+
+    input_tokens: int
+
+
+EVENTS = (MessageStart, PingEvent, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)
+
 
 INVALID_JSON = "INVALID_JSON"
 
@@ -108,57 +215,33 @@ def _input(text: str) -> dict[str, Any]:
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "pause_turn", "abort": "pause_turn"}
 
 
-class MessageWriter:
+class MessageWriter(EventWriter[Message, MessageStreamEvent]):
     """Writes one message."""
 
     def __init__(
         self, service: ModelService, body: MessagesBody, conversation: Conversation, answer_id: str, request_id: str
     ) -> None:
-        self._service = service
+        content = Content(body.thinking is None or body.thinking.display != "omitted")
+        usage = MessageUsage(len(conversation.token_ids), 0, 0)
+        message = Message(id=answer_id, model=service.name, content=content.blocks, usage=usage)
+        super().__init__(service, conversation, message, FIELD_NAMES)
         self._body = body
-        self._conversation = conversation
         self._request_id = request_id
-        self._content = Content(body.thinking is None or body.thinking.display != "omitted")
-        self._tally = TokenTally()
-        self._begun = False
-        self._message = Message(
-            id=answer_id,
-            model=service.name,
-            content=self._content.blocks,
-            usage=MessageUsage(len(conversation.token_ids), 0, 0),
-        )
-
-    async def whole(self) -> Message:
-        """Return the complete message."""
-        async with aclosing(self._events()) as events:
-            async for _ in events:
-                pass
-        return self._message
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events."""
-        async with aclosing(self._events()) as events:
-            async for each in events:
-                yield event(msgspec.json.encode(each), each.name)
+        self._content = content
 
     def explain(self, error: Exception) -> bytes:
         """Return the last event of a failed stream."""
         return event(msgspec.json.encode(error_body(self._service.api_error(error), self._request_id)), "error")
 
-    async def _events(self) -> AsyncGenerator[MessageStreamEvent, None]:
-        """Yield the events; encode each before taking the next, since their contents keep growing."""
-        with errors_renamed(FIELD_NAMES):
-            async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
-                async for delta in deltas:
-                    for each in self._take(delta):
-                        yield each
+    def _encoded(self, each: MessageStreamEvent) -> bytes:
+        return event(msgspec.json.encode(each), each.name)
 
     def _take(self, delta: AnswerDelta) -> Iterator[MessageStreamEvent]:
         self._tally.add_delta(delta.output, delta.completion)
-        self._message.usage = self._usage()
+        self._answer.usage = self._usage()
         if not self._begun:
             self._begun = True
-            yield MessageStart(self._message)
+            yield MessageStart(self._answer)
             yield PingEvent()
         yield from self._content.take(delta.events)
         if delta.finish_reason is not None:
@@ -166,7 +249,7 @@ class MessageWriter:
 
     def _end(self, delta: AnswerDelta) -> Iterator[MessageStreamEvent]:
         yield from self._content.end()
-        message, stop = self._message, delta.completion.stop_reason
+        message, stop = self._answer, delta.completion.stop_reason
         message.stop_reason = self._stop_reason(delta.finish_reason or "stop")
         if message.stop_reason == "end_turn" and isinstance(stop, str):
             message.stop_reason, message.stop_sequence = "stop_sequence", stop
@@ -175,7 +258,7 @@ class MessageWriter:
 
     def _stop_reason(self, reason: str) -> str:
         if reason == "length":
-            full = self._message.usage.output_tokens < self._body.max_tokens
+            full = self._answer.usage.output_tokens < self._body.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"
         return _STOP_REASONS[reason]
 

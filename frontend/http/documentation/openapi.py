@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-from starlette.routing import compile_path
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, compile_path
 
 from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.documentation.schemas import Schema, Schemas
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
+from quire.frontend.http.transport.responses import static_files
 from quire.frontend.version import installed_version
 
 EVENT_STREAM = "text/event-stream"
@@ -166,11 +172,7 @@ def _answer(operation: Operation, schemas: Schemas) -> Schema:
 def _event(operation: Operation, schemas: Schemas) -> Schema:
     """Return the schema of one event, which is by convention the schema of an event stream."""
     kinds = [schemas.of(kind) for kind in (*operation.events, operation.error)]
-    data: Schema = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": kinds},
-    }
+    data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
     if operation.ends_with_done:
         data = {"anyOf": [{"const": "[DONE]"}, data]}
     return {
@@ -200,3 +202,40 @@ def _name(operation: Operation, status: int) -> str:
 
 def _reference(kind: str, name: str) -> Schema:
     return {"$ref": f"#/components/{kind}/{name}"}
+
+
+_FOLDER = Path(__file__).parent / "docs"
+
+
+class Documentation:
+    """Documents `routes`, to which its own may be added later: the document is made at the first request for it."""
+
+    def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
+        self._service = service
+        self._routes = routes
+        self._files = static_files(_FOLDER)
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the documentation itself."""
+        return [
+            Operation("/openapi.json", self.openapi, answer=dict[str, Any]),
+            Operation("/docs", self.page, media_types=["text/html"]),
+            *(
+                Route(f"/docs/{name}", file.respond, include_in_schema=False)
+                for name, file in self._files.items()
+                if name != "index.html"
+            ),
+        ]
+
+    async def openapi(self, _request: Request) -> Response:
+        """Describe the server. This document, as OpenAPI 3.1."""
+        return Response(self._document, media_type="application/json")
+
+    async def page(self, request: Request) -> Response:
+        """Show this document as a page. For browsers."""
+        return await self._files["index.html"].respond(request)
+
+    @cached_property
+    def _document(self) -> bytes:
+        operations = [route for route in self._routes if isinstance(route, Operation)]
+        return msgspec.json.encode(document(self._service, operations))

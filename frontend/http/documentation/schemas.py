@@ -4,14 +4,101 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from quire.frontend.http.documentation.descriptions import DESCRIPTIONS
 from quire.frontend.http.openai.fields import RANGES
 from quire.frontend.http.transport.bodies import Body
+
+DESCRIPTIONS: Mapping[str, str] = {
+    # The prompt
+    "model": "One of the names that /v1/models lists. Default: the served model.",
+    "prompt": "A text, a list of texts, a list of token ids, or a list of such lists.",
+    "messages": "The conversation so far, oldest message first.",
+    "input": "A text, a list of texts, a list of token ids, or a list of such lists.",
+    "tokens": "Token ids.",
+    "tools": "The functions that the model may call.",
+    "tool_choice": "Whether the model calls tools: auto, none, required, or the name of one.",
+    "parallel_tool_calls": "Whether an answer may hold several calls.",
+    "stream": "Send the answer as server-sent events while it is generated.",
+    "stream_options": "Extra information in a stream; only with stream=true.",
+    "system": "The system prompt: a text, or blocks of text.",
+    "instructions": "The system prompt.",
+    # Length
+    "max_tokens": "Maximum number of tokens of an answer. Default: 16 for a completion, for a chat the rest of the "
+    "context.",
+    "max_completion_tokens": "The same as max_tokens.",
+    "max_output_tokens": "Maximum number of tokens of the answer. Default: the rest of the context.",
+    "min_tokens": "Minimum number of tokens of an answer.",
+    "stop": "Texts that end the answer, which does not include them.",
+    "stop_sequences": "Texts that end the answer, which does not include them.",
+    "stop_token_ids": "Tokens that end the answer.",
+    "ignore_eos": "Continue after the model's end-of-sequence token.",
+    "include_stop_str_in_output": "Keep the stop text in the answer.",
+    # Sampling
+    "temperature": "0 always takes the likeliest token; higher values vary more. Default: the model's own, or 1.",
+    "top_p": "Sample from the likeliest tokens whose probabilities add up to this.",
+    "top_k": "Sample from this many of the likeliest tokens; 0 or -1: from all.",
+    "min_p": "Sample from tokens with at least this fraction of the likeliest token's probability.",
+    "presence_penalty": "Subtracted from the logit of each token that the answer already has.",
+    "frequency_penalty": "Subtracted from a token's logit for each time that the answer already has it.",
+    "repetition_penalty": "Above 1 makes tokens of the prompt and of the answer less likely.",
+    "logit_bias": "Added to the logits of tokens: from token id to a number from -100 to 100.",
+    "allowed_token_ids": "Sample from these tokens only.",
+    "bad_words": "Texts that the answer must not contain.",
+    "seed": "The same seed gives the same answer again. Default, or if negative: a random one.",
+    # Several answers
+    "n": "Number of answers.",
+    "best_of": "Generate this many answers, and return the n with the highest probability per token.",
+    "use_beam_search": "Find the n likeliest answers by a beam search of width n instead of sampling.",
+    "length_penalty": "For a beam search: above 0 prefers longer answers.",
+    "early_stopping": "For a beam search: end when n answers have ended.",
+    # Form of the answer
+    "response_format": "The form of the answer: text, json_object, or json_schema with a schema.",
+    "text": "The form of the answer: text, json_object, or json_schema with a schema.",
+    "output_config": "The form of the answer, by a JSON schema; effort is handed to the chat template.",
+    "structured_outputs": "The form of the answer, by one of json, regex, choice and grammar.",
+    "echo": "Begin the answer with the prompt.",
+    "logprobs": "Return log probabilities: true or false for a chat, for a completion the number of likeliest tokens.",
+    "top_logprobs": "Number of likeliest tokens to return at each position; with logprobs=true.",
+    "prompt_logprobs": "Return the prompt's log probabilities, with this many likeliest tokens at each position.",
+    "return_token_ids": "Return the token ids of the prompt and of the answer.",
+    "return_tokens_as_token_ids": "Write tokens in log probabilities as token_id:N.",
+    "return_token_strs": "Return the text of each token.",
+    "skip_special_tokens": "Leave special tokens out of the text.",
+    "spaces_between_special_tokens": "Put spaces between special tokens that are shown.",
+    "encoding_format": "Vectors as lists of numbers, or as base64 of little-endian float32.",
+    "dimensions": "Keep only this many of a vector's values, the first ones.",
+    "normalize": "Scale vectors to length 1, which is the default.",
+    "pooling_type": "The vector of a text: its last hidden state, or the mean of all of them.",
+    "include_reasoning": "Whether the answer includes the model's thoughts, as reasoning_content.",
+    "include": "Additional output: the log probabilities of the text.",
+    "reasoning": "The reasoning effort, which goes to the chat template. Thoughts are returned in full.",
+    "thinking": "Whether the model thinks first, where its chat template has a choice. Default: the template's.",
+    "reasoning_effort": "The reasoning effort, for the chat template; none also sets its enable_thinking to false.",
+    # Making the prompt
+    "chat_template": "A Jinja template instead of the model's; rejected unless the server trusts its clients.",
+    "chat_template_kwargs": "Variables for the chat template.",
+    "add_generation_prompt": "End the prompt with the beginning of the assistant's answer, which is the default.",
+    "continue_final_message": "Continue the last message instead of answering it.",
+    "documents": "Passed to the chat template.",
+    "add_special_tokens": "Begin the prompt with the tokenizer's special tokens. Default: true, but false for a chat, "
+    "whose template writes them.",
+    "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as the context holds.",
+    # Scheduling
+    "priority": "Lower values go first where the engine's scheduling policy uses it.",
+    "cache_salt": "Cached prefixes are shared only among requests with the same salt.",
+    # Fields without effect
+    "user": "Accepted and ignored.",
+    "metadata": "Accepted and ignored.",
+    "safety_identifier": "Accepted and ignored.",
+    "cache_control": "Accepted and ignored; prefixes are cached automatically.",
+    "prompt_cache_key": "Accepted and ignored; prefixes are cached automatically.",
+    "request_id": "The end of the answer's id; use the header X-Request-Id to name a request in logs.",
+}
+
 
 Schema = dict[str, Any]
 

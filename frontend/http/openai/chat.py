@@ -11,23 +11,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.chat_schemas import CHOICE, MESSAGE, NAMED_TOOL, TOOL
 from quire.frontend.http.conversation import AnswerDelta, AssistantAnswer, Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import (
     REFUSED,
     GenerationFields,
+    ResponseFormat,
     StreamOptions,
     check_top_logprobs,
     sampling_params,
+    wanted_format,
 )
 from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
-from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
-from quire.frontend.http.service import ModelService
-from quire.frontend.http.shared_fields import EFFORT, effort_kwargs
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
-from quire.frontend.http.transport.responses import json_response, new_id
-from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
+from quire.frontend.http.service import Endpoints, ModelService
+from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOOL, TOOL, effort_kwargs
+from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals
+from quire.frontend.http.transport.responses import new_id
+from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally, usage_of
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.tools import check_tools
@@ -146,24 +146,17 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatEndpoint:
+class ChatEndpoint(Endpoints):
     """Handler of the endpoint."""
-
-    def __init__(self, service: ModelService) -> None:
-        self._service = service
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation with a `ChatCompletion`, or with a stream of `ChatChunk`s."""
         service = self._service
-        body = decode(await read_body(request, service.args), ChatBody)
-        service.check_model(body.model)
+        body = await service.read(request, ChatBody)
         answer_id = new_id("chatcmpl", given=body.request_id)
         conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ChatWriter(service, body, conversation, answer_id)
-        if body.stream:
-            return service.stream(writer.chunks())
-        async with cancelled_on_disconnect(request.receive):
-            return json_response(await writer.whole())
+        return await service.respond(request, writer.whole, writer.chunks() if body.stream else None)
 
     def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
         service = self._service

@@ -15,14 +15,20 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.errors import bad_request, grammar_errors_at
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
-from quire.frontend.http.openai.fields import REFUSED, GenerationFields, StreamOptions, sampling_params
+from quire.frontend.http.openai.fields import (
+    REFUSED,
+    GenerationFields,
+    ResponseFormat,
+    StreamOptions,
+    sampling_params,
+    wanted_format,
+)
 from quire.frontend.http.openai.logprobs import CompletionLogprobs, TokenWriter, prompt_logprobs
-from quire.frontend.http.openai.response_format import ResponseFormat, wanted_format
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals, decode, read_body
-from quire.frontend.http.transport.responses import json_response, new_id
-from quire.frontend.http.transport.sse import DONE, cancelled_on_disconnect, event
+from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals
+from quire.frontend.http.transport.responses import new_id
+from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, TokenTally, usage_of
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from quire.protocol.messages import SamplingParams
@@ -68,22 +74,15 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     usage: CompletionUsage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class CompletionsEndpoint:
+class CompletionsEndpoint(Endpoints):
     """Handler of the endpoint."""
-
-    def __init__(self, service: ModelService) -> None:
-        self._service = service
 
     async def create(self, request: Request) -> Response:
         """Continue texts with a `TextCompletion`, or with a stream of them."""
         service = self._service
-        body = decode(await read_body(request, service.args), CompletionBody)
-        service.check_model(body.model)
+        body = await service.read(request, CompletionBody)
         task = CompletionTask(service, body, request)
-        if body.stream:
-            return service.stream(task.chunks())
-        async with cancelled_on_disconnect(request.receive):
-            return json_response(await task.run())
+        return await service.respond(request, task.run, task.chunks() if body.stream else None)
 
 
 class CompletionTask:

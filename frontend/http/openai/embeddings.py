@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.openai.completions import prompts_of
-from quire.frontend.http.service import ModelService
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals, decode, read_body
+from quire.frontend.http.service import Endpoints
+from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.outputs import EmbeddingRequestOutput
@@ -33,7 +33,6 @@ class EmbeddingBody(Body, kw_only=True):
     }
 
     input: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
@@ -69,17 +68,13 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-class EmbeddingsEndpoint:
+class EmbeddingsEndpoint(Endpoints):
     """Handler of the endpoint."""
-
-    def __init__(self, service: ModelService) -> None:
-        self._service = service
 
     async def create(self, request: Request) -> Response:
         """Turn texts into vectors. The answer is an `EmbeddingList`."""
         service = self._service
-        body = decode(await read_body(request, service.args), EmbeddingBody)
-        service.check_model(body.model)
+        body = await service.read(request, EmbeddingBody)
         prompts = prompts_of(body.input, "input")
         service.check_count(len(prompts), SamplingParams())
         async with cancelled_on_disconnect(request.receive):
@@ -96,9 +91,7 @@ class EmbeddingsEndpoint:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embeddings of all prompts; if one fails, abort the others."""
         params = PoolingParams(
-            pooling_type=body.pooling_type or "last",
-            dimensions=body.dimensions,
-            normalize=body.normalize is not False,
+            pooling_type=body.pooling_type or "last", dimensions=body.dimensions, normalize=body.normalize is not False
         )
         special = body.add_special_tokens is not False
         ready = await self._service.prepared(prompts, body.truncate_prompt_tokens, special)

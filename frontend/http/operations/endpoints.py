@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.http.chat_schemas import MESSAGE, TOOL
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.service import ModelService
-from quire.frontend.http.transport.bodies import Body, decode, read_body
+from quire.frontend.http.service import Endpoints
+from quire.frontend.http.shared_fields import MESSAGE, TOOL
+from quire.frontend.http.transport.bodies import Body
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.version import installed_version
@@ -74,7 +74,6 @@ class Detokenized(msgspec.Struct):
 class TokenizeBody(Body, kw_only=True):
     """Either `prompt` or `messages`, with options of the chat template; the names are vLLM's."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[Annotated[dict[str, Any], MESSAGE]] | None = None
     add_special_tokens: bool | None = None
@@ -89,7 +88,6 @@ class TokenizeBody(Body, kw_only=True):
 class DetokenizeBody(Body, kw_only=True):
     """Tokens to decode; the names are vLLM's."""
 
-    model: str | None = None
     tokens: list[int]
 
 
@@ -98,11 +96,8 @@ async def _read(tokens: Sequence[int], read: Callable[[], T]) -> T:
     return await asyncio.to_thread(read) if len(tokens) > LONG_TEXT else read()
 
 
-class OperatorEndpoints:
+class OperatorEndpoints(Endpoints):
     """Handlers of the endpoints for operators."""
-
-    def __init__(self, service: ModelService) -> None:
-        self._service = service
 
     async def health(self, _request: Request) -> Response:
         """Check that the engine is making steps, or is idle. Needs no API key."""
@@ -141,8 +136,7 @@ class OperatorEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of a text, or of a conversation rendered by the chat template."""
         service = self._service
-        body = decode(await read_body(request, service.args), TokenizeBody)
-        service.check_model(body.model)
+        body = await service.read(request, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages")
         if body.prompt is not None:
@@ -169,8 +163,7 @@ class OperatorEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens."""
         service = self._service
-        body = decode(await read_body(request, service.args), DetokenizeBody)
-        service.check_model(body.model)
+        body = await service.read(request, DetokenizeBody)
         return json_response(Detokenized(await _read(body.tokens, lambda: self._text(body.tokens))))
 
     def _text(self, tokens: list[int]) -> str:

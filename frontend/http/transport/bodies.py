@@ -27,6 +27,8 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     refused: ClassVar[Refusals] = {}
 
+    model: str | None = None
+
 
 T = TypeVar("T", bound=Body)
 S = TypeVar("S", bound=msgspec.Struct)

@@ -275,9 +275,7 @@ def _logged_response(error: ApiError, scope: Scope) -> Response:
 
 def _headers_too_large() -> ApiError:
     return ApiError(
-        431,
-        f"the headers exceed {MAX_HEADER_BYTES} bytes; send fewer or shorter ones",
-        code="headers_too_large",
+        431, f"the headers exceed {MAX_HEADER_BYTES} bytes; send fewer or shorter ones", code="headers_too_large"
     )
 
 

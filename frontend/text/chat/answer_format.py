@@ -52,9 +52,7 @@ class AnswerFormat:
         tools = detect_parser(template_source) if tool_parser is None else tool_parser
         reasoning = detect_reasoning(template_source, added_tokens) if reasoning_parser is None else reasoning_parser
         return cls(
-            None if tools == "none" else tools,
-            None if reasoning == "none" else reasoning,
-            frozenset(special_tokens),
+            None if tools == "none" else tools, None if reasoning == "none" else reasoning, frozenset(special_tokens)
         )
 
     @property

@@ -8,8 +8,7 @@ import small_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.text.detokenizer import IncrementalDetokenizer
-from quire.frontend.text.stop_strings import StopScanner
+from quire.frontend.text.detokenizer import IncrementalDetokenizer, StopScanner
 from quire.frontend.text.tokenizer import Tokenizer
 
 KINDS = ["byte_level", "sentencepiece", "word_piece"]

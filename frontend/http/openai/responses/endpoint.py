@@ -9,36 +9,27 @@ from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Turn
 from quire.frontend.http.errors import ApiError, errors_renamed
 from quire.frontend.http.openai.fields import sampling_params
-from quire.frontend.http.openai.responses.body import ResponsesBody, tool_use
-from quire.frontend.http.openai.responses.input_items import messages_of
+from quire.frontend.http.openai.responses.body import ResponsesBody, messages_of, tool_use
 from quire.frontend.http.openai.responses.writer import ResponseWriter
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
-from quire.frontend.http.transport.bodies import decode, read_body
-from quire.frontend.http.transport.responses import json_response, new_id
-from quire.frontend.http.transport.sse import cancelled_on_disconnect
+from quire.frontend.http.transport.responses import new_id
 
 
-class ResponsesEndpoint:
+class ResponsesEndpoint(Endpoints):
     """Handlers of the Responses API."""
-
-    def __init__(self, service: ModelService) -> None:
-        self._service = service
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation with a `Response`, or with a stream of events."""
         service = self._service
-        body = decode(await read_body(request, service.args), ResponsesBody)
+        body = await service.read(request, ResponsesBody)
         body.check()
-        service.check_model(body.model)
         answer_id = new_id("resp", "_", body.request_id)
         with errors_renamed(body.field_names):
             conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ResponseWriter(service, body, conversation, answer_id)
-        if body.stream:
-            return service.stream(writer.stream(), writer.explain)
-        async with cancelled_on_disconnect(request.receive):
-            return json_response(await writer.whole())
+        events = writer.stream() if body.stream else None
+        return await service.respond(request, writer.whole, events, writer.explain)
 
     async def stored(self, request: Request) -> Response:
         """Reject a request for a stored response. Raises `ApiError` 404."""

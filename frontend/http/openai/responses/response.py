@@ -1,4 +1,4 @@
-"""The response as a client sees it, and the items that it holds."""
+"""The response as a client sees it, the items that it holds, and the events of a streamed one."""
 
 from __future__ import annotations
 
@@ -127,3 +127,132 @@ class Response(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
+
+
+class ResponseStreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
+    """One event of a stream; events are numbered from 0."""
+
+    sequence_number: int = 0
+
+    @property
+    def name(self) -> str:
+        """The event's type."""
+        return str(self.__struct_config__.tag)
+
+
+class WholeResponseEvent(ResponseStreamEvent, kw_only=True):
+    """An event with the whole response in its present state."""
+
+    response: Response
+
+
+class Created(WholeResponseEvent, tag="response.created", kw_only=True):
+    """The response exists."""
+
+
+class InProgress(WholeResponseEvent, tag="response.in_progress", kw_only=True):
+    """The model is generating the response."""
+
+
+class Completed(WholeResponseEvent, tag="response.completed", kw_only=True):
+    """The response is complete."""
+
+
+class Incomplete(WholeResponseEvent, tag="response.incomplete", kw_only=True):
+    """The response was cut off."""
+
+
+class Failed(WholeResponseEvent, tag="response.failed", kw_only=True):
+    """The response failed; an `Error` before this has the reason."""
+
+
+class Error(ResponseStreamEvent, tag="error", kw_only=True):
+    """The error that ends a stream."""
+
+    code: str | None
+    message: str
+    param: str | None
+
+
+class ItemAdded(ResponseStreamEvent, tag="response.output_item.added", kw_only=True):
+    """An item begins."""
+
+    output_index: int
+    item: Item
+
+
+class ItemDone(ResponseStreamEvent, tag="response.output_item.done", kw_only=True):
+    """An item has ended."""
+
+    output_index: int
+    item: Item
+
+
+class ItemEvent(ResponseStreamEvent):
+    """An event about the item under construction."""
+
+    item_id: str
+    output_index: int
+
+
+class ContentEvent(ItemEvent, kw_only=True):
+    """An event about the content of an item, which has one part."""
+
+    content_index: int = 0
+
+
+class PartAdded(ContentEvent, tag="response.content_part.added", kw_only=True):
+    """A part of an item begins."""
+
+    part: Part
+
+
+class PartDone(ContentEvent, tag="response.content_part.done", kw_only=True):
+    """A part of an item has ended."""
+
+    part: Part
+
+
+class OutputTextDelta(ContentEvent, tag="response.output_text.delta", kw_only=True):
+    """A piece of the assistant's text."""
+
+    delta: str
+    logprobs: list[TokenLogprob]
+
+
+class OutputTextDone(ContentEvent, tag="response.output_text.done", kw_only=True):
+    """The complete text."""
+
+    text: str
+    logprobs: list[TokenLogprob]
+
+
+class ReasoningTextDelta(ContentEvent, tag="response.reasoning_text.delta", kw_only=True):
+    """A piece of the model's thoughts."""
+
+    delta: str
+
+
+class ReasoningTextDone(ContentEvent, tag="response.reasoning_text.done", kw_only=True):
+    """The complete thoughts."""
+
+    text: str
+
+
+class ArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta", kw_only=True):
+    """A piece of a call's arguments."""
+
+    delta: str
+
+
+class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done", kw_only=True):
+    """The complete arguments of a call."""
+
+    name: str
+    arguments: str
+
+
+EVENTS = (
+    *(Created, InProgress, Completed, Incomplete, Failed, Error, ItemAdded, ItemDone, PartAdded, PartDone),
+    *(OutputTextDelta, OutputTextDone, ReasoningTextDelta, ReasoningTextDone, ArgumentsDelta, ArgumentsDone),
+)

@@ -1,40 +1,187 @@
-"""Writer of a conversation's answer as a response, complete or as events."""
+"""Writer of a conversation's answer as a response, complete or as events, and its items under construction."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from quire.frontend.http.conversation import AnswerDelta, Conversation
-from quire.frontend.http.errors import ApiError, errors_renamed
+from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter
+from quire.frontend.http.errors import ApiError
 from quire.frontend.http.openai.logprobs import TokenLogprob, TokenWriter
+from quire.frontend.http.openai.responses import response as wire
 from quire.frontend.http.openai.responses.body import ResponsesBody
-from quire.frontend.http.openai.responses.events import (
-    Completed,
-    Created,
-    Error,
-    Failed,
-    Incomplete,
-    InProgress,
-    ResponseStreamEvent,
-    WholeResponseEvent,
-)
-from quire.frontend.http.openai.responses.output import ResponseOutput
-from quire.frontend.http.openai.responses.response import (
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputTokensDetails,
-    Response,
-    ResponseError,
-    ResponseUsage,
-)
 from quire.frontend.http.service import ModelService
+from quire.frontend.http.transport.responses import new_id
 from quire.frontend.http.transport.sse import event
-from quire.frontend.http.usage import Thoughts, TokenTally
+from quire.frontend.http.usage import Thoughts
+from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
+
+
+class OpenMessage:
+    """Builds a message with one text."""
+
+    def __init__(self, index: int) -> None:
+        self.item = wire.OutputMessage(id=new_id("msg", "_"))
+        self._at = (self.item.id, index)
+        self._index = index
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def opened(self) -> list[wire.ResponseStreamEvent]:
+        """Begin the message."""
+        return [
+            wire.ItemAdded(output_index=self._index, item=self.item),
+            wire.PartAdded(*self._at, part=wire.OutputText()),
+        ]
+
+    def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> wire.ResponseStreamEvent:
+        """Add a piece of text."""
+        self._text.append(text)
+        self._logprobs += logprobs
+        return wire.OutputTextDelta(*self._at, delta=text, logprobs=list(logprobs))
+
+    def close(self, status: str, logprobs: Sequence[TokenLogprob] = ()) -> list[wire.ResponseStreamEvent]:
+        """End the message; `logprobs` are those of tokens after the text."""
+        text = "".join(self._text)
+        self._logprobs += logprobs
+        part = wire.OutputText(text, logprobs=self._logprobs)
+        self.item.content, self.item.status = [part], status
+        return [
+            wire.OutputTextDone(*self._at, text=text, logprobs=self._logprobs),
+            wire.PartDone(*self._at, part=part),
+            wire.ItemDone(output_index=self._index, item=self.item),
+        ]
+
+
+class OpenReasoning:
+    """Builds an item of thoughts."""
+
+    def __init__(self, index: int) -> None:
+        self.item = wire.Reasoning(id=new_id("rs", "_"))
+        self._at = (self.item.id, index)
+        self._index = index
+        self._text: list[str] = []
+
+    def opened(self) -> list[wire.ResponseStreamEvent]:
+        """Begin the item."""
+        return [
+            wire.ItemAdded(output_index=self._index, item=self.item),
+            wire.PartAdded(*self._at, part=wire.ReasoningText()),
+        ]
+
+    def grow(self, text: str) -> wire.ResponseStreamEvent:
+        """Add a piece of thoughts."""
+        self._text.append(text)
+        return wire.ReasoningTextDelta(*self._at, delta=text)
+
+    def close(self, status: str) -> list[wire.ResponseStreamEvent]:
+        """End the item."""
+        part = wire.ReasoningText("".join(self._text))
+        self.item.content, self.item.status = [part], status
+        return [
+            wire.ReasoningTextDone(*self._at, text=part.text),
+            wire.PartDone(*self._at, part=part),
+            wire.ItemDone(output_index=self._index, item=self.item),
+        ]
+
+
+class OpenCall:
+    """Builds a function call."""
+
+    def __init__(self, index: int, call_id: str, name: str) -> None:
+        self.item = wire.FunctionCall(id=new_id("fc", "_"), call_id=call_id, name=name)
+        self._at = (self.item.id, index)
+        self._index = index
+        self._arguments: list[str] = []
+
+    def opened(self) -> list[wire.ResponseStreamEvent]:
+        """Begin the call."""
+        return [wire.ItemAdded(output_index=self._index, item=self.item)]
+
+    def grow(self, text: str) -> wire.ResponseStreamEvent:
+        """Add a piece of the arguments."""
+        self._arguments.append(text)
+        return wire.ArgumentsDelta(*self._at, delta=text)
+
+    def close(self, status: str) -> list[wire.ResponseStreamEvent]:
+        """End the call."""
+        self.item.arguments, self.item.status = "".join(self._arguments), status
+        return [
+            wire.ArgumentsDone(*self._at, name=self.item.name, arguments=self.item.arguments),
+            wire.ItemDone(output_index=self._index, item=self.item),
+        ]
+
+
+OpenItem = OpenMessage | OpenReasoning | OpenCall
+
+
+class ResponseOutput:
+    """Builds the items of a response from the events of its answer.
+
+    `items` are in the order in which they began; the contents of the last one are empty until it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[wire.Item] = []
+        self._open: OpenItem | None = None
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is still undecided
+
+    def take(self, events: list[Event], logprobs: list[TokenLogprob]) -> Iterator[wire.ResponseStreamEvent]:
+        """Add events of the answer; `logprobs` are those of the tokens from which they were parsed.
+
+        They are attached to the text of these tokens; thoughts and calls have no field for theirs.
+        """
+        self._logprobs += logprobs
+        texts = [each for each in events if isinstance(each, ContentDelta)]
+        if events and not texts:
+            self._logprobs = []
+        for each in events:
+            match each:
+                case ContentDelta(text):
+                    if not isinstance(self._open, OpenMessage):
+                        yield from self._begin(OpenMessage(len(self.items)))
+                    assert isinstance(self._open, OpenMessage)
+                    yield self._open.grow(text, self._take_logprobs() if each is texts[-1] else ())
+                case ReasoningDelta(text):
+                    if not isinstance(self._open, OpenReasoning):
+                        yield from self._begin(OpenReasoning(len(self.items)))
+                    assert isinstance(self._open, OpenReasoning)
+                    yield self._open.grow(text)
+                case ToolCallStart(_, call_id, name):
+                    yield from self._begin(OpenCall(len(self.items), call_id, name))
+                case ToolCallArguments(_, text):
+                    assert isinstance(self._open, OpenCall)  # a call begins before its arguments
+                    yield self._open.grow(text)
+
+    def end(self, status: str) -> Iterator[wire.ResponseStreamEvent]:
+        """End the last item; an answer without text gets an empty message."""
+        if not self.items:
+            yield from self._begin(OpenMessage(0))
+        yield from self._close(status)
+
+    def _begin(self, item: OpenItem) -> Iterator[wire.ResponseStreamEvent]:
+        yield from self._close("completed")
+        self._open = item
+        self.items.append(item.item)
+        yield from item.opened()
+
+    def _close(self, status: str) -> Iterator[wire.ResponseStreamEvent]:
+        match self._open:
+            case None:
+                return
+            case OpenMessage() as message:
+                yield from message.close(status, self._take_logprobs())
+            case item:
+                yield from item.close(status)
+        self._open = None
+
+    def _take_logprobs(self) -> list[TokenLogprob]:
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
 
 # Finish reason -> status of the response, status of its last item, and OpenAI's reason why it is incomplete (or ours,
 # where OpenAI has none).
@@ -45,75 +192,51 @@ _ENDS = {
 }
 
 
-class ResponseWriter:
+class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
     """Writes one response."""
 
     def __init__(self, service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> None:
-        self._service = service
+        answer = _response(service, body, conversation, answer_id)
+        super().__init__(service, conversation, answer, body.field_names)
         self._body = body
-        self._conversation = conversation
         self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
         self._output = ResponseOutput()
         self._thoughts = Thoughts()
-        self._tally = TokenTally()
-        self._begun = False
-        self._response = _response(service, body, conversation, answer_id)
-        self._response.output = self._output.items
+        self._answer.output = self._output.items
         self._numbers = itertools.count()
-
-    async def whole(self) -> Response:
-        """Return the complete response."""
-        async with aclosing(self._events()) as events:
-            async for _ in events:
-                pass
-        return self._response
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events."""
-        async with aclosing(self._events()) as events:
-            async for each in events:
-                yield self._encoded(each)
 
     def explain(self, error: Exception) -> bytes:
         """Return the last events of a failed stream."""
         api_error = self._service.api_error(error)
-        self._response.status = "failed"
-        self._response.error = ResponseError(_error_code(api_error), api_error.message)
-        event_of_error = Error(code=api_error.code, message=api_error.message, param=api_error.param)
-        return self._encoded(event_of_error) + self._encoded(Failed(response=self._response))
+        self._answer.status = "failed"
+        self._answer.error = wire.ResponseError(_error_code(api_error), api_error.message)
+        event_of_error = wire.Error(code=api_error.code, message=api_error.message, param=api_error.param)
+        return self._encoded(event_of_error) + self._encoded(wire.Failed(response=self._answer))
 
-    def _encoded(self, each: ResponseStreamEvent) -> bytes:
+    def _encoded(self, each: wire.ResponseStreamEvent) -> bytes:
         each.sequence_number = next(self._numbers)
         return event(msgspec.json.encode(each), each.name)
 
-    async def _events(self) -> AsyncGenerator[ResponseStreamEvent, None]:
-        """Yield the events; encode each before taking the next, since their contents keep growing."""
-        with errors_renamed(self._body.field_names):
-            async with aclosing(self._conversation.deltas(self._service.llm)) as deltas:
-                async for delta in deltas:
-                    for each in self._take(delta):
-                        yield each
-
-    def _take(self, delta: AnswerDelta) -> Iterator[ResponseStreamEvent]:
+    def _take(self, delta: AnswerDelta) -> Iterator[wire.ResponseStreamEvent]:
         if not self._begun:
             self._begun = True
-            yield Created(response=self._response)
-            yield InProgress(response=self._response)
+            yield wire.Created(response=self._answer)
+            yield wire.InProgress(response=self._answer)
         self._tally.add_delta(delta.output, delta.completion)
         self._thoughts.add_events(delta.completion.index, delta.events)
         yield from self._output.take(delta.events, self._logprobs(delta))
         if delta.finish_reason is not None:
             yield from self._end(delta.finish_reason)
 
-    def _end(self, reason: str) -> Iterator[ResponseStreamEvent]:
+    def _end(self, reason: str) -> Iterator[wire.ResponseStreamEvent]:
         status, item_status, why = _ENDS.get(reason, ("completed", "completed", None))
         yield from self._output.end(item_status)
-        response = self._response
+        response = self._answer
         response.status = status
-        response.incomplete_details = None if why is None else IncompleteDetails(why)
+        response.incomplete_details = None if why is None else wire.IncompleteDetails(why)
         response.completed_at = self._service.now() if status == "completed" else None
         response.usage = self._usage()
-        kind: type[WholeResponseEvent] = Completed if status == "completed" else Incomplete
+        kind: type[wire.WholeResponseEvent] = wire.Completed if status == "completed" else wire.Incomplete
         yield kind(response=response)
 
     def _logprobs(self, delta: AnswerDelta) -> list[TokenLogprob]:
@@ -122,20 +245,20 @@ class ResponseWriter:
             return []
         return self._tokens.chat(completion.logprobs, completion.token_ids, self._body.top_logprobs or 0).content
 
-    def _usage(self) -> ResponseUsage:
+    def _usage(self) -> wire.ResponseUsage:
         usage = self._tally.usage
-        return ResponseUsage(
+        return wire.ResponseUsage(
             usage.prompt_tokens,
-            InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            wire.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(self._thoughts.count(self._service.tokenizer, usage)),
+            wire.OutputTokensDetails(self._thoughts.count(self._service.tokenizer, usage)),
             usage.total_tokens,
         )
 
 
-def _response(service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> Response:
+def _response(service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> wire.Response:
     """Return the response before it has any output."""
-    return Response(
+    return wire.Response(
         id=answer_id,
         created_at=service.now(),
         instructions=body.instructions,

@@ -16,7 +16,7 @@ from quire.frontend.evaluation.bench.sweep import Rates, Sweep
 from quire.frontend.evaluation.bench.sweep_page import write_page
 from quire.frontend.evaluation.replay.engine_target import EngineTarget
 from quire.frontend.evaluation.replay.load import Load
-from quire.frontend.evaluation.replay.runs import Runs
+from quire.frontend.evaluation.replay.runner import Runs
 from quire.frontend.evaluation.report.files import save_json
 from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.run import Run

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.frontend.evaluation.replay.phases import PhaseTrack
-from quire.frontend.evaluation.replay.record import Phase, RequestRecord, RunClock
+from quire.frontend.evaluation.replay.record import Phase, PhaseTrack, RequestRecord, RunClock
 from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, EventType
 
 EVENTS = [

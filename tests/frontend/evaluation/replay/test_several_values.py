@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.frontend.cli.commands import spread
+from quire.frontend.cli.app import spread
 
 
 @pytest.mark.parametrize(

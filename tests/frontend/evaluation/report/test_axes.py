@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.frontend.evaluation.report.axes import Scale, linear_ticks, log_ticks, logit, time_ticks
+from quire.frontend.evaluation.report.markup import Scale, linear_ticks, log_ticks, logit, time_ticks
 
 
 @given(st.floats(1e-3, 1e9), st.integers(2, 8), st.booleans())

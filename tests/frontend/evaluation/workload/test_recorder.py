@@ -20,9 +20,8 @@ from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.evaluation.workload import recorder as recording
-from quire.frontend.evaluation.workload.prefix_names import PrefixNames
 from quire.frontend.evaluation.workload.reading import read_trace
-from quire.frontend.evaluation.workload.recorder import RECORDED_BLOCK_TOKENS, TraceRecorder
+from quire.frontend.evaluation.workload.recorder import RECORDED_BLOCK_TOKENS, PrefixNames, TraceRecorder
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits
 from quire.frontend.sampling import SamplingParams, engine_params

@@ -10,11 +10,9 @@ from anthropic.types import ContentBlock, MessageParam, RawMessageStreamEvent
 from chat_answers import numbered_ids
 from pydantic import TypeAdapter
 
-from quire.frontend.http.anthropic.blocks import chat_messages
-from quire.frontend.http.anthropic.body import tool_use
-from quire.frontend.http.anthropic.errors import error_body, is_anthropic
+from quire.frontend.http.anthropic.body import chat_messages, tool_use
 from quire.frontend.http.anthropic.writer import INVALID_JSON, Content
-from quire.frontend.http.errors import ApiError
+from quire.frontend.http.errors import ApiError, error_body, is_anthropic
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer
 from quire.frontend.text.chat.messages import check_messages

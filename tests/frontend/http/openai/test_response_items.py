@@ -12,9 +12,8 @@ from openai.types.responses import ResponseInputItemParam, ResponseOutputItem, R
 from pydantic import TypeAdapter
 
 from quire.frontend.http.errors import ApiError
-from quire.frontend.http.openai.responses.body import tool_use
-from quire.frontend.http.openai.responses.input_items import messages_of
-from quire.frontend.http.openai.responses.output import ResponseOutput
+from quire.frontend.http.openai.responses.body import messages_of, tool_use
+from quire.frontend.http.openai.responses.writer import ResponseOutput
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer
 from quire.frontend.text.chat.events import Event

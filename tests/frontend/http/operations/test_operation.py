@@ -22,9 +22,8 @@ from raw_http import RawConnection, post
 from quire.frontend import AsyncLLM
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.retry_after import RetryAfter
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.service import ModelService, RetryAfter
 from quire.frontend.metrics.server import ServerMetrics
 
 COMPLETIONS = "/v1/completions"

@@ -15,8 +15,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM, SamplingParams
-from quire.frontend.http.operations.picture import PictureMaker
-from quire.frontend.http.operations.view import EngineView, page_routes
+from quire.frontend.http.operations.view import EngineView, PictureMaker, page_routes
 from quire.frontend.metrics.recent import RecentRates
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import EngineSnapshot, HotPrefix, PageMap, SchedulerStats

@@ -1,21 +1,24 @@
-"""`quire bench latency`."""
+"""`quire bench latency` and `quire bench throughput`."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from quire.frontend.cli.bench.flags import LengthFlags
-from quire.frontend.cli.flags import CommonFlags, option, takes_flags
+from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
+from quire.frontend.cli.bench.measure import measure
+from quire.frontend.cli.flags import option, takes_flags
 from quire.frontend.cli.output import say, write
-from quire.frontend.cli.report import check_writable
+from quire.frontend.cli.report import ReportFlags, check_writable
 from quire.frontend.cli.target import TargetFlags, open_target, with_empty_cache
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.bench.offline import Latencies
+
 
 _INPUT_LEN = 32
 
@@ -31,7 +34,6 @@ def latency(
     *,
     lengths: LengthFlags,
     target: TargetFlags,
-    common: CommonFlags,
 ) -> None:
     """Measure the time of whole batches of requests, one after the other.
 
@@ -39,7 +41,6 @@ def latency(
     batch, so that none is in a prefix cache. The JSON has vLLM's fields; times are in seconds. Ctrl-C ends the
     measurement with the batches so far.
     """
-    del common
     check_writable("--output", output)
     from quire.frontend.evaluation.bench.offline import Latencies, measure_latency
 
@@ -79,3 +80,34 @@ def _report(title: str, config: dict[str, Any], found: Latencies, output: Path |
         write(f"  p{percentile:<6} {time(1000 * seconds)}\n")
     if output is not None:
         say(f"written: {output}")
+
+
+_load = functools.partial(option, "Load")
+
+
+@takes_flags
+def throughput(
+    num_prompts: Annotated[int, _load("Number of requests, sent all at once. Default: 1000.", "N", min=1)] = 1000,
+    warmup: Annotated[int, _load("Send N unmeasured requests first. Default: 0.", "N", min=0)] = 0,
+    *,
+    lengths: LengthFlags,
+    trace: BenchTraceFlags,
+    report: ReportFlags,
+    target: TargetFlags,
+) -> None:
+    """Measure requests and tokens per second when all requests arrive at once.
+
+    At most 4096 requests are open at a time, as many as may wait in an engine; each that ends is followed by the next.
+    The JSON has the fields of `vllm bench throughput` and of `vllm bench serve`. Ctrl-C ends the run with the results
+    so far.
+    """
+    report.check()
+    from quire.frontend.evaluation.bench.offline import everything_at_once, throughput_fields
+
+    workload = Workload.of(lengths, trace)
+    with open_target(target, lengths.vocab_size) as opened:
+        requests = workload.requests(num_prompts, opened.context_length)
+        title = opened.title(f"throughput of {num_prompts} x {workload.name}")
+        config = opened.config(request_rate=math.inf, num_prompts=num_prompts, warmup=warmup, **workload.config)
+        load, run = everything_at_once(warmup), report.run(title, config)
+        measure(opened, run, requests, load, report, workload=workload, num=num_prompts, more=throughput_fields)
