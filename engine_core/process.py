@@ -57,10 +57,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     inbox: Inbox = queue.SimpleQueue()
     limits = _make_limits(parsed, runner)
     server = EngineServer(
-        parsed.engine_address or default_address(),
-        _make_ready(parsed, runner, limits),
-        inbox,
-        parsed.security,
+        parsed.engine_address or default_address(), _make_ready(parsed, runner, limits), inbox, parsed.security
     )
     grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=lambda: inbox.put((b"", Ping())))
     core = EngineCore(
