@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine_core.arguments import load_options, parse_arguments
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.validation import RejectedError, check_request
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, EngineProcessFlags, HttpFlags, SamplingFlags
@@ -36,7 +35,7 @@ from quire.protocol.options import Option, Range, check_options, command_line, o
 TABLES = (EngineProcessOptions, ClientOptions, SamplingParams, ServerArgs, EngineArgs)
 REFERENCE = Path(__file__).parents[2] / "protocol" / "OPTIONS.md"
 ENGINE = options_of(EngineOptions)
-LIMITS = EngineLimits(
+LIMITS = EngineShape(
     vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, block_size=32, num_pages=500
 )
 
