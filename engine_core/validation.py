@@ -115,27 +115,23 @@ def _check_numbers(request: EngineCoreRequest, _limits: EngineShape) -> None:
         raise RejectedError(str(error)) from None
 
 
+# Fields that the frontend carries out, and what a client of the engine does instead.
+_NOT_OF_ENGINE = {
+    "best_of": "the engine gives one answer a request; send a request for each of them, with logprobs, and choose",
+    "stop": "the engine sees token ids and no text; look for stop strings in what it answers, or use stop_token_ids",
+    "bad_words": "the engine sees token ids and no text; send their token ids as bad_words_token_ids",
+}
+
+
 def _check_policy(request: EngineCoreRequest, _limits: EngineShape) -> None:
     sampling = request.sampling_params
     if sampling.beam_width and not 1 <= sampling.n <= sampling.beam_width:
         raise RejectedError(f"n={sampling.n} with beam_width={sampling.beam_width}; it must be from 1 to beam_width")
     if sampling.n != 1 and not sampling.beam_width:
         raise RejectedError(f"n={sampling.n}: the engine gives one answer a request; send a request for each of them")
-    if sampling.best_of is not None:
-        raise RejectedError(
-            f"best_of={sampling.best_of}: the engine gives one answer a request; send a request for each of them, "
-            "with logprobs, and choose"
-        )
-    if sampling.stop:
-        raise RejectedError(
-            f"stop={sampling.stop!r}: the engine sees token ids and no text; look for stop strings in what it answers, "
-            "or use stop_token_ids"
-        )
-    if sampling.bad_words:
-        raise RejectedError(
-            f"bad_words={sampling.bad_words!r}: the engine sees token ids and no text; send their token ids as "
-            "bad_words_token_ids"
-        )
+    for name, advice in _NOT_OF_ENGINE.items():
+        if (value := getattr(sampling, name)) not in (None, []):
+            raise RejectedError(f"{name}={value!r}: {advice}")
 
 
 # Fields without meaning in a beam search, with the values that change nothing.

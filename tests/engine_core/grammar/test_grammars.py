@@ -549,7 +549,7 @@ def test_a_vocabulary_that_is_of_no_use(native: LLTokenizer) -> None:
         with pytest.raises(ValueError, match=words):
             Vocabulary(library, texts, eos_token_ids, native.tokenize_bytes)
     for file, words in [
-        ("nowhere.so", "llguidance can't be loaded: nowhere.so"),
+        ("nowhere.so", "llguidance cannot be loaded: nowhere.so"),
         (_native.__file__, r"has no function llg_new_tokenizer_v2; install llguidance 1\.9"),
     ]:
         with pytest.raises(RuntimeError, match=words):
