@@ -12,15 +12,15 @@ from quire.engine_core.executor import Executor
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.intake import Intake
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs, Send
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
-from quire.engine_core.stats import StepRecord, add_step, collect_stats
+from quire.engine_core.stats import add_step, collect_stats
 from quire.engine_core.trace import Tracer
 from quire.engine_core.update import StepUpdate
 from quire.engine_core.utilities import perform
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     Abort,
     ClientMessage,
@@ -46,7 +46,7 @@ class EngineCore:
     def __init__(
         self,
         executor: Executor,
-        limits: EngineLimits,
+        limits: EngineShape,
         send: Send,
         *,
         seed: int = 0,
@@ -61,7 +61,7 @@ class EngineCore:
         self.tracer = Tracer(send)
         self.server_stats = server_stats
         self.last_batch = Batch()
-        self.last_step = StepRecord()
+        self.last_step = SchedulerStats()  # without queues and pages
         self._totals = EngineTotals()
         self._outputs = outputs = Outputs(send, clock)
         self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission)
@@ -155,8 +155,8 @@ class EngineCore:
             self._update.apply(batch, result, executed)
             self.scheduler.prefill_budget.learn(batch.prefill_cost, batch.num_decode_rows, self.clock() - begun)
         self.last_batch = batch
-        record = StepRecord(
-            number=self.last_step.number + 1,
+        record = SchedulerStats(
+            step=self.last_step.step + 1,
             prefill_tokens=batch.num_prefill_tokens,
             decode_tokens=batch.num_decode_rows,
             cached_tokens=batch.num_cached_tokens,
@@ -170,7 +170,7 @@ class EngineCore:
         if self.tracer.subscribers:
             self.tracer.stepped(begun, stats)
 
-    def record_step(self, record: StepRecord) -> None:
+    def record_step(self, record: SchedulerStats) -> None:
         """Make this the last step in all statistics."""
         self.last_step = record
 

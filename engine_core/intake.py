@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from quire.engine_core.decoding import decoding_for
 from quire.engine_core.grammar.constrained import ConstrainedRequests
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request
@@ -21,6 +20,7 @@ from quire.engine_core.validation import (
     check_request,
     check_shared_prompt,
 )
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -40,7 +40,7 @@ class Intake:
         requests: OpenRequests,
         constrained: ConstrainedRequests,
         outputs: Outputs,
-        limits: EngineLimits,
+        limits: EngineShape,
         *,
         seed: int,
         clock: Callable[[], float],

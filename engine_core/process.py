@@ -17,13 +17,13 @@ from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.address import default_address
 from quire.protocol.engine_options import EngineProcessOptions
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 
@@ -57,10 +57,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     inbox: Inbox = queue.SimpleQueue()
     limits = _make_limits(parsed, runner)
     server = EngineServer(
-        parsed.engine_address or default_address(),
-        _make_ready(parsed, runner, limits),
-        inbox,
-        parsed.security,
+        parsed.engine_address or default_address(), _make_ready(parsed, runner, limits), inbox, parsed.security
     )
     grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=lambda: inbox.put((b"", Ping())))
     core = EngineCore(
@@ -108,8 +105,8 @@ def _load(parsed: EngineProcessOptions) -> ModelRunner:
         raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
 
 
-def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineLimits:
-    return EngineLimits(
+def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineShape:
+    return EngineShape(
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         max_num_seqs=runner.max_num_seqs,
@@ -126,7 +123,7 @@ def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineLim
     )
 
 
-def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: EngineLimits) -> Ready:
+def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: EngineShape) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
         model=os.path.abspath(parsed.model),  # noqa: PTH100 - clients may have another working directory; links stay

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
-from quire.engine_core.limits import EngineLimits
 from quire.kernels.runner import Constraint, Sequences
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -64,7 +64,7 @@ class Decoding(ABC):
     width = 1  # most sequences that the request may have at a time
     needs_every_token = False  # each prompt token yields a result of its own, which KV pages do not hold
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineShape) -> None:
         self._limits = limits
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Request:
     @classmethod
     def from_message(
         cls, client_id: bytes, message: EngineCoreRequest, decoding: Decoding, *, seed: int, now: float,
-        limits: EngineLimits,
+        limits: EngineShape,
     ) -> Request:  # fmt: skip
         """Make the request of a message that `check_request` has accepted; `seed` is used if it names none."""
         sampling, prompt = message.sampling_params, message.prompt_token_ids

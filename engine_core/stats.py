@@ -1,49 +1,64 @@
-"""The engine's statistics, which go out after each step."""
+"""The engine's statistics, which go out after each step, and its snapshot for people, which is made on request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Protocol
 
 import msgspec
 
 from quire.engine_core.request import Request, RequestStatus
+from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
+from quire.engine_core.trace import Tracer
 from quire.kernels.runner import Sequences
-from quire.protocol.messages import SchedulerStats
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, PageMap, SchedulerStats, WaitingEntry
 from quire.protocol.totals import EngineTotals
 
-
-class StepRecord(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one step, and the seconds of its parts."""
-
-    number: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    cached_tokens: int = 0
-    schedule_seconds: float = 0.0
-    execute_seconds: float = 0.0
-    update_seconds: float = 0.0
+MAX_BATCH = 256  # requests of the last step
+MAX_WAITING = 16
+MAX_PREFIXES = 16
+MAX_CELLS = 4096
 
 
-def collect_stats(last: StepRecord, scheduler: Scheduler, sequences: Sequences) -> SchedulerStats:
+class EngineState(Protocol):
+    """The parts of `EngineCore` that snapshots and utility calls use."""
+
+    clock: Callable[[], float]
+    last_batch: Batch
+    limits: EngineShape
+    scheduler: Scheduler
+    sequences: Sequences
+    server_stats: Callable[[], dict[str, int]]
+    tracer: Tracer
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Statistics as they are now."""
+
+    @property
+    def totals(self) -> EngineTotals:
+        """Counts since the engine's start."""
+
+    def drain(self) -> None:
+        """Reject new requests from now on."""
+
+
+def collect_stats(last: SchedulerStats, scheduler: Scheduler, sequences: Sequences) -> SchedulerStats:
     """Return queues and pages as they are now, with the tokens and times of the last step."""
-    return SchedulerStats(
-        step=last.number,
+    return msgspec.structs.replace(
+        last,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
-        prefill_tokens=last.prefill_tokens,
-        decode_tokens=last.decode_tokens,
         preemptions=scheduler.counters.preemptions,
-        cached_tokens=last.cached_tokens,
         evictions=sequences.tree.num_evicted,
         wasted_tokens=scheduler.counters.wasted_tokens,
         pages_free=sequences.free_pages,
         pages_cached=sequences.cached_pages,
         pages_held=sequences.held_pages,
         pages_total=scheduler.limits.num_pages,
-        schedule_seconds=last.schedule_seconds,
-        execute_seconds=last.execute_seconds,
-        update_seconds=last.update_seconds,
     )
 
 
@@ -52,7 +67,7 @@ def num_deferred(waiting: Iterable[Request]) -> int:
     return sum(request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR for request in waiting)
 
 
-def add_step(totals: EngineTotals, last: StepRecord) -> None:
+def add_step(totals: EngineTotals, last: SchedulerStats) -> None:
     """Add a step to the totals."""
     totals.prefill_tokens += last.prefill_tokens
     totals.decode_tokens += last.decode_tokens
@@ -61,3 +76,51 @@ def add_step(totals: EngineTotals, last: StepRecord) -> None:
     totals.update_seconds += last.update_seconds
     totals.step_tokens.observe(last.prefill_tokens + last.decode_tokens)
     totals.step_seconds.observe(last.schedule_seconds + last.execute_seconds + last.update_seconds)
+
+
+def take_snapshot(core: EngineState) -> EngineSnapshot:
+    """Return the last step and the current state. Only C++ looks at all of what grows with the pool."""
+    now, batch, scheduler, totals = core.clock(), core.last_batch, core.scheduler, core.totals
+    snapshot = EngineSnapshot(
+        timestamp=now,
+        stats=core.stats,
+        batch=list(islice(_batch_entries(batch), MAX_BATCH)),
+        batch_size=len(batch.requests),
+        waiting=[_waiting_entry(request, now) for request in islice(scheduler.waiting, MAX_WAITING)],
+        waiting_tokens=scheduler.waiting.num_tokens,
+        page_map=_page_map(core.sequences, scheduler),
+        prefixes=_prefixes(core.sequences),
+        total_prefill_tokens=totals.prefill_tokens,
+        total_decode_tokens=totals.decode_tokens,
+    )
+    snapshot.seconds = core.clock() - now
+    return snapshot
+
+
+def _batch_entries(batch: Batch) -> Iterator[BatchEntry]:
+    for index, request in enumerate(batch.requests):
+        yield BatchEntry(
+            request.number,
+            index >= batch.num_decode_requests,
+            batch.num_tokens(index),
+            request.num_computed_tokens,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+        )
+
+
+def _waiting_entry(request: Request, now: float) -> WaitingEntry:
+    return WaitingEntry(request.number, request.num_prompt_tokens, now - request.arrival, request.status.name.lower())
+
+
+def _page_map(sequences: Sequences, scheduler: Scheduler) -> PageMap:
+    return PageMap(scheduler.limits.block_size, *sequences.page_map(scheduler.pins.slots, MAX_CELLS))
+
+
+def _prefixes(sequences: Sequences) -> list[HotPrefix]:
+    found = (HotPrefix(*fields) for fields in sequences.tree.hottest(MAX_PREFIXES))
+    return [_without_tokens(prefix) if prefix.is_salted else prefix for prefix in found]
+
+
+def _without_tokens(prefix: HotPrefix) -> HotPrefix:
+    return HotPrefix(prefix.hits, prefix.pages, prefix.users, is_salted=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from quire.engine_core.decoding.beam_search import num_candidates
 from quire.engine_core.grammar.text import grammar_text
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.admission import pages_of_sequences
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     LOGIT_BIAS,
     MAX_SALT,
@@ -45,13 +45,13 @@ class ShuttingDownError(RejectedError):
     kind = ErrorKind.SHUTTING_DOWN
 
 
-def check_request(request: EngineCoreRequest, limits: EngineLimits) -> None:
+def check_request(request: EngineCoreRequest, limits: EngineShape) -> None:
     """Raise RejectedError for the first thing that is wrong with `request`."""
     for check in _CHECKS if request.pooling is None else _POOLING_CHECKS:
         check(request, limits)
 
 
-def _check_prompt(request: EngineCoreRequest, limits: EngineLimits) -> None:
+def _check_prompt(request: EngineCoreRequest, limits: EngineShape) -> None:
     prompt = request.prompt_token_ids
     if not prompt:
         raise RejectedError("the prompt is empty; give at least one token")
@@ -71,7 +71,7 @@ def _check_prompt(request: EngineCoreRequest, limits: EngineLimits) -> None:
     _check_token_ids("prompt_token_ids", prompt, limits)
 
 
-def _check_pooling(request: EngineCoreRequest, limits: EngineLimits) -> None:
+def _check_pooling(request: EngineCoreRequest, limits: EngineShape) -> None:
     assert request.pooling is not None
     dimensions = request.pooling.dimensions
     if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
@@ -88,7 +88,7 @@ def _check_pooling(request: EngineCoreRequest, limits: EngineLimits) -> None:
         )
 
 
-def _check_length(request: EngineCoreRequest, limits: EngineLimits) -> None:
+def _check_length(request: EngineCoreRequest, limits: EngineShape) -> None:
     sampling = request.sampling_params
     num_prompt, max_tokens = len(request.prompt_token_ids), sampling.max_tokens
     if max_tokens is not None:
@@ -107,7 +107,7 @@ def _check_length(request: EngineCoreRequest, limits: EngineLimits) -> None:
         )
 
 
-def _check_numbers(request: EngineCoreRequest, _limits: EngineLimits) -> None:
+def _check_numbers(request: EngineCoreRequest, _limits: EngineShape) -> None:
     try:
         for name, allowed in SAMPLING_RANGES.items():
             allowed.check(name, getattr(request.sampling_params, name))
@@ -115,27 +115,23 @@ def _check_numbers(request: EngineCoreRequest, _limits: EngineLimits) -> None:
         raise RejectedError(str(error)) from None
 
 
-def _check_policy(request: EngineCoreRequest, _limits: EngineLimits) -> None:
+# Fields that the frontend carries out, and what a client of the engine does instead.
+_NOT_OF_ENGINE = {
+    "best_of": "the engine gives one answer a request; send a request for each of them, with logprobs, and choose",
+    "stop": "the engine sees token ids and no text; look for stop strings in what it answers, or use stop_token_ids",
+    "bad_words": "the engine sees token ids and no text; send their token ids as bad_words_token_ids",
+}
+
+
+def _check_policy(request: EngineCoreRequest, _limits: EngineShape) -> None:
     sampling = request.sampling_params
     if sampling.beam_width and not 1 <= sampling.n <= sampling.beam_width:
         raise RejectedError(f"n={sampling.n} with beam_width={sampling.beam_width}; it must be from 1 to beam_width")
     if sampling.n != 1 and not sampling.beam_width:
         raise RejectedError(f"n={sampling.n}: the engine gives one answer a request; send a request for each of them")
-    if sampling.best_of is not None:
-        raise RejectedError(
-            f"best_of={sampling.best_of}: the engine gives one answer a request; send a request for each of them, "
-            "with logprobs, and choose"
-        )
-    if sampling.stop:
-        raise RejectedError(
-            f"stop={sampling.stop!r}: the engine sees token ids and no text; look for stop strings in what it answers, "
-            "or use stop_token_ids"
-        )
-    if sampling.bad_words:
-        raise RejectedError(
-            f"bad_words={sampling.bad_words!r}: the engine sees token ids and no text; send their token ids as "
-            "bad_words_token_ids"
-        )
+    for name, advice in _NOT_OF_ENGINE.items():
+        if (value := getattr(sampling, name)) not in (None, []):
+            raise RejectedError(f"{name}={value!r}: {advice}")
 
 
 # Fields without meaning in a beam search, with the values that change nothing.
@@ -156,7 +152,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
 }
 
 
-def _check_beams(request: EngineCoreRequest, limits: EngineLimits) -> None:
+def _check_beams(request: EngineCoreRequest, limits: EngineShape) -> None:
     sampling = request.sampling_params
     width = sampling.beam_width
     if width == 0:
@@ -190,7 +186,7 @@ def _check_beams(request: EngineCoreRequest, limits: EngineLimits) -> None:
         )
 
 
-def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineLimits) -> None:
+def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineShape) -> None:
     structured = request.sampling_params.structured_outputs
     if structured is None:
         return
@@ -208,7 +204,7 @@ def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineLimits)
         )
 
 
-def _check_service(request: EngineCoreRequest, limits: EngineLimits) -> None:
+def _check_service(request: EngineCoreRequest, limits: EngineShape) -> None:
     if request.priority != 0 and limits.scheduling_policy != "priority":
         raise RejectedError(
             f"priority={request.priority} has no effect under the scheduling policy {limits.scheduling_policy}; leave "
@@ -226,7 +222,7 @@ def _check_salt(cache_salt: str) -> None:
         raise RejectedError(f"cache_salt has {len(cache_salt)} characters; it may have {MAX_SALT}")
 
 
-def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineLimits) -> None:
+def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineShape) -> None:
     """Raise OverloadedError if the waiting queue has no room for the request."""
     tokens = waiting_tokens + len(request.prompt_token_ids)
     if num_waiting >= limits.max_waiting_requests or tokens > limits.max_waiting_tokens:
@@ -236,7 +232,7 @@ def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: in
         )
 
 
-def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineLimits) -> None:
+def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> None:
     """Raise RejectedError unless the tokens may begin a prompt."""
     if not limits.enable_prefix_caching:
         raise RejectedError(
@@ -260,7 +256,7 @@ def check_shared_prompt(request: EngineCoreRequest, other: Request) -> None:
         )
 
 
-def _check_tokens(request: EngineCoreRequest, limits: EngineLimits) -> None:
+def _check_tokens(request: EngineCoreRequest, limits: EngineShape) -> None:
     sampling = request.sampling_params
     _check_token_ids("eos_token_ids", request.eos_token_ids, limits)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids or (), limits)
@@ -276,7 +272,7 @@ def _check_tokens(request: EngineCoreRequest, limits: EngineLimits) -> None:
             raise RejectedError(f"logit_bias of token {token_id} is {value!r}; it must be {LOGIT_BIAS}")
 
 
-def _check_allowed(request: EngineCoreRequest, sampling: SamplingParams, limits: EngineLimits) -> None:
+def _check_allowed(request: EngineCoreRequest, sampling: SamplingParams, limits: EngineShape) -> None:
     """Raise RejectedError if there is no token that could be sampled."""
     allowed = sampling.allowed_token_ids
     if allowed is None:
@@ -296,7 +292,7 @@ def _check_allowed(request: EngineCoreRequest, sampling: SamplingParams, limits:
         )
 
 
-def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineLimits) -> None:
+def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineShape) -> None:
     """Raise RejectedError for a token that is not in the vocabulary.
 
     `min` and `max` run in C: a prompt of 100,000 tokens is checked in about a millisecond.
@@ -311,7 +307,7 @@ def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineLimits) 
         )
 
 
-_CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
+_CHECKS: tuple[Callable[[EngineCoreRequest, EngineShape], None], ...] = (
     _check_policy,
     _check_service,
     _check_prompt,
@@ -321,7 +317,7 @@ _CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
     _check_beams,
     _check_structured_outputs,
 )
-_POOLING_CHECKS: tuple[Callable[[EngineCoreRequest, EngineLimits], None], ...] = (
+_POOLING_CHECKS: tuple[Callable[[EngineCoreRequest, EngineShape], None], ...] = (
     _check_service,
     _check_prompt,
     _check_pooling,

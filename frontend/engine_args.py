@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Annotated, Any, Concatenate, ParamSpec, cast
 
 from quire.frontend.vllm_args import reject
-from quire.protocol.engine_options import ClientOptions, EngineOptions, Model
-from quire.protocol.options import command_line, options_of
+from quire.protocol.engine_options import ClientOptions, EngineOptions
+from quire.protocol.options import Option, command_line, options_of
 
 DEMO_MODEL = str(Path(__file__).parent / "demo_model")
 
@@ -23,7 +23,7 @@ class EngineArgs(ClientOptions, EngineOptions):
     `quire info --options` lists them. Raises `ValueError` for the first argument that is not allowed.
     """
 
-    model: Model = field(default=DEMO_MODEL, kw_only=False)
+    model: Annotated[str, Option("FOLDER")] = field(default=DEMO_MODEL, kw_only=False)
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import Literal
 
-Kind = Literal["device", "parallel", "kv", "lora", "hub", "multimodal", "always", "logs", "other"]
-
-_WHY: dict[Kind, str] = {
+_WHY: dict[str, str] = {
     "device": "the engine runs on CPUs; kv_cache_memory_bytes sizes the KV cache",
     "parallel": "an engine is one process; use threads=",
     "kv": "kv_cache_memory_bytes or num_pages size the KV cache, block_size its pages",
@@ -19,27 +16,29 @@ _WHY: dict[Kind, str] = {
     "other": "it is not supported",
 }
 
-# Arguments of vLLM that Quire does not have: the values that ask for nothing, which pass, and why others are rejected.
-_VLLM: dict[str, tuple[tuple[object, ...], Kind]] = {
+# Arguments that Quire does not have, by the reason, of which only None asks for nothing.
+_NONE = {
+    "multimodal": "allowed_media_domains limit_mm_per_prompt mm_processor_kwargs",
+    "parallel": "distributed_executor_backend",
+    "hub": "revision tokenizer_revision code_revision hf_token hf_overrides hf_config_path download_dir",
+    "kv": "num_gpu_blocks_override kv_transfer_config",
+    "other": (
+        "scheduler_cls speculative_config guided_decoding_backend structured_outputs_config "
+        "pooler_config override_generation_config logits_processors served_model_name"
+    ),
+    "lora": "max_loras max_lora_rank",
+    "device": "compilation_config",
+}
+# Others: the values that ask for nothing, which pass, and why others are rejected.
+_VLLM: dict[str, tuple[tuple[object, ...], str]] = {
     "tokenizer_mode": (("auto",), "other"),
     "trust_remote_code": ((False,), "hub"),
     "allowed_local_media_path": (("",), "multimodal"),
-    "allowed_media_domains": ((None,), "multimodal"),
-    "limit_mm_per_prompt": ((None,), "multimodal"),
-    "mm_processor_kwargs": ((None,), "multimodal"),
     "tensor_parallel_size": ((1,), "parallel"),
     "pipeline_parallel_size": ((1,), "parallel"),
     "data_parallel_size": ((1,), "parallel"),
     "enable_expert_parallel": ((False,), "parallel"),
-    "distributed_executor_backend": ((None,), "parallel"),
     "disable_custom_all_reduce": ((True, False), "parallel"),
-    "revision": ((None,), "hub"),
-    "tokenizer_revision": ((None,), "hub"),
-    "code_revision": ((None,), "hub"),
-    "hf_token": ((None,), "hub"),
-    "hf_overrides": ((None,), "hub"),
-    "hf_config_path": ((None,), "hub"),
-    "download_dir": ((None,), "hub"),
     "load_format": (("auto", "safetensors"), "other"),
     "config_format": (("auto", "hf"), "other"),
     "gpu_memory_utilization": ((), "device"),
@@ -47,38 +46,26 @@ _VLLM: dict[str, tuple[tuple[object, ...], Kind]] = {
     "cpu_offload_gb": ((0,), "device"),
     "enforce_eager": ((True, False, None), "device"),
     "device": (("cpu", "auto", None), "device"),
-    "num_gpu_blocks_override": ((None,), "kv"),
-    "kv_transfer_config": ((None,), "kv"),
     "calculate_kv_scales": ((False,), "kv"),
     "disable_sliding_window": ((False,), "always"),
     "enable_chunked_prefill": ((True, None), "always"),
     "disable_chunked_mm_input": ((False,), "multimodal"),
     "max_num_partial_prefills": ((), "always"),
-    "scheduler_cls": ((None,), "other"),
     "async_scheduling": ((False, None), "always"),
     "enable_lora": ((False,), "lora"),
-    "max_loras": ((None,), "lora"),
-    "max_lora_rank": ((None,), "lora"),
-    "speculative_config": ((None,), "other"),
-    "compilation_config": ((None,), "device"),
-    "guided_decoding_backend": ((None,), "other"),
-    "structured_outputs_config": ((None,), "other"),
     "task": ((None, "auto", "generate"), "other"),
     "runner": ((None, "auto", "generate"), "other"),
     "convert": ((None, "auto", "none"), "other"),
-    "pooler_config": ((None,), "other"),
-    "override_generation_config": ((None,), "other"),
     "generation_config": (("vllm",), "other"),
-    "logits_processors": ((None,), "other"),
     "max_logprobs": ((20,), "always"),
     "logprobs_mode": (("raw_logprobs",), "other"),
     "model_impl": (("auto",), "other"),
     "worker_cls": (("auto",), "parallel"),
-    "served_model_name": ((None,), "other"),
     "enable_sleep_mode": ((False,), "device"),
     "disable_log_stats": ((True,), "logs"),
     "disable_log_requests": ((True,), "logs"),
     "enable_log_requests": ((False,), "logs"),
+    **{name: ((None,), kind) for kind, names in _NONE.items() for name in names.split()},
 }
 
 

@@ -21,8 +21,6 @@ MAX_FRAME_BYTES = 8 << 20
 MAX_REPLY_BYTES = 256 << 20
 """Largest frame that a client accepts from its engine."""
 
-_CLIENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(ClientMessage)
-_ENGINE_TYPES: tuple[type[msgspec.Struct], ...] = get_args(EngineMessage)
 _ENCODER = msgspec.msgpack.Encoder()
 
 M = TypeVar("M")
@@ -40,7 +38,7 @@ def encode(message: ClientMessage | EngineMessage) -> list[bytes]:
     except (TypeError, ValueError, OverflowError) as error:  # ValueError: a lone surrogate in a text
         raise ProtocolError(f"{name} cannot be encoded: {error}") from error
     if len(frame) > MAX_FRAME_BYTES:
-        limit = MAX_FRAME_BYTES if isinstance(message, _CLIENT_TYPES) else MAX_REPLY_BYTES
+        limit = MAX_FRAME_BYTES if isinstance(message, ClientMessage) else MAX_REPLY_BYTES
         check_size(frame, limit, name)
     return [frame]
 
@@ -54,10 +52,10 @@ def check_size(frame: bytes, limit: int, name: str = "the frame") -> None:
 
 
 class _Decoder(Generic[M]):
-    """Decoder of frames of at most `limit` bytes into the messages `types`."""
+    """Decoder of frames of at most `limit` bytes into the messages of a union."""
 
-    def __init__(self, types: tuple[type[msgspec.Struct], ...], union: object, limit: int) -> None:
-        self._types = types
+    def __init__(self, union: object, limit: int) -> None:
+        self._types: tuple[type[msgspec.Struct], ...] = get_args(union)
         self._decode = msgspec.msgpack.Decoder(union).decode
         self._limit = limit
 
@@ -79,11 +77,11 @@ class ClientDecoder(_Decoder[EngineMessage]):
     """Decoder of the messages that a client receives."""
 
     def __init__(self) -> None:
-        super().__init__(_ENGINE_TYPES, EngineMessage, MAX_REPLY_BYTES)
+        super().__init__(EngineMessage, MAX_REPLY_BYTES)
 
 
 class EngineDecoder(_Decoder[ClientMessage]):
     """Decoder of the messages that an engine receives."""
 
     def __init__(self) -> None:
-        super().__init__(_CLIENT_TYPES, ClientMessage, MAX_FRAME_BYTES)
+        super().__init__(ClientMessage, MAX_FRAME_BYTES)

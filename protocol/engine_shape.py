@@ -26,3 +26,17 @@ class EngineShape(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     max_waiting_requests: _Count = 4096
     max_waiting_tokens: _Count = 1 << 24
     hidden_size: Annotated[int, msgspec.Meta(ge=0)] = 0  # values of an embedding
+
+    @property
+    def tile(self) -> int:
+        """Tokens of an attention tile: chunks that end with a tile waste nothing, and smaller ones do not pay."""
+        return min(self.block_size, 32)
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that all KV pages together hold."""
+        return self.num_pages * self.block_size
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Return how many KV pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)

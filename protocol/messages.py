@@ -8,7 +8,6 @@ clock. Token ids are ints in `[0, vocab_size)`.
 from __future__ import annotations
 
 import enum
-import functools
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -86,7 +85,6 @@ MAX_SALT = 1024
 _PENALTY = Range(-2.0, 2.0)
 _COMPLETIONS = Range(1, MAX_COMPLETIONS)
 _LOGPROBS = Range(0, MAX_LOGPROBS)
-_sampling = functools.partial(Option, "Sampling")
 
 
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -101,59 +99,47 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     appended even where `bad_words`, `allowed_token_ids` or `min_tokens` ban them. An eos token, or one of
     `stop_token_ids`, may be sampled where the text may end. Where it can only end, the answer ends, whatever
     `ignore_eos` and `min_tokens` say.
+
+    Sampling:
+        n: Completions of a prompt.
+        presence_penalty: Subtracted once from the logit of each token in the answer.
+        frequency_penalty: Subtracted from the logit of a token for each time it occurred.
+        repetition_penalty: Above 1: tokens of the prompt and the answer become less likely.
+        temperature: 0: always the likeliest token; higher: more varied.
+        top_p: Sample among the likeliest tokens with this total probability; 1: all.
+        top_k: Sample among this many of the likeliest tokens; 0 or -1: all.
+        min_p: Sample among tokens of at least P times the likeliest's probability.
+        seed: The same seed gives the same answer. Default: a fresh one.
+        stop: End the answer before this text.
+        stop_token_ids: End the answer with any of these tokens.
+        bad_words: Texts that are never generated.
+        ignore_eos: Go on after the model's end token.
+        max_tokens: Tokens of the answer; None: up to the context length.
+        min_tokens: Tokens before which the answer cannot end.
+        logprobs: Log probabilities of this many tokens at each position.
+        prompt_logprobs: The same for the prompt's tokens.
+        best_of: Completions to make; the n with the highest log probability per token are returned. Default: n.
+        beam_width: Width of a beam search, which returns its n best sequences; 0: none.
+        length_penalty: Power of its length that a beam's log probability is divided by.
     """
 
-    n: Annotated[int, _sampling("Completions of a prompt.", "N", range=_COMPLETIONS)] = 1
-    presence_penalty: Annotated[
-        float, _sampling("Subtracted once from the logit of each token in the answer.", "X", range=_PENALTY)
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float, _sampling("Subtracted from the logit of a token for each time it occurred.", "X", range=_PENALTY)
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float,
-        _sampling(
-            "Above 1: tokens of the prompt and the answer become less likely.",
-            "X",
-            range=Range(0.0, F32_MAX, closed=False),
-        ),
-    ] = 1.0
-    temperature: Annotated[
-        float, _sampling("0: always the likeliest token; higher: more varied.", "X", range=Range(0.0, F32_MAX))
-    ] = 1.0
-    top_p: Annotated[
-        float,
-        _sampling(
-            "Sample among the likeliest tokens with this total probability; 1: all.",
-            "P",
-            range=Range(0.0, 1.0, closed=False),
-        ),
-    ] = 1.0
-    top_k: Annotated[
-        int, _sampling("Sample among this many of the likeliest tokens; 0 or -1: all.", "N", range=Range(-1, MAX_INT64))
-    ] = 0
-    min_p: Annotated[
-        float,
-        _sampling("Sample among tokens of at least P times the likeliest's probability.", "P", range=Range(0.0, 1.0)),
-    ] = 0.0
-    seed: Annotated[
-        int | None,
-        _sampling("The same seed gives the same answer.", "N", range=Range(0, MAX_SEED), unset="a fresh one"),
-    ] = None
-    stop: Annotated[list[str] | None, _sampling("End the answer before this text.", "TEXT")] = None
-    stop_token_ids: Annotated[list[int] | None, _sampling("End the answer with any of these tokens.", "ID")] = None
-    bad_words: Annotated[list[str] | None, _sampling("Texts that are never generated.", "TEXT")] = None
-    ignore_eos: Annotated[bool, _sampling("Go on after the model's end token.")] = False
-    max_tokens: Annotated[
-        int | None, _sampling("Tokens of the answer; None: up to the context length.", "N", range=Range(1, MAX_INT64))
-    ] = 16
-    min_tokens: Annotated[
-        int, _sampling("Tokens before which the answer cannot end.", "N", range=Range(0, MAX_INT64))
-    ] = 0
-    logprobs: Annotated[
-        int | None, _sampling("Log probabilities of this many tokens at each position.", "N", range=_LOGPROBS)
-    ] = None
-    prompt_logprobs: Annotated[int | None, _sampling("The same for the prompt's tokens.", "N", range=_LOGPROBS)] = None
+    n: Annotated[int, Option("N", _COMPLETIONS)] = 1
+    presence_penalty: Annotated[float, Option("X", _PENALTY)] = 0.0
+    frequency_penalty: Annotated[float, Option("X", _PENALTY)] = 0.0
+    repetition_penalty: Annotated[float, Option("X", Range(0.0, F32_MAX, closed=False))] = 1.0
+    temperature: Annotated[float, Option("X", Range(0.0, F32_MAX))] = 1.0
+    top_p: Annotated[float, Option("P", Range(0.0, 1.0, closed=False))] = 1.0
+    top_k: Annotated[int, Option("N", Range(-1, MAX_INT64))] = 0
+    min_p: Annotated[float, Option("P", Range(0.0, 1.0))] = 0.0
+    seed: Annotated[int | None, Option("N", Range(0, MAX_SEED))] = None
+    stop: Annotated[list[str] | None, Option("TEXT")] = None
+    stop_token_ids: Annotated[list[int] | None, Option("ID")] = None
+    bad_words: Annotated[list[str] | None, Option("TEXT")] = None
+    ignore_eos: Annotated[bool, Option()] = False
+    max_tokens: Annotated[int | None, Option("N", Range(1, MAX_INT64))] = 16
+    min_tokens: Annotated[int, Option("N", Range(0, MAX_INT64))] = 0
+    logprobs: Annotated[int | None, Option("N", _LOGPROBS)] = None
+    prompt_logprobs: Annotated[int | None, Option("N", _LOGPROBS)] = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words_token_ids: list[list[int]] | None = None
@@ -161,25 +147,9 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    best_of: Annotated[
-        int | None,
-        _sampling(
-            "Completions to make; the n with the highest log probability per token are returned.",
-            "N",
-            range=_COMPLETIONS,
-            unset="n",
-        ),
-    ] = None
-    beam_width: Annotated[
-        int,
-        _sampling(
-            "Width of a beam search, which returns its n best sequences; 0: none.", "N", range=Range(0, MAX_COMPLETIONS)
-        ),
-    ] = 0
-    length_penalty: Annotated[
-        float,
-        _sampling("Power of its length that a beam's log probability is divided by.", "X", range=Range(-10.0, 10.0)),
-    ] = 1.0
+    best_of: Annotated[int | None, Option("N", _COMPLETIONS)] = None
+    beam_width: Annotated[int, Option("N", Range(0, MAX_COMPLETIONS))] = 0
+    length_penalty: Annotated[float, Option("X", Range(-10.0, 10.0))] = 1.0
     early_stopping: bool | Literal["never"] = False
     structured_outputs: StructuredOutputs | None = None
 

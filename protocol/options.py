@@ -2,7 +2,14 @@
 
 A table of options is a dataclass or a msgspec Struct whose fields carry an `Option`::
 
-    max_num_seqs: Annotated[int, Option("Scheduling", "Sequences that run at once.", range=Range(1, 65536))] = 256
+    max_num_seqs: Annotated[int, Option("N", Range(1, 65536))] = 256
+    seed: Annotated[int | None, Option("N", Range(0, MAX_INT64))] = None
+
+and whose docstring explains each, under the name of its section::
+
+    Scheduling:
+        max_num_seqs: Sequences that run at once.
+        seed: Seed of the seeds that requests without one are given. Default: a fresh one.
 
 The class itself is the Python interface. `options_of` reads its rows, from which flags (`--max-num-seqs`), validation
 (`check_options`), command lines (`command_line`) and the printed reference (`reference`) are made.
@@ -28,6 +35,7 @@ MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
+_ROW = re.compile(r" {4}(?P<name>\w+): (?P<help>.+?)(?: Default: (?P<unset>.+)\.)?")
 _TEXTS = {"FOLDER": "the path of a folder", "FILE": "the path of a file"}  # by metavar
 
 
@@ -61,19 +69,19 @@ def _digits(number: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of a table. `options_of` fills in what the annotated field says: `name`, `types`, `default` and the rest.
+    """One row of a table. A field gives the first three; `options_of` adds what its annotation and docstring say.
 
-    `unset` describes a default that is not a value, such as "the model's"; `choices` are all values that are allowed.
+    `choices` are all values that are allowed; `unset` describes a default that is not a value, such as "the model's".
     """
 
-    section: str
-    help: str
     metavar: str | None = None
     range: Range | None = None
     choices: tuple[object, ...] = ()
-    unset: str | None = None
 
     name: str = ""
+    section: str = ""
+    help: str = ""
+    unset: str | None = None
     type: Any = str  # of a value, or of an entry of a list
     is_size: bool = False  # a number of bytes, or a text such as "4GiB"
     is_list: bool = False
@@ -163,14 +171,27 @@ def options_of(table: type[Any]) -> Mapping[str, Option]:
 
 @functools.cache
 def _rows(table: type[Any]) -> Mapping[str, Option]:
-    parameters = inspect.signature(table).parameters
+    parameters, documented = inspect.signature(table).parameters, _documented(table)
     return {
-        name: _filled(option, name, get_args(hint)[0], parameters[name].default)
+        name: _filled(replace(option, **documented.get(name, {})), name, get_args(hint)[0], parameters[name].default)
         for name, hint in get_type_hints(table, include_extras=True).items()
         if get_origin(hint) is Annotated
         for option in get_args(hint)[1:]
         if isinstance(option, Option)
     }
+
+
+def _documented(table: type[Any]) -> dict[str, dict[str, Any]]:
+    """Return the section, help and default in words of each option that the docstrings of a table explain."""
+    found: dict[str, dict[str, Any]] = {}
+    for cls in reversed(table.__mro__):
+        section = ""
+        for line in re.sub(r"\n {8,}", " ", inspect.cleandoc(cls.__doc__ or "")).splitlines():
+            if row := _ROW.fullmatch(line):
+                found[row["name"]] = {"section": section, **row.groupdict()}
+            elif not line.startswith(" "):
+                section = line.removesuffix(":")
+    return found
 
 
 def _filled(option: Option, name: str, hint: Any, default: Any) -> Option:
@@ -201,11 +222,8 @@ def flag_of(name: str, value: object = None) -> str:
 
 def command_line(values: Mapping[str, object]) -> list[str]:
     """Return the flags that stand for values by name; a value that is None has none."""
-    line: list[str] = []
-    for name, value in values.items():
-        if value is not None:
-            line += [flag_of(name, value)] + ([] if isinstance(value, bool) else [str(value)])
-    return line
+    given = [(flag_of(name, value), value) for name, value in values.items() if value is not None]
+    return [word for flag, value in given for word in ([flag] if isinstance(value, bool) else [flag, str(value)])]
 
 
 def parse_size(text: str) -> int:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import zmq
@@ -50,64 +51,57 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
     that does not read; nothing is dropped silently. Raises AddressError and KeyFileError.
     """
     path = ipc_path(address)
-    _check_transport(address, path is None, security)
-    socket = context.socket(zmq.ROUTER)
-    try:
+    with _open(context, zmq.ROUTER, address, security) as socket:
         socket.router_mandatory = True
         socket.router_handover = False  # an id stays with the connection that has it
         socket.sndhwm = _ENGINE_SEND_MESSAGES
         socket.maxmsgsize = _MAX_READ_BYTES
         socket.backlog = 512
-        _set_common(socket, address)
         if security.keys is not None:
             secure_engine(socket, security.keys)
         with contextlib.nullcontext() if path is None else claim_path(address, path):
             _bind(socket, address, f"ipc://{path}" if path else address)
             if path is not None:
                 path.chmod(0o600)
-    except BaseException:
-        socket.close(linger=0)
-        raise
     return socket
 
 
 def connect_client(context: zmq.Context[S], address: str, security: Security = NO_KEYS) -> S:
     """Return a client's DEALER; libzmq retries until the engine is there. Raises AddressError and KeyFileError."""
     path = ipc_path(address)
-    _check_transport(address, path is None, security)
-    socket = context.socket(zmq.DEALER)
-    try:
+    with _open(context, zmq.DEALER, address, security) as socket:
         socket.rcvhwm = _CLIENT_RECEIVE_MESSAGES
         socket.maxmsgsize = MAX_REPLY_BYTES
         socket.reconnect_ivl_max = 2000
-        _set_common(socket, address)
         if security.keys is not None:
             secure_client(socket, security.keys)
-        socket.connect(f"ipc://{path}" if path else address)
-    except zmq.ZMQError as error:
-        socket.close(linger=0)
-        raise AddressError(f"address {address!r} cannot be connected to: {error.strerror}") from error
-    except BaseException:
-        socket.close(linger=0)
-        raise
+        try:
+            socket.connect(f"ipc://{path}" if path else address)
+        except zmq.ZMQError as error:
+            raise AddressError(f"address {address!r} cannot be connected to: {error.strerror}") from error
     return socket
 
 
-def _check_transport(address: str, tcp: bool, security: Security) -> None:
-    if tcp and security.keys is None and not security.insecure_tcp:
+@contextlib.contextmanager
+def _open(context: zmq.Context[S], kind: int, address: str, security: Security) -> Iterator[S]:
+    """Open a socket with the settings of both sides; close it if the body of the `with` fails."""
+    if ipc_path(address) is None and security.keys is None and not security.insecure_tcp:
         raise AddressError(
             f"address {address!r}: anyone who reaches the port could connect; give a folder of CURVE keys, "
             "use an ipc:// address, or allow it explicitly with insecure_tcp"
         )
-
-
-def _set_common(socket: zmq.Socket[Any], address: str) -> None:
+    socket = context.socket(kind)
     socket.linger = 500  # ms: time to send a Goodbye, without waiting for a dead peer
     socket.ipv6 = "[" in address
     socket.tcp_keepalive = 1  # a host that is gone sends no FIN
     socket.tcp_keepalive_idle = 30
     socket.tcp_keepalive_intvl = 10
     socket.tcp_keepalive_cnt = 3
+    try:
+        yield socket
+    except BaseException:
+        socket.close(linger=0)
+        raise
 
 
 def _bind(socket: zmq.Socket[Any], address: str, endpoint: str) -> None:

@@ -24,21 +24,21 @@ from typing import Any
 from bench.mixed import MixedLoad
 from bench.simulation import Simulation
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.scheduling.policies import POLICIES
 from quire.frontend.evaluation.workload.lines import TraceError
 from quire.frontend.evaluation.workload.reading import read_trace
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits, shared_blocks
 from quire.frontend.evaluation.workload.transforms import speed_up
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import StepTime
 
 VOCAB_SIZE = 1 << 14
 NO_BOUND = 1 << 60
 
 
-def limits_for(lengths: Sequence[int], num_pages: int | None, policy: str, args: argparse.Namespace) -> EngineLimits:
+def limits_for(lengths: Sequence[int], num_pages: int | None, policy: str, args: argparse.Namespace) -> EngineShape:
     """Return limits for requests of these lengths in tokens; `num_pages` None: enough for all of them together."""
-    return EngineLimits(
+    return EngineShape(
         vocab_size=VOCAB_SIZE,
         max_model_len=max(lengths) + 1,
         max_num_seqs=args.max_num_seqs,

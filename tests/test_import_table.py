@@ -30,8 +30,8 @@ LAYERS = {
     " < sockets",
     "kernels": "errors < config emit < host rope < graph.operations weights.checkpoint < operands"
     " < weights.quantized < weights.quantization < plan < weights < graph models < options < *",
-    "engine_core": "executor grammar.text limits < request < decoding < scheduling < validation < grammar"
-    " < stats trace transport < *",
+    "engine_core": "executor grammar.text < request < decoding < scheduling < validation < grammar"
+    " < trace transport < stats < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
     " < cli",
     "frontend.text": "token_bytes tokenizer_files < tokenizer < * < chat detokenizer",

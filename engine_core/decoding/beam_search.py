@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from quire.engine_core.decoding.single import open_sequence, sampling_config
 from quire.engine_core.executor import Executor, LogprobsEntry
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
 from quire.kernels.runner import Sequences
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     BeamSequence,
     EngineCoreOutput,
@@ -91,7 +91,7 @@ class BeamSearch(Decoding):
 
     __slots__ = ("_max_tokens", "_sequences", "done", "finished", "length", "live", "num_candidates", "width")
 
-    def __init__(self, beam_width: int, limits: EngineLimits) -> None:
+    def __init__(self, beam_width: int, limits: EngineShape) -> None:
         super().__init__(limits)
         self.width = beam_width
         self._restart()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire.engine_core.decoding.single import open_sequence
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Decoding, Request, StepOutcome
 from quire.kernels.runner import PoolingConfig, Sequences
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutput, FinishReason, PoolingParams
 
 
@@ -14,7 +14,7 @@ class Pooling(Decoding):
 
     __slots__ = ("needs_every_token", "params")
 
-    def __init__(self, params: PoolingParams, limits: EngineLimits) -> None:
+    def __init__(self, params: PoolingParams, limits: EngineShape) -> None:
         super().__init__(limits)
         self.params = params
         self.needs_every_token = params.pooling_type == "mean"

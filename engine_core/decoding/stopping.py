@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, ErrorKind, EventType, FinishReason
 
 
 def end_output(
-    request: Request, output: EngineCoreOutput, limits: EngineLimits, now: float, *, is_cut: bool = False
+    request: Request, output: EngineCoreOutput, limits: EngineShape, now: float, *, is_cut: bool = False
 ) -> None:
     """Make `output`, which carries the request's last token, its terminal output, and explain the end.
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from quire.engine_core.grammar.grammars import Grammar, Grammars
 from quire.engine_core.grammar.mask_writer import MaskWriter
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType, SamplingParams
 
 _STOP_SECONDS = 2.0
@@ -18,7 +18,7 @@ _STOP_SECONDS = 2.0
 class ConstrainedRequests:
     """Gives requests their token constraints. Requests without a grammar are none of its business."""
 
-    def __init__(self, grammars: Grammars | None, limits: EngineLimits, admission: Admission) -> None:
+    def __init__(self, grammars: Grammars | None, limits: EngineShape, admission: Admission) -> None:
         """Without `grammars` it rejects all constrained requests."""
         self._grammars = grammars
         self._limits = limits

@@ -57,7 +57,6 @@ class Grammars:
         compile_grammar: Compile | None = None,
     ) -> None:
         """`wake` is called on another thread when `take_compiled` has something to return."""
-        self.num_compiled = 0
         self._timeout = timeout
         self._wake = wake
         self._compile = compile_grammar or partial(compile_matcher, tokenizer)
@@ -136,7 +135,6 @@ class Grammars:
         for grammar, matcher, error in done:
             grammar.matcher, grammar.error = matcher, error
             self._pending.discard(grammar)
-        self.num_compiled += len(done)
         for grammar in late:
             grammar.error = self._took_too_long
             self._forget(grammar)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
+from quire.protocol.engine_shape import EngineShape
 
 _BLEND = 0.02  # weight of one more output: the estimate is of the last fifty or so
 _FIRST_ESTIMATE = 512.0  # output tokens, before any request has ended
@@ -23,7 +23,7 @@ class Admission:
     `reserved_share` learns it: it falls as requests end and rises with preemptions, so that these stay rare.
     """
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineShape) -> None:
         self._limits = limits
         self.output_tokens = _FIRST_ESTIMATE  # of a request
         self.reserved_share = 1.0  # of the growth that is likely
@@ -92,7 +92,7 @@ class Admission:
         return pages_of_sequences(request.num_prompt_tokens, request.num_reserved_tokens, num_sequences, self._limits)
 
 
-def pages_of_sequences(num_prompt_tokens: int, num_tokens: int, num_sequences: int, limits: EngineLimits) -> int:
+def pages_of_sequences(num_prompt_tokens: int, num_tokens: int, num_sequences: int, limits: EngineShape) -> int:
     """Return the pages of sequences of `num_tokens` each, which share the full pages of their prompt and no more."""
     shared = num_prompt_tokens // limits.block_size if num_sequences > 1 else 0
     return shared + num_sequences * (limits.pages_for(num_tokens) - shared)

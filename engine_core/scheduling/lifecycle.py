@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from quire.engine_core.decoding.parallel_samples import ParallelSamples, num_shared_tokens
 from quire.engine_core.executor import Executor
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
 from quire.engine_core.scheduling.batch import ScheduleEvent
 from quire.engine_core.scheduling.pins import Pins
 from quire.engine_core.scheduling.policies import Policy
 from quire.engine_core.scheduling.waiting import WaitingQueue
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType
 
 
@@ -29,7 +29,7 @@ class ScheduleCounters:
 class RequestLifecycle:
     """The waiting and the running requests. Requests enter by `add` and leave by `remove`, whatever their state."""
 
-    def __init__(self, executor: Executor, limits: EngineLimits, policy: Policy, clock: Callable[[], float]) -> None:
+    def __init__(self, executor: Executor, limits: EngineShape, policy: Policy, clock: Callable[[], float]) -> None:
         self.running: dict[Request, None] = {}  # in order of start
         self.waiting = WaitingQueue(policy)
         self.pins = Pins(executor.sequences)

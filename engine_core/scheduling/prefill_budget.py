@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
+from quire.protocol.engine_shape import EngineShape
 
 _OLDEST_SHARE = 4  # the oldest prompt gets at least one part in four
 _LEAST_COST = 24.0  # of a step's prompts: less does not show in a step's time
@@ -24,7 +24,7 @@ _ALONE_SECONDS = 0.5  # of a step in which no request decodes: how long a new re
 class PrefillBudget:
     """Learns from measured steps how many seconds prefill and decode take, and budgets prefill accordingly."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineShape) -> None:
         self._limits = limits
         self._token_seconds = 0.0  # for a cost of 1
         self._decode_seconds = 0.0  # of a step without prompts

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.engine_core.decoding.parallel_samples import ParallelSamples, can_fork, num_shared_tokens
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.policies import Policy
 from quire.kernels.runner import Sequences
+from quire.protocol.engine_shape import EngineShape
 
 NextPage = tuple[str, int, tuple[int, ...]]
 """A page that is still to be computed: salt, the page before it or -1, and its tokens."""
@@ -31,7 +31,7 @@ class PrefixMatch(NamedTuple):
 class PrefixMatcher:
     """Looks up what a request can start with. Changes nothing."""
 
-    def __init__(self, sequences: Sequences, limits: EngineLimits, policy: Policy, samples: ParallelSamples) -> None:
+    def __init__(self, sequences: Sequences, limits: EngineShape, policy: Policy, samples: ParallelSamples) -> None:
         self._sequences = sequences
         self._limits = limits
         self._policy = policy

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from quire.engine_core.executor import Executor
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch, RunningRequests
@@ -21,6 +20,7 @@ from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
+from quire.protocol.engine_shape import EngineShape
 
 _MIN_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
 _ADMIT_SECONDS = 5e-4  # of a step, to order the waiting requests, and to start them: a crowd delays no running request
@@ -29,7 +29,7 @@ _ADMIT_SECONDS = 5e-4  # of a step, to order the waiting requests, and to start 
 class Scheduler:
     """Decides each step. Requests enter by `add` and leave by `remove`, whatever their state."""
 
-    def __init__(self, executor: Executor, limits: EngineLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, executor: Executor, limits: EngineShape, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quire.engine_core.limits import EngineLimits
-from quire.engine_core.simulation.executor import SimulatedExecutor, VirtualClock
+from quire.engine_core.simulation.executor import EOS, VOCAB_SIZE, SimulatedExecutor, VirtualClock, prompt_tokens
 from quire.engine_core.simulation.foresight import ForeseenSteps, SimulatedCore
-from quire.engine_core.simulation.tokens import EOS, VOCAB_SIZE, prompt_tokens
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreEvent,
@@ -30,9 +28,9 @@ from quire.protocol.simulation import EngineSummary, SimulatedRequest, StepTime
 _CLIENT = b"simulation"
 
 
-def limits_of(shape: EngineShape) -> EngineLimits:
+def limits_of(shape: EngineShape) -> EngineShape:
     """Return the limits of an engine of this shape, with the vocabulary of the simulation."""
-    return EngineLimits(**msgspec.structs.asdict(shape) | {"vocab_size": VOCAB_SIZE})
+    return msgspec.structs.replace(shape, vocab_size=VOCAB_SIZE)
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class SimulatedEngine:
 
     def __init__(
         self,
-        limits: EngineLimits,
+        limits: EngineShape,
         step_time: StepTime,
         *,
         wake_seconds: Callable[[float], float] = lambda _: 0.0,

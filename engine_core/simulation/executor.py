@@ -1,19 +1,55 @@
-"""An executor without a model: real sequences, pages and prefix cache, virtual time."""
+"""An executor without a model: real sequences, pages and prefix cache, virtual time.
+
+Tokens of simulated prompts and answers have no meaning: they only have to differ where they should. A token is a byte,
+since Python keeps the small integers ready: the lists of a million prompts cost no objects.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
 from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
-from quire.engine_core.simulation.tokens import EOS, answer_tokens
 from quire.kernels.runner import SamplingConfig, Sequences
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import StepTime, StepWork
+
+VOCAB_SIZE = 257
+EOS = 256
+"""The token that ends an answer of unknown length; no prompt has it."""
+
+_NAME_TOKENS = 16  # of a block or an answer: enough that no two have the same, or any part of their pages
+_ANSWERS = b"answers"
+
+
+def prompt_tokens(blocks: Sequence[int], block_tokens: int, length: int) -> list[int]:
+    """Return the first `length` tokens of a prompt of these blocks, which are equal where the blocks are.
+
+    Raises ValueError if there are fewer blocks than the tokens need.
+    """
+    if len(blocks) * block_tokens < length or block_tokens < 1:
+        raise ValueError(
+            f"{len(blocks)} blocks of {block_tokens} tokens can't make a prompt of {length}; "
+            f"give {-(-length // max(block_tokens, 1))} blocks"
+        )
+    size = min(block_tokens, _NAME_TOKENS)
+    times = -(-block_tokens // size)
+    prompt = b"".join((_name(block, size) * times)[:block_tokens] for block in blocks)
+    return list(prompt[:length])
+
+
+def answer_tokens(number: int) -> bytes:
+    """Return tokens that no prompt and no other answer has, to be sampled in turn, over and over."""
+    return _name(number, _NAME_TOKENS, _ANSWERS)
+
+
+def _name(number: int, size: int, person: bytes = b"") -> bytes:
+    return blake2b(number.to_bytes(16, "little", signed=True), digest_size=size, person=person).digest()
 
 
 class VirtualClock:
@@ -39,7 +75,7 @@ class _SimulatedSequence:
 class _SimulatedSequences(Sequences):
     """Sequences that know how long each is, and is to be, without a copy of its tokens."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineShape) -> None:
         super().__init__(limits.num_pages, limits.block_size, limits.vocab_size)
         self.answers: dict[int, _SimulatedSequence] = {}  # by slot
         self.page_size = limits.block_size
@@ -66,7 +102,7 @@ class SimulatedExecutor(UnconstrainedExecutor):
     Its model samples EOS as soon as `min_tokens` lets it, and not before; requests that do not ignore it end there.
     """
 
-    def __init__(self, limits: EngineLimits, step_time: StepTime, clock: VirtualClock) -> None:
+    def __init__(self, limits: EngineShape, step_time: StepTime, clock: VirtualClock) -> None:
         self.sequences = _SimulatedSequences(limits)
         self._step_time = step_time
         self._clock = clock

@@ -10,7 +10,7 @@ from functools import partial
 
 from quire.engine_core.simulation.arrivals import Arrivals
 from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine, limits_of
-from quire.engine_core.simulation.routers import ROUTERS, FleetShape
+from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.simulation import (
     SimulatedRequest,
     SimulatedResult,
@@ -49,8 +49,7 @@ class Fleet:
             )
             for number in range(setup.num_engines)
         ]
-        shape = FleetShape(setup.num_engines, setup.engine, setup.step, setup.seed)
-        self.router = ROUTERS[setup.router](shape)
+        self.router = ROUTERS[setup.router](setup)
         self._steps: list[tuple[float, int]] = []  # a heap: next steps, some of which have been moved forward since
         self._answers: list[_AnswerEvent] = []  # a heap: news for clients
         self._free = [0.0] * setup.num_engines  # the time since which the client of each engine has sent nothing

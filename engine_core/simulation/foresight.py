@@ -10,12 +10,12 @@ from itertools import repeat
 from typing import NamedTuple
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.outputs import Send
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import RunningRequests
 from quire.engine_core.simulation.executor import SimulatedExecutor, VirtualClock
-from quire.engine_core.stats import StepRecord
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.messages import SchedulerStats
 
 _MAX_PREFILL_STEPS = 64  # that are foreseen with prompts: an arrival makes the rest of them useless
 _MAX_DECODE_STEPS = 1024  # without prompts, which cost little to foresee
@@ -81,7 +81,7 @@ class SimulatedCore(EngineCore):
     the numbers of pages, and `totals`.
     """
 
-    def __init__(self, executor: SimulatedExecutor, limits: EngineLimits, send: Send, clock: VirtualClock) -> None:
+    def __init__(self, executor: SimulatedExecutor, limits: EngineShape, send: Send, clock: VirtualClock) -> None:
         super().__init__(executor, limits, send, clock=clock)
         self._simulated = executor
 
@@ -143,7 +143,10 @@ class SimulatedCore(EngineCore):
             admission.decoded(size)
             budget.learn(cost, size, seconds)
         prefill_tokens = steps.chunks[-1].num_tokens if steps.chunks else 0
-        self.record_step(StepRecord(self.last_step.number + count, prefill_tokens, size, execute_seconds=seconds))
+        step = self.last_step.step + count
+        self.record_step(
+            SchedulerStats(step, prefill_tokens=prefill_tokens, decode_tokens=size, execute_seconds=seconds)
+        )
         for request in steps.decodes:
             self._extend(request, count)
         self._prefill(steps)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.engine_core.simulation.prefix_index import PrefixIndex, prefix_keys
-from quire.protocol.engine_shape import EngineShape
-from quire.protocol.simulation import SimulatedRequest, StepTime
+from quire.protocol.simulation import SimulatedRequest, SimulationSetup
 
 _MOST_SESSIONS = 1 << 17  # that a router remembers
 _SESSION_BLOCKS = 2  # identify the session of a request that names none: more than a system prompt that all share
@@ -19,14 +17,43 @@ _BLEND = 0.02  # weight of one more answer in the mean length
 _FIRST_ESTIMATE = 256.0  # output tokens, before any answer has ended
 
 
-@dataclass(frozen=True, slots=True)
-class FleetShape:
-    """The engines, which are all alike, and the seed of random choices."""
+def prefix_keys(blocks: Sequence[int], block_tokens: int, prompt_tokens: int) -> list[int]:
+    """Return a key for each prefix of a prompt that ends with a full block, the shortest first."""
+    keys, key = [], block_tokens
+    for block in blocks[: prompt_tokens // block_tokens]:
+        key = hash((key, abs(block), block < 0))  # -1 and -2 have the same hash
+        keys.append(key)
+    return keys
 
-    num_engines: int
-    engine: EngineShape
-    step: StepTime
-    seed: int = 0
+
+class PrefixIndex:
+    """A guess at an engine's prefix cache: the prefixes that were sent to it, as many blocks as its cache may hold.
+
+    The least recent are forgotten; the engine forgets in another order when it also keeps answers, or runs many at a
+    time.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def match(self, keys: Sequence[int]) -> int:
+        """Return how many of the prefixes are present, from the shortest on."""
+        for count, key in enumerate(keys):
+            if key not in self._keys:
+                return count
+        return len(keys)
+
+    def add(self, keys: Sequence[int]) -> None:
+        """Add the prefixes of one prompt. A prefix is forgotten after its extensions."""
+        for key in reversed(keys):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._num_blocks:
+            self._keys.popitem(last=False)
 
 
 @dataclass(slots=True)
@@ -63,9 +90,9 @@ class RoutingChoice(NamedTuple):
 class Router(ABC):
     """Keeps count of each engine's load. Subclasses choose the engine."""
 
-    def __init__(self, fleet: FleetShape) -> None:
-        self.fleet = fleet
-        self.loads = [EngineLoad() for _ in range(fleet.num_engines)]
+    def __init__(self, setup: SimulationSetup) -> None:
+        self.setup = setup
+        self.loads = [EngineLoad() for _ in range(setup.num_engines)]
         self._last = -1
 
     @abstractmethod
@@ -115,9 +142,9 @@ class LeastLoaded(Router):
 class PowerOfTwoChoices(Router):
     """The less loaded of two random engines."""
 
-    def __init__(self, fleet: FleetShape) -> None:
-        super().__init__(fleet)
-        self._random = random.Random(fleet.seed)
+    def __init__(self, setup: SimulationSetup) -> None:
+        super().__init__(setup)
+        self._random = random.Random(setup.seed)
 
     def choose(self, request: SimulatedRequest) -> RoutingChoice:
         """Choose the less loaded of two."""
@@ -133,8 +160,8 @@ class StickyBySession(Router):
     not fill two blocks belongs to none.
     """
 
-    def __init__(self, fleet: FleetShape) -> None:
-        super().__init__(fleet)
+    def __init__(self, setup: SimulationSetup) -> None:
+        super().__init__(setup)
         self._engines: OrderedDict[str | int, int] = OrderedDict()
 
     def choose(self, request: SimulatedRequest) -> RoutingChoice:
@@ -164,8 +191,8 @@ class PrefixAffinity(Router):
     cached, and, for each output token, those that each concurrent request adds to a step.
     """
 
-    def __init__(self, fleet: FleetShape) -> None:
-        super().__init__(fleet)
+    def __init__(self, setup: SimulationSetup) -> None:
+        super().__init__(setup)
         self._indexes: list[PrefixIndex] = []  # by engine, once the first request has shown the size of blocks
         self._output_tokens = _FIRST_ESTIMATE
 
@@ -180,7 +207,7 @@ class PrefixAffinity(Router):
         return RoutingChoice(engine, left[engine])
 
     def _seconds(self, engine: int, tokens: int) -> float:
-        step, load = self.fleet.step, self.loads[engine]
+        step, load = self.setup.step, self.loads[engine]
         others = step.decode * self._output_tokens * load.in_flight
         return step.prefill_token * (tokens + load.prefill_tokens) + others
 
@@ -192,7 +219,7 @@ class PrefixAffinity(Router):
 
     def _indexes_for(self, block_tokens: int) -> list[PrefixIndex]:
         if not self._indexes:
-            shape = self.fleet.engine
+            shape = self.setup.engine
             num_blocks = max(1, shape.num_pages * shape.block_size // block_tokens)
             self._indexes = [PrefixIndex(num_blocks) for _ in self.loads]
         return self._indexes

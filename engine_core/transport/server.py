@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
+import socket
 import threading
 import time
 from collections import deque
@@ -13,7 +15,6 @@ from collections.abc import Callable
 import zmq
 
 from quire.engine_core.transport.clients import ClientId, Clients, ServerCounters
-from quire.engine_core.transport.waker import Waker
 from quire.protocol.address import remove_address
 from quire.protocol.codec import EngineDecoder
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
@@ -44,6 +45,35 @@ _RETRY_SECONDS = 0.01  # libzmq reports that some client can take a message, not
 _RECEIVE_AT_ONCE = 256  # then outputs have their turn
 
 _LOG = logging.getLogger(__name__)
+
+
+class Waker:
+    """Wakes a thread that polls its sockets: a flag, and a byte on a socket when it goes up.
+
+    The woken thread calls `lower` before it looks for work, so it sees work that was added while the flag was up.
+    """
+
+    def __init__(self) -> None:
+        self._sender, self.receiver = socket.socketpair()
+        self._up = False
+
+    def wake(self) -> None:
+        """Make `receiver` readable, if it is not; from any thread."""
+        if not self._up:
+            self._up = True
+            with contextlib.suppress(OSError):  # closed: no thread is left to wake
+                self._sender.send(b"\0")
+
+    def lower(self) -> None:
+        """Take the byte away, once `receiver` is readable."""
+        self.receiver.recv(64)
+        self._up = False
+
+    def close(self) -> None:
+        """Close both ends; `wake` does nothing from here on."""
+        self._up = True
+        self._sender.close()
+        self.receiver.close()
 
 
 def _let_in(_client_id: ClientId, _request: EngineCoreRequest) -> None:

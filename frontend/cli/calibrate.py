@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, option, takes_flags
-from quire.frontend.cli.model import engine_options
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import check_writable
 from quire.frontend.whole_file import write_whole
@@ -47,8 +46,7 @@ def calibrate(
     from quire.frontend.evaluation.replay.engine_target import EngineTarget
     from quire.frontend.evaluation.replay.interference import StealTime, explain_steal
 
-    model, options = engine_options(engine, attach)
-    target = EngineTarget.from_options(model, **options)
+    target = EngineTarget.from_options(**engine.given, **attach.given)
     stolen = StealTime()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:

@@ -73,13 +73,12 @@ class Flags:
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
         """Return the flags as Typer reads them off a signature; the default is None, which means "not given"."""
-        kind = inspect.Parameter.KEYWORD_ONLY
-        return [
-            inspect.Parameter(
-                name, kind, default=None, annotation=Annotated[_flag_type(row) | None, _typer_option(row)]
-            )
-            for name, row in cls.rows.items()
-        ]
+        annotations = {name: Annotated[_flag_type(row) | None, _typer_option(row)] for name, row in cls.rows.items()}
+        return [_parameter(name, annotation, None) for name, annotation in annotations.items()]
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _flag_type(row: Option) -> Any:
@@ -222,12 +221,7 @@ def _parameters(group: type[Any]) -> list[inspect.Parameter]:
     found, hints = [], get_type_hints(group, include_extras=True)
     for field in dataclasses.fields(group):
         hint = hints[field.name]
-        if _is_group(hint):
-            found += _parameters(hint)
-        else:
-            found.append(
-                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
-            )
+        found += _parameters(hint) if _is_group(hint) else [_parameter(field.name, hint, field.default)]
     return found
 
 

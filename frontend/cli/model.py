@@ -76,12 +76,6 @@ async def _tokenizer_folder(llm: AsyncLLM) -> Path | None:
         return None
 
 
-def engine_options(engine: EngineFlags, attach: AttachFlags) -> tuple[str | None, Any]:
-    """Return the model and the keyword arguments of `AsyncLLM` that were given as flags."""
-    options = {**engine.given, **attach.given}
-    return options.pop("model", None), options
-
-
 def generation_defaults(folder: Path) -> dict[str, Any]:
     """Return the sampling values of generation_config.json; `do_sample: false` there means temperature 0."""
     from quire.frontend.text.tokenizer_files import read_json

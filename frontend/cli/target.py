@@ -211,7 +211,6 @@ def open_target(flags: TargetFlags, vocab_size: int | None = None) -> Iterator[O
 
 
 def _open(loop: asyncio.AbstractEventLoop, flags: TargetFlags) -> Target:
-    from quire.frontend.cli.model import engine_options
     from quire.frontend.evaluation.replay.engine_target import EngineTarget
     from quire.frontend.evaluation.replay.http_target import HttpTarget
 
@@ -220,8 +219,7 @@ def _open(loop: asyncio.AbstractEventLoop, flags: TargetFlags) -> Target:
         _allow_connections()
         return loop.run_until_complete(HttpTarget.open(options))
     flags.server.refuse()
-    model, arguments = engine_options(flags.engine, flags.attach)
-    return EngineTarget.from_options(model, **arguments)
+    return EngineTarget.from_options(**flags.engine.given, **flags.attach.given)
 
 
 @asynccontextmanager

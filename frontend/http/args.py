@@ -2,82 +2,77 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from quire.protocol.engine_options import COUNT, LOG_LEVELS, SECONDS, ShutdownTimeout
+from quire.protocol.engine_options import COUNT, LOG_LEVELS, SECONDS, SECONDS_OR_ZERO
 from quire.protocol.options import MAX_INT64, Option, Range, check_options
 
 API_KEY_VARIABLE = "QUIRE_API_KEY"
 
-_http = functools.partial(Option, "HTTP server")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs:
-    """Where and for whom the server listens, and what a request may cost. Raises `ValueError` for a bad value."""
+    """Where and for whom the server listens, and what a request may cost. Raises `ValueError` for a bad value.
 
-    host: Annotated[str, _http("Address to listen at; 127.0.0.1 is reached from this machine only.", "HOST")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[
-        int, _http("Port; 0 takes a free one.", "N", range=Range(0, 65535), unset="8000, or the next free one")
-    ] = 8000
-    uds: Annotated[str | None, _http("Path of a UNIX socket, instead of host and port.", "PATH")] = None
-    api_key: Annotated[
-        tuple[str, ...],
-        _http("Key that clients must send, except for /health. $QUIRE_API_KEY holds keys as well.", "KEY"),
-    ] = ()
-    api_key_file: Annotated[tuple[str, ...], _http("File of such keys, one a line.", "FILE")] = ()
-    served_model_name: Annotated[
-        tuple[str, ...],
-        _http("Name of the model for clients; answers have the first.", "NAME", unset="its folder's name"),
-    ] = ()
-    root_path: Annotated[str, _http("Path where a proxy shows the server, such as /quire.", "PATH")] = ""
-    allowed_origins: Annotated[
-        tuple[str, ...], _http("Origin of web pages that may call the server (CORS); * for all.", "ORIGIN")
-    ] = ()
-    log_level: Annotated[
-        str, _http("Least level of messages on stderr; info: a line for each request.", "LEVEL", choices=LOG_LEVELS)
-    ] = "info"
-    log_format: Annotated[str, _http("json: an object a line.", "FORMAT", choices=("text", "json"))] = "text"
-    metrics_prefix: Annotated[
-        str, _http("Prefix of the names at /metrics; vllm fits dashboards made for vLLM.", "WORD")
-    ] = "quire"
-    otlp_traces_endpoint: Annotated[
-        str | None, _http("Send an OpenTelemetry span for each request there.", "URL", unset="OTEL_EXPORTER_OTLP_*")
-    ] = None
-    ssl_certfile: Annotated[str | None, _http("TLS: certificate chain, PEM.", "FILE")] = None
-    ssl_keyfile: Annotated[str | None, _http("TLS: private key, PEM.", "FILE")] = None
-    ssl_keyfile_password: Annotated[str | None, _http("Password of the private key.", "TEXT")] = None
-    max_body_bytes: Annotated[int, _http("Largest body of a request.", "BYTES", range=Range(1, MAX_INT64))] = 32 << 20
-    body_timeout: Annotated[float, _http("Seconds for a body to arrive.", "S", range=SECONDS)] = 30.0
-    header_timeout: Annotated[float, _http("Seconds for the headers of a request to arrive.", "S", range=SECONDS)] = (
-        30.0
-    )
-    send_timeout: Annotated[
-        float, _http("Seconds that a client may read nothing of its answer.", "S", range=SECONDS)
-    ] = 300.0
-    max_connections: Annotated[int, _http("Connections at once; further ones get status 503.", "N", range=COUNT)] = 4096
-    max_prompts: Annotated[int, _http("Completions of a request: its prompts times n.", "N", range=COUNT)] = 1024
-    request_timeout: Annotated[
-        float | None,
-        _http(
-            "Seconds after which a request ends; the header X-Request-Timeout sets less.",
-            "S",
-            range=SECONDS,
-            unset="no limit",
-        ),
-    ] = None
-    shutdown_timeout: ShutdownTimeout = 30.0
-    trust_request_chat_template: Annotated[
-        bool, _http("Let clients bring chat templates, which are programs that need not end.")
-    ] = False
-    keep_alive: Annotated[float, _http("Seconds that an idle connection stays open.", "S", range=SECONDS)] = 60.0
+    HTTP server:
+        host: Address to listen at; 127.0.0.1 is reached from this machine only.
+        port: Port; 0 takes a free one. Default: 8000, or the next free one.
+        uds: Path of a UNIX socket, instead of host and port.
+        api_key: Key that clients must send, except for /health. $QUIRE_API_KEY holds keys as well.
+        api_key_file: File of such keys, one a line.
+        served_model_name: Name of the model for clients; answers have the first. Default: its folder's name.
+        root_path: Path where a proxy shows the server, such as /quire.
+        allowed_origins: Origin of web pages that may call the server (CORS); * for all.
+        log_level: Least level of messages on stderr; info: a line for each request.
+        log_format: json: an object a line.
+        metrics_prefix: Prefix of the names at /metrics; vllm fits dashboards made for vLLM.
+        otlp_traces_endpoint: Send an OpenTelemetry span for each request there. Default: OTEL_EXPORTER_OTLP_*.
+        ssl_certfile: TLS: certificate chain, PEM.
+        ssl_keyfile: TLS: private key, PEM.
+        ssl_keyfile_password: Password of the private key.
+        max_body_bytes: Largest body of a request.
+        body_timeout: Seconds for a body to arrive.
+        header_timeout: Seconds for the headers of a request to arrive.
+        send_timeout: Seconds that a client may read nothing of its answer.
+        max_connections: Connections at once; further ones get status 503.
+        max_prompts: Completions of a request: its prompts times n.
+        request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
+        trust_request_chat_template: Let clients bring chat templates, which are programs that need not end.
+        keep_alive: Seconds that an idle connection stays open.
+
+    Engine process:
+        shutdown_timeout: Seconds that SIGTERM gives open requests to end; new ones are rejected.
+    """
+
+    host: Annotated[str, Option("HOST")] = "127.0.0.1"
+    port: Annotated[int, Option("N", Range(0, 65535))] = 8000
+    uds: Annotated[str | None, Option("PATH")] = None
+    api_key: Annotated[tuple[str, ...], Option("KEY")] = ()
+    api_key_file: Annotated[tuple[str, ...], Option("FILE")] = ()
+    served_model_name: Annotated[tuple[str, ...], Option("NAME")] = ()
+    root_path: Annotated[str, Option("PATH")] = ""
+    allowed_origins: Annotated[tuple[str, ...], Option("ORIGIN")] = ()
+    log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "info"
+    log_format: Annotated[str, Option("FORMAT", choices=("text", "json"))] = "text"
+    metrics_prefix: Annotated[str, Option("WORD")] = "quire"
+    otlp_traces_endpoint: Annotated[str | None, Option("URL")] = None
+    ssl_certfile: Annotated[str | None, Option("FILE")] = None
+    ssl_keyfile: Annotated[str | None, Option("FILE")] = None
+    ssl_keyfile_password: Annotated[str | None, Option("TEXT")] = None
+    max_body_bytes: Annotated[int, Option("BYTES", Range(1, MAX_INT64))] = 32 << 20
+    body_timeout: Annotated[float, Option("S", SECONDS)] = 30.0
+    header_timeout: Annotated[float, Option("S", SECONDS)] = 30.0
+    send_timeout: Annotated[float, Option("S", SECONDS)] = 300.0
+    max_connections: Annotated[int, Option("N", COUNT)] = 4096
+    max_prompts: Annotated[int, Option("N", COUNT)] = 1024
+    request_timeout: Annotated[float | None, Option("S", SECONDS)] = None
+    shutdown_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 30.0
+    trust_request_chat_template: Annotated[bool, Option()] = False
+    keep_alive: Annotated[float, Option("S", SECONDS)] = 60.0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -10,9 +10,9 @@ from bench.cache_shapes import VOCAB_SIZE, Shape
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, EngineMessage, SamplingParams
 
 CLIENT = b"client"
@@ -62,7 +62,7 @@ class InstantEngine:
 
     def __init__(self, sequences: Sequences, page_size: int, num_pages: int, *, policy: str, max_num_seqs: int) -> None:
         self.executor = PlannedExecutor(sequences)
-        limits = EngineLimits(
+        limits = EngineShape(
             vocab_size=VOCAB_SIZE,
             max_model_len=1 << 17,
             max_num_seqs=max_num_seqs,

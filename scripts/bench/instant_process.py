@@ -17,12 +17,12 @@ import time
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.runner import Sequences
 from quire.protocol.address import default_address
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import PROTOCOL_VERSION, Ready
 
 PAGE_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
@@ -83,7 +83,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     num_pages = int(sys.argv[1])
     executor = ConstantExecutor(num_pages, float(sys.argv[2]))
-    limits = EngineLimits(VOCAB_SIZE, CONTEXT, 256, 2048, PAGE_SIZE, num_pages, max_waiting_requests=1 << 20)
+    limits = EngineShape(VOCAB_SIZE, CONTEXT, 256, 2048, PAGE_SIZE, num_pages, max_waiting_requests=1 << 20)
     ready = Ready(PROTOCOL_VERSION, "instant", "None", CONTEXT, VOCAB_SIZE, num_pages, PAGE_SIZE, 256, os.getpid(), 1.0)
     inbox: Inbox = queue.SimpleQueue()
     server = EngineServer(default_address(), ready, inbox)

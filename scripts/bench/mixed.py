@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from bench.simulation import Simulation, first_token_seconds, percentiles
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.simulation.engine import SimulatedAnswer
 from quire.frontend.evaluation.workload.blocks import blocks_for
 from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import StepTime, StepWork
 
 _CHAT_TOKENS = 100  # of a chat's prompt
@@ -27,7 +27,7 @@ class MixedLoad:
     long_tokens: int = 8000
     short_tokens: int = 32
 
-    def run(self, limits: EngineLimits, step_time: StepTime) -> dict[str, Any]:
+    def run(self, limits: EngineShape, step_time: StepTime) -> dict[str, Any]:
         """Return the chats' inter-token latency without and with the long prompt, and the TTFT of the short one."""
         alone = step_time.seconds(StepWork(0, self.chats, 0, 0))
         arrival = 200 * alone

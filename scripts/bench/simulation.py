@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.scheduling.policies import WINDOW
 from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine
 from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType, FinishReason
 from quire.protocol.simulation import SimulatedRequest, StepTime
 
@@ -21,7 +21,7 @@ from quire.protocol.simulation import SimulatedRequest, StepTime
 class Simulation:
     """One run of an engine that does not know the lengths of answers. Requests are in order of arrival."""
 
-    def __init__(self, limits: EngineLimits, step_time: StepTime) -> None:
+    def __init__(self, limits: EngineShape, step_time: StepTime) -> None:
         self.limits = limits
         self.engine = SimulatedEngine(limits, step_time, tells_lengths=False, is_stepwise=True, on_end=self._end)
         self.answers: list[SimulatedAnswer] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_executor import Engine
 
-from quire.engine_core.snapshot import take_snapshot
+from quire.engine_core.stats import take_snapshot
 from quire.protocol.messages import Abort, EngineSnapshot, HotPrefix, UtilityCall, UtilityResult
 
 PROMPT = list(range(100, 122))  # 5 pages of 4, and 2 tokens

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.validation import RejectedError, check_request
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, SamplingParams, StructuredOutputs
 
-LIMITS = EngineLimits(
+LIMITS = EngineShape(
     vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, block_size=32, num_pages=500
 )
 
 
-def refusal(prompt: list[int] | None = None, limits: EngineLimits = LIMITS, **fields: Any) -> str | None:
+def refusal(prompt: list[int] | None = None, limits: EngineShape = LIMITS, **fields: Any) -> str | None:
     """Return the error of a rejected request, None if it is accepted."""
     of_request = {name: fields.pop(name) for name in ("eos_token_ids", "priority") if name in fields}
     prompt = [1, 2, 3] if prompt is None else prompt
@@ -80,7 +80,7 @@ def test_a_prompt_as_long_as_the_context(max_tokens: int | None) -> None:
 
 
 def test_a_prompt_larger_than_the_kv_pool() -> None:
-    small = EngineLimits(1000, 4096, 8, 64, block_size=32, num_pages=3)
+    small = EngineShape(1000, 4096, 8, 64, block_size=32, num_pages=3)
     assert refusal([1] * 95, small) is None
     assert "the engine's 3 KV pages hold 96 tokens; shorten it to 95" in (refusal([1] * 96, small) or "")
 

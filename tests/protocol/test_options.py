@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine_core.arguments import load_options, parse_arguments
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.validation import RejectedError, check_request
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, EngineProcessFlags, HttpFlags, SamplingFlags
@@ -36,7 +35,7 @@ from quire.protocol.options import Option, Range, check_options, command_line, o
 TABLES = (EngineProcessOptions, ClientOptions, SamplingParams, ServerArgs, EngineArgs)
 REFERENCE = Path(__file__).parents[2] / "protocol" / "OPTIONS.md"
 ENGINE = options_of(EngineOptions)
-LIMITS = EngineLimits(
+LIMITS = EngineShape(
     vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, block_size=32, num_pages=500
 )
 
@@ -196,12 +195,26 @@ def test_the_printed_reference_is_up_to_date() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    count: Annotated[int, Option("S", "Count.", "N", range=Range(1, 8))] = 2
-    share: Annotated[float, Option("S", "Share.", "X", range=Range(0.0, 1.0, closed=False))] = 0.5
-    name: Annotated[str | None, Option("S", "Name.", "NAME", choices=("a", "b"), unset="any")] = None
-    tags: Annotated[tuple[str, ...], Option("T", "Tag.", "TEXT")] = ()
-    size: Annotated[int | str | None, Option("T", "Size.", "SIZE")] = None
-    is_on: Annotated[bool, Option("T", "On.")] = False
+    """A table.
+
+    S:
+        count: Count.
+        share: Share, with a text
+            of two lines: both count.
+        name: Name. Default: any.
+
+    T:
+        tags: Tag.
+        size: Size.
+        is_on: On.
+    """
+
+    count: Annotated[int, Option("N", Range(1, 8))] = 2
+    share: Annotated[float, Option("X", Range(0.0, 1.0, closed=False))] = 0.5
+    name: Annotated[str | None, Option("NAME", choices=("a", "b"))] = None
+    tags: Annotated[tuple[str, ...], Option("TEXT")] = ()
+    size: Annotated[int | str | None, Option("SIZE")] = None
+    is_on: Annotated[bool, Option()] = False
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -249,6 +262,8 @@ def test_a_row_describes_itself() -> None:
     assert rows["count"].description == "Count. Default: 2."
     assert rows["name"].description == "Name. One of a, b. Default: any."
     assert rows["is_on"].description == "On. Default: no."
+    assert rows["share"].description == "Share, with a text of two lines: both count. Default: 0.5."
+    assert (rows["name"].section, rows["tags"].section) == ("S", "T")
     assert (rows["tags"].is_list, rows["size"].is_size, rows["name"].is_optional) == (True, True, True)
 
 

@@ -12,10 +12,10 @@ import simulate_scheduler
 from bench.mixed import MixedLoad
 from bench.simulation import Simulation, first_token_seconds
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.scheduling.policies import MAX_TIMES_PASSED_OVER
 from quire.frontend.evaluation.workload.request import BLOCK_TOKENS, WorkloadRequest
 from quire.frontend.evaluation.workload.sharing import infinite_cache_hits
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import FinishReason
 from quire.protocol.simulation import StepTime
 
@@ -51,7 +51,7 @@ def write_mooncake(path: Path, requests: list[WorkloadRequest]) -> Path:
     return path
 
 
-def limits(requests: list[WorkloadRequest], **changes: Any) -> EngineLimits:
+def limits(requests: list[WorkloadRequest], **changes: Any) -> EngineShape:
     sizes: dict[str, Any] = {
         "vocab_size": 1 << 14,
         "max_model_len": 1 + max(request.prompt_tokens + request.output_tokens for request in requests),
@@ -60,7 +60,7 @@ def limits(requests: list[WorkloadRequest], **changes: Any) -> EngineLimits:
         "block_size": 32,
         "num_pages": 20_000,
     }
-    return EngineLimits(**(sizes | changes))
+    return EngineShape(**(sizes | changes))
 
 
 def serve(requests: list[WorkloadRequest], **changes: Any) -> Simulation:

@@ -16,9 +16,9 @@ from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request, RequestStatus
 from quire.kernels.runner import Constraint, Sequences, TokenMask
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -91,7 +91,7 @@ class PagedStepResult:
 class PagedExecutor:
     """Real sequences, pages and prefix cache; a position of KV memory holds a checksum of all tokens up to it."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineShape) -> None:
         self.limits = limits
         self.sequences = FailingSequences(limits.num_pages, limits.block_size, limits.vocab_size)
         self.requests: Callable[[], Iterable[Request]] = list  # the running ones
@@ -280,7 +280,7 @@ class Engine:
             "block_size": 4,
             "num_pages": 100,
         }
-        self.limits = EngineLimits(**(sizes | limits))
+        self.limits = EngineShape(**(sizes | limits))
         self.executor = PagedExecutor(self.limits)
         self.now = 0.0  # of a clock that stands still, so that steps seem to take no time
         self.core = EngineCore(self.executor, self.limits, self.send, grammars=grammars, clock=lambda: self.now)

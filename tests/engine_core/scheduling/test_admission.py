@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.scheduling.admission import Admission
+from quire.protocol.engine_shape import EngineShape
 
 
 def make_admission(**limits: Any) -> Admission:
@@ -18,7 +18,7 @@ def make_admission(**limits: Any) -> Admission:
         "max_num_seqs": 64,
         "max_num_batched_tokens": 512,
     }
-    return Admission(EngineLimits(**(sizes | {"block_size": 32, "num_pages": 1000} | limits)))
+    return Admission(EngineShape(**(sizes | {"block_size": 32, "num_pages": 1000} | limits)))
 
 
 def test_the_estimate_becomes_the_mean_length() -> None:

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from quire.engine_core.decoding.single import SingleSequence
-from quire.engine_core.limits import EngineLimits
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
-LIMITS = EngineLimits(
+LIMITS = EngineShape(
     vocab_size=1000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, block_size=32, num_pages=1000
 )
 

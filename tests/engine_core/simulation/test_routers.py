@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, shape
+from simulations import BLOCK, FleetRun, chats, request, setup
 
-from quire.engine_core.simulation.prefix_index import PrefixIndex, prefix_keys
-from quire.engine_core.simulation.routers import ROUTERS, FleetShape, Router
+from quire.engine_core.simulation.routers import ROUTERS, PrefixIndex, Router, prefix_keys
 from quire.protocol.simulation import SimulatedRequest
 
 
 def router(name: str, num_engines: int = 4, seed: int = 0, **changes: Any) -> Router:
-    return ROUTERS[name](FleetShape(num_engines, shape(**changes), STEP_TIME, seed))
+    return ROUTERS[name](setup(num_engines, name, seed=seed, **changes))
 
 
 def fresh(index: int, blocks: int = 2) -> SimulatedRequest:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workloads import lcp
 
-from quire.engine_core.simulation.tokens import EOS, VOCAB_SIZE, answer_tokens, prompt_tokens
+from quire.engine_core.simulation.executor import EOS, VOCAB_SIZE, answer_tokens, prompt_tokens
 
 BLOCKS = st.lists(st.integers(-(2**62), 2**63), min_size=1, max_size=6)
 
