@@ -27,6 +27,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineProcessOpti
         description="Runs one engine. Prints `READY <address>` once clients can connect. "
         "SIGTERM lets its requests end first, SIGINT aborts them.",
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
     sections: dict[str, argparse._ArgumentGroup] = {}
     for option in options_of(EngineProcessOptions).values():

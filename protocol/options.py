@@ -24,6 +24,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -158,9 +159,11 @@ class Option:
         if self.type is bool:
             return type(value) is bool
         if self.type is str:
-            return isinstance(value, str | PathLike) and (self.default in ("", ()) or bool(str(value)))
-        kinds = (int, float) if self.type is float else (int,)
-        return type(value) in kinds and (self.range is None or self.range.holds(value))  # type: ignore[arg-type]
+            kinds = (str, PathLike) if self.metavar in _TEXTS else (str,)
+            return isinstance(value, kinds) and (self.default in ("", ()) or bool(str(value)))
+        kind: type[Any] = Real if self.type is float else Integral  # numpy's numbers too
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        return is_number and (self.range is None or self.range.holds(value))  # type: ignore[arg-type]
 
 
 def options_of(table: type[Any]) -> Mapping[str, Option]:
@@ -223,7 +226,7 @@ def flag_of(name: str, value: object = None) -> str:
 def command_line(values: Mapping[str, object]) -> list[str]:
     """Return the flags that stand for values by name; a value that is None has none."""
     given = [(flag_of(name, value), value) for name, value in values.items() if value is not None]
-    return [word for flag, value in given for word in ([flag] if isinstance(value, bool) else [flag, str(value)])]
+    return [flag if isinstance(value, bool) else f"{flag}={value}" for flag, value in given]  # a value may begin with -
 
 
 def parse_size(text: str) -> int:

@@ -268,9 +268,25 @@ def test_a_row_describes_itself() -> None:
 
 
 def test_command_lines_leave_out_what_was_not_given() -> None:
-    assert command_line({"max_num_seqs": 8, "seed": None, "pin_threads": True, "enable_prefix_caching": False}) == [
-        "--max-num-seqs", "8", "--pin-threads", "--no-enable-prefix-caching",
-    ]  # fmt: skip
+    values = {"max_num_seqs": 8, "seed": None, "pin_threads": True, "enable_prefix_caching": False}
+    assert command_line(values) == ["--max-num-seqs=8", "--pin-threads", "--no-enable-prefix-caching"]
+
+
+def test_a_text_that_begins_with_a_dash_is_a_value() -> None:
+    parsed = parse_arguments(command_line({"model": "-m", "weight_cache": "--x"}))
+    assert (parsed.model, parsed.weight_cache) == ("-m", "--x")
+
+
+def test_only_folders_and_files_may_be_path_objects(tmp_path: Path) -> None:
+    EngineArgs.from_options(str(tmp_path), {"weight_cache": tmp_path})
+    with pytest.raises(ValueError, match="engine_address="):
+        EngineArgs.from_options(None, {"engine_address": tmp_path})
+
+
+def test_flags_have_no_abbreviations(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--model=m", "--kv-cache-memory=4GiB"])
+    assert "--kv-cache-memory=4GiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
