@@ -212,7 +212,7 @@ class ClientOptions(SocketOptions):
     tool_call_parser: Annotated[
         str | None,
         _chat(
-            "How the model writes tool calls.",
+            "Format of the model's tool calls.",
             "NAME",
             choices=("none", "hermes", "llama3_json", "json_call"),
             unset="as its chat template shows",
@@ -221,7 +221,7 @@ class ClientOptions(SocketOptions):
     reasoning_parser: Annotated[
         str | None,
         _chat(
-            "How the model writes its thoughts.",
+            "Format of the model's thoughts.",
             "NAME",
             choices=("none", "think", "qwen3", "deepseek_r1"),
             unset="as its chat template shows",

@@ -51,7 +51,7 @@ def calibrate(
 
     model, options = engine_options(engine, attach)
     target = EngineTarget.from_options(model, **options)
-    stolen = StealTime()
+    steal = StealTime()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             found = runner.run(measure(target, seconds or _SECONDS, say))
@@ -59,7 +59,7 @@ def calibrate(
             runner.run(target.close())
     write_whole(output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     write(f"{output}: {describe(found)}\n")
-    if words := explain_steal(stolen.share):
+    if words := explain_steal(steal.share):
         say(f"{words}; calibrate again when it is quieter")
 
 
