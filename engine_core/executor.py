@@ -1,4 +1,4 @@
-"""What the scheduler and the step ask of whatever computes."""
+"""The contract between the engine and its executor, which computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, th
 
 
 class StepResult(Protocol):
-    """What one step computed; positions and keys count the sequences of the step in the order given."""
+    """Result of one step; positions and keys count the sequences of the step in the order given."""
 
     @property
     def token_ids(self) -> Sequence[list[int]]:

@@ -37,7 +37,7 @@ class StepUpdate:
         """Compute a batch. None if the step failed as a whole: its requests have ended then, others go on."""
         try:
             return self._executor.step(batch.slots, batch.starts, batch.counts)
-        except Exception as error:  # noqa: BLE001 - whatever it is, clients are told, and other requests go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
             self._fail(batch.requests, error)
             return None
 
@@ -68,7 +68,7 @@ class StepUpdate:
                 for index in complete:
                     del deferred[index]
                 yield complete
-        except Exception as error:  # noqa: BLE001 - whatever it is, clients are told, and other requests go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
             self._fail([batch.requests[index] for index in deferred], error)
 
     def _take(

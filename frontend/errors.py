@@ -35,7 +35,7 @@ class EngineStartError(RuntimeError):
 
 
 class EngineConnectionError(RuntimeError):
-    """A failed connection: nobody listens there, the engine does not answer, or speaks another protocol version."""
+    """A failed connection: no engine listens there, the engine does not answer, or speaks another protocol version."""
 
 
 class EngineDeadError(RuntimeError):

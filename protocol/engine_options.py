@@ -152,8 +152,8 @@ class ClientOptions(SocketOptions):
         seed: Seed of the seeds that requests without one are given. Default: a fresh one.
 
     Chat:
-        tool_call_parser: How the model writes tool calls. Default: as its chat template shows.
-        reasoning_parser: How the model writes its thoughts. Default: as its chat template shows.
+        tool_call_parser: Format of the model's tool calls. Default: as its chat template shows.
+        reasoning_parser: Format of the model's thoughts. Default: as its chat template shows.
     """
 
     engine_address: Annotated[str | None, Option("ADDRESS")] = None

@@ -32,7 +32,7 @@ from bench.http_streams import StreamClient, StreamTimes, open_stream
 from quire.frontend import LLM
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SETTLE_SECONDS = 30.0
+_IDLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ async def dropped(server: RunningServer, args: argparse.Namespace) -> None:
 
 def _files_left(server: RunningServer, before: int) -> int:
     """Return the number of new file descriptors, once it is 0 or after a timeout."""
-    deadline = time.monotonic() + _SETTLE_SECONDS
+    deadline = time.monotonic() + _IDLE_SECONDS
     while (left := server.open_files() - before) > 0 and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
@@ -186,7 +186,7 @@ async def _idle(server: RunningServer) -> dict[str, int]:
 
     def wait() -> dict[str, int]:
         with LLM(engine_address=server.engine_address) as llm:
-            deadline = time.monotonic() + _SETTLE_SECONDS
+            deadline = time.monotonic() + _IDLE_SECONDS
             while (stats := llm.stats())["running"] + stats["waiting"] and time.monotonic() < deadline:
                 time.sleep(0.02)
             return stats

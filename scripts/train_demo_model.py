@@ -59,7 +59,7 @@ LEFT_OUT = {
     "How children played slaughter with each other",
 }
 
-# Who a tale can be about, in the singular; a request names one to three of those that its tale mentions most.
+# Characters of tales, in the singular; a request names one to three of those that its tale mentions most.
 CHARACTERS = (
     "ant ass bear bee bird boy bride brother bull cat child cock cook cow crab crane crow daughter devil dog "
     "donkey dove dragon drummer duck dwarf eagle farmer father fisherman fish flea fly fox frog ghost giant girl "

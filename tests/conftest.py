@@ -83,7 +83,7 @@ def demo_model() -> Path:
 
 
 def _reference_folder() -> Path:
-    """Where the checkpoints live, named after all that decides what is in them."""
+    """Return the folder of the checkpoints, named after all that their contents depend on."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     sources = [BUILDER.read_bytes(), BUILDER.with_name("checkpoints.py").read_bytes()]
     key = hashlib.sha256(b"".join(sources) + repr(versions).encode()).hexdigest()[:16]

@@ -73,13 +73,13 @@ def ask(llm: LLM, cases: list[dict[str, Any]]) -> list[RequestOutput]:
 
 
 def tiny_cases() -> list[dict[str, Any]]:
-    draw = random.Random(3)
+    rng = random.Random(3)
     return [
         {
             **kind,
-            "prompt": [draw.randrange(128) for _ in range(draw.choice([1, 5, 31, 32, 40, 64]))],
-            "max_new_tokens": draw.choice([1, 6, 20, 40]),
-            "eos_token_id": draw.sample(range(128), draw.choice([0, 1, 3, 6])),
+            "prompt": [rng.randrange(128) for _ in range(rng.choice([1, 5, 31, 32, 40, 64]))],
+            "max_new_tokens": rng.choice([1, 6, 20, 40]),
+            "eos_token_id": rng.sample(range(128), rng.choice([0, 1, 3, 6])),
         }
         for kind in KINDS
     ]

@@ -83,9 +83,9 @@ def test_quantized_embeddings_are_close(mode: str, least: float, demo_model: Pat
 
 def prompts() -> list[list[int]]:
     """Return prompts of lengths around the edges of pages and chunks; some share a prefix."""
-    draw = random.Random(3)
-    base = [draw.randrange(500) for _ in range(max(LENGTHS))]
-    return [[draw.randrange(500), *base[1:length]] if length % 2 else base[:length] for length in LENGTHS]
+    rng = random.Random(3)
+    base = [rng.randrange(500) for _ in range(max(LENGTHS))]
+    return [[rng.randrange(500), *base[1:length]] if length % 2 else base[:length] for length in LENGTHS]
 
 
 PROMPTS = prompts()

@@ -26,7 +26,7 @@ MANY_TOKENS = 90  # in a pool of FEW_PAGES they outgrow what a request was admit
 FEW_PAGES = 20
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 100, 128, 257)
 
-# What a request answered: tokens, text, and all log probabilities.
+# Answer of a request: tokens, text, and all log probabilities.
 Answer = tuple[Any, ...]
 
 
@@ -47,9 +47,9 @@ def instruction_sets() -> list[str]:
 
 def prompts(vocab_size: int) -> list[list[int]]:
     """Return prompts of many lengths, around the edges of pages and chunks."""
-    draw = random.Random(5)
-    lengths = [*LENGTHS, *(draw.randrange(1, 120) for _ in range(REQUESTS - len(LENGTHS) - 1)), 400]
-    return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
+    rng = random.Random(5)
+    lengths = [*LENGTHS, *(rng.randrange(1, 120) for _ in range(REQUESTS - len(LENGTHS) - 1)), 400]
+    return [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
 
 def params(max_tokens: int) -> list[SamplingParams]:

@@ -141,11 +141,11 @@ def test_tokens_do_not_depend_on_other_parameters(llm: LLM) -> None:
 def test_reported_logprobs_are_the_models_own(llm: LLM) -> None:
     """The model finds the constrained text unlikely."""
     free = llm.generate(PROMPT, SamplingParams(max_tokens=1, temperature=0.0, logprobs=1), use_tqdm=False)[0].outputs[0]
-    ruled = answer(llm, regex="@[0-9]", logprobs=1)
+    constrained = answer(llm, regex="@[0-9]", logprobs=1)
     assert free.logprobs is not None
-    assert ruled.logprobs is not None
-    assert list(ruled.logprobs[0])[1] == free.token_ids[0]
-    assert ruled.logprobs[0][ruled.token_ids[0]].rank > 1
+    assert constrained.logprobs is not None
+    assert list(constrained.logprobs[0])[1] == free.token_ids[0]
+    assert constrained.logprobs[0][constrained.token_ids[0]].rank > 1
 
 
 def test_several_completions(llm: LLM) -> None:

@@ -23,7 +23,7 @@ from quire.engine_core.scheduling.prefix_match import PrefixMatcher
 from quire.protocol.engine_shape import EngineShape
 
 _MIN_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
-_ADMIT_SECONDS = 5e-4  # of a step, to order the waiting requests, and to start them: a crowd delays no running request
+_ADMIT_SECONDS = 5e-4  # of a step, to order the waiting requests, and to start them: a burst delays no running request
 
 
 class Scheduler:
@@ -91,7 +91,7 @@ class Scheduler:
         batch.prefill_cost = self.prefill_budget.cost(shares)
         batch.fill(running, shares)
 
-    # Which requests to preempt
+    # Preemption
 
     def _preempt_until_it_fits(self, growing: Sequence[Request]) -> bool:
         """Preempt until these have pages for their next tokens; return True if any request was preempted."""
@@ -113,7 +113,7 @@ class Scheduler:
         private = sum(self._sequences.private_pages(slot) for slot in request.slots)
         return -request.priority, request.num_preemptions, private, -request.number
 
-    # Which requests to admit
+    # Admission
 
     def _admit(self, batch: Batch, prefills: Sequence[Request], max_cost: float) -> list[Request]:
         """Start waiting requests, in the policy's order, until one does not fit, or the time for it is up."""

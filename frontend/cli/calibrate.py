@@ -47,7 +47,7 @@ def calibrate(
     from quire.frontend.evaluation.replay.interference import StealTime, explain_steal
 
     target = EngineTarget.from_options(**engine.given, **attach.given)
-    stolen = StealTime()
+    steal = StealTime()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             found = runner.run(measure(target, seconds or _SECONDS, say))
@@ -55,7 +55,7 @@ def calibrate(
             runner.run(target.close())
     write_whole(output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     write(f"{output}: {describe(found)}\n")
-    if words := explain_steal(stolen.share):
+    if words := explain_steal(steal.share):
         say(f"{words}; calibrate again when it is quieter")
 
 

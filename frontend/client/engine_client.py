@@ -134,7 +134,7 @@ class Connection:
 
     def _explain(self, event: int) -> str:
         if event == zmq.EVENT_CONNECT_RETRIED:
-            return f"nobody listens at {self.address}; start an engine there, or check the address"
+            return f"no engine listens at {self.address}; start an engine there, or check the address"
         if event == zmq.EVENT_DISCONNECTED:
             return f"the engine at {self.address} has gone: it closed the connection"
         return f"the engine at {self.address} rejected the connection; do the CURVE keys belong to this engine?"

@@ -16,7 +16,7 @@ API_KEY_VARIABLE = "QUIRE_API_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs:
-    """Where and for whom the server listens, and what a request may cost. Raises `ValueError` for a bad value.
+    """Address and access of the server, and limits of a request. Raises `ValueError` for a bad value.
 
     HTTP server:
         host: Address to listen at; 127.0.0.1 is reached from this machine only.

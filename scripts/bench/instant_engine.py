@@ -50,7 +50,7 @@ class PlannedExecutor(UnconstrainedExecutor):
 
 @dataclass
 class Pause:
-    """What one step kept the model waiting for, in seconds, without what the model itself took."""
+    """Time that one step kept the model waiting, in seconds, without the time of the model itself."""
 
     wall: float
     cpu: float  # as far as this thread had the CPU
@@ -78,12 +78,12 @@ class InstantEngine:
         self._ended: list[str] = []
 
     def add_clients(self, shapes: Sequence[Shape], answer_tokens: int) -> None:
-        """One client a shape: its sequences, the last `answer_tokens` of which the model says."""
+        """Add a client for each shape: its sequences, of which the model generates the last `answer_tokens`."""
         for number, shape in enumerate(shapes):
             self._ask(f"{number}-0", shape, answer_tokens)
 
     def step(self) -> Pause:
-        """One step, and the next requests of those whose last one it has ended."""
+        """Take one step; each client whose request it has ended sends the next one."""
         stats = self.core.scheduler.counters
         cached = stats.cached_tokens
         began, cpu_began = time.perf_counter(), time.thread_time()

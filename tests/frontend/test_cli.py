@@ -221,7 +221,7 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
         (["serve", "x", "--threads", "5000"], "threads=5000 is out of range; it must be a whole number from 1 to 1024"),
         (["complete", "x", "--max-num-batched-tokens", "1" + "0" * 20], "it must be a whole number from 1 to 1048576"),
         (["complete", "x", "--kv-cache-memory-bytes", "1x"], "='1x' is not possible; it must be a number of bytes"),
-        (["chat", "--engine-address", "ipc:///nowhere/e.sock"], "nobody listens at ipc:///nowhere/e.sock"),
+        (["chat", "--engine-address", "ipc:///nowhere/e.sock"], "no engine listens at ipc:///nowhere/e.sock"),
         (["complete", "x", "--engine-address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
         (["complete", "x", "--engine-address", "ftp://x"], "must start with ipc:// or tcp://"),
         (["info", "--model", "/nowhere"], "/nowhere"),
@@ -420,7 +420,7 @@ def test_trace_records_prompts(place: Workplace) -> None:
 @needs_kernels
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 1)])
 def test_trace_of_a_running_engine_keeps_what_there_is(place: Workplace, number: int, status: int) -> None:
-    """The same if a signal ends the recording, and if the engine is killed."""
+    """A signal ends the recording, or the engine is killed."""
     out = place.folder / "t.json"
     with place.start("engine", "--max-num-seqs", "4", "--engine-address", f"ipc://{place.folder}/e.sock") as engine:
         address = line_of(engine).split()[1]

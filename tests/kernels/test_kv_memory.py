@@ -78,7 +78,7 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
     [(4096, 16384, 128), (4128, 16384, 129), (4096, 8448, 2269), (4096, 12288, 1536), (4096, 12288, 1540)],
 )
 def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, num_pages: int) -> None:
-    """Where one context must fit, and where few numbers of pages would do."""
+    """One context must fit, or only few numbers of pages would end on huge pages."""
     options, heads = LoadOptions("model", kv_cache_memory_bytes=num_pages * 4 * page_bytes), 4
     chosen = choose_num_pages(options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, parts=heads)
     assert chosen == {1540: 1536}.get(num_pages, num_pages)

@@ -174,7 +174,7 @@ def test_gptq_stores_zero_points_minus_one_with_borrow(stored: int, zeros: list[
 
 
 def test_symmetric_gptq_zero_points_may_be_in_either_format(source: Path, tmp_path: Path) -> None:
-    """Some writers store 8 and say "gptq", which means 7; a symmetric matrix can only mean 8."""
+    """A few writers store 8 and say "gptq", which means 7; a symmetric matrix can only mean 8."""
     folder = tmp_path / "packed"
     weights = write_quantized(source, folder, by_name("gptq-4"))
     spoil_config(folder, lambda config: config.update(checkpoint_format="gptq_v2"))

@@ -1,4 +1,4 @@
-"""How to bring an engine under memory pressure: its admission expects answers like those that came last."""
+"""Memory pressure on an engine, whose admission expects answers as long as the last ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ATTEMPTS = 10  # how many requests run together depends on how fast the host is
 
 
 def expect_short_answers(llm: LLM) -> None:
-    """From now on the engine starts more requests than it has pages for, if their answers are long."""
+    """Make the engine admit more requests than it has pages for, if their answers are long."""
     llm.generate([[1, 2, 3]] * 100, SamplingParams(max_tokens=1), use_tqdm=False)
 
 
 def under_pressure(llm: LLM, ask: Callable[[], T]) -> T:
-    """What `ask` gives when the engine has to preempt some of its requests."""
+    """Return the result of `ask` when the engine has had to preempt requests."""
     before = llm.stats()["preemptions"]
     for _ in range(_ATTEMPTS):
         expect_short_answers(llm)

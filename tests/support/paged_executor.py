@@ -66,7 +66,7 @@ def likeliest(tokens: list[int], count: int, vocab_size: int) -> Entry:
 
 
 def expected_vector(prompt: list[int], pooling_type: str) -> bytes:
-    """The "embedding" of a prompt: checksums of the states that were pooled."""
+    """The "embedding" of a prompt: checksums of the hidden states that were pooled."""
     states = [zlib.crc32(repr(prompt[: end + 1]).encode()) for end in range(len(prompt))]
     return repr(states if pooling_type == "mean" else states[-1:]).encode()
 
@@ -288,7 +288,7 @@ class Engine:
         self.sent: dict[bytes, list[EngineMessage]] = {}
 
     def expect_no_output(self) -> None:
-        """Lets the scheduler start whoever has pages for the prompt, so that pages run out."""
+        """Make the scheduler admit every request that has pages for its prompt, so that pages run out."""
         admission = self.core.scheduler.admission
         admission.output_tokens = admission.watermark = 0
         admission.decoded = lambda num_tokens: None  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""How long tests wait for what must happen.
+"""The time that tests wait for what must happen.
 
 A wait that ends well ends at once, so the limit costs nothing: only a hang reaches it, however busy the machine is.
 """

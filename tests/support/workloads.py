@@ -11,7 +11,7 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 @st.composite
 def workloads(draw: st.DrawFn, block_tokens: Sequence[int] = (24, 32, 100)) -> list[WorkloadRequest]:
-    """Draw requests in order of arrival. As in Mooncake, the name of a block stands for all blocks before it too."""
+    """Generate requests in order of arrival. As in Mooncake, a block's name stands for all blocks before it too."""
     size = draw(st.sampled_from(block_tokens))
     requests: list[WorkloadRequest] = []
     fresh, arrival = 0, 0.0

@@ -47,7 +47,7 @@ _HEADERS: dict[str, Schema] = {
         "schema": {"type": "string"},
     },
     "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
-    "WWW-Authenticate": {"description": "How to send a key.", "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "The scheme in which keys are sent.", "schema": {"type": "string"}},
 }
 _HEADERS_OF = {401: ["WWW-Authenticate"], 429: ["Retry-After"]}
 _PARAMETERS: dict[str, Schema] = {

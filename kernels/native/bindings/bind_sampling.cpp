@@ -52,7 +52,8 @@ Result token_logprobs(const Logits& logits, std::int32_t token, std::int32_t top
 
 void bind_sampling(nb::module_& m) {
   m.def("philox_block", &philox_block, "counter"_a, "key"_a, "Philox4x32-10.");
-  m.def("philox", &uniform, "seed"_a, "position"_a, "draw"_a = 0, "The number in [0, 1) drawn at a position.");
+  m.def("philox", &uniform, "seed"_a, "position"_a, "index"_a = 0,
+        "Return random number `index` in [0, 1) of a position.");
   m.def("sample", &sample_row, "logits"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a, "config"_a,
         "constraint"_a.none() = nb::none(), "Samples one token with a fresh state, for tests.");
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,

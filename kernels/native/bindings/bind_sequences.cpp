@@ -42,7 +42,7 @@ std::int32_t open_sequence(Sequences& sequences, Tokens tokens, std::int64_t num
 void bind_configs(nb::module_& m) {
   using Config = SamplingConfig;
   const Config plain;
-  nb::class_<Config>(m, "SamplingConfig", "How the tokens of one sequence are sampled; the meanings are vLLM's.")
+  nb::class_<Config>(m, "SamplingConfig", "Sampling parameters of one sequence; the meanings are vLLM's.")
       .def(
           "__init__",
           [](Config* self, float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
@@ -90,7 +90,7 @@ void bind_configs(nb::module_& m) {
       .def_rw("logprobs", &Config::logprobs, nb::arg().none(), "Likeliest tokens to report with each sampled one.")
       .def_rw("prompt_logprobs", &Config::prompt_logprobs, nb::arg().none(),
               "Likeliest tokens to report with each prompt token.");
-  nb::class_<PoolingConfig>(m, "PoolingConfig", "How the hidden states of a prompt become one vector.")
+  nb::class_<PoolingConfig>(m, "PoolingConfig", "Pooling of the hidden states of a prompt into one vector.")
       .def(
           "__init__",
           [](PoolingConfig* self, std::string type, bool normalize, std::int32_t dimensions) {
@@ -177,7 +177,8 @@ void bind_sequences(nb::module_& m) {
            "Return the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
            "`pooling` its hidden states are pooled, and no token is sampled.")
       .def("match", &match_sequence, nb::arg("slot"),
-           "Tokens that the prefix cache holds, how many of their pages nobody has, and the last of them or -1.")
+           "Tokens that the prefix cache holds, the number of their pages that no sequence has, and the last of them "
+           "or -1.")
       .def("start", &Sequences::start, nb::arg("slot"), nb::arg("num_tokens"),
            "Gives a slot its first pages. Tokens that they hold already, or None if there are too few.")
       .def("reserve", &Sequences::reserve, nb::arg("slot"), nb::arg("num_tokens"))
@@ -193,7 +194,8 @@ void bind_sequences(nb::module_& m) {
            "Runner.fork.")
       .def("shared", &Sequences::shared, nb::arg("slot"),
            "Tokens in pages that others may find, and the last of these pages or -1.")
-      .def("private_pages", &Sequences::private_pages, nb::arg("slot"), "How many pages no other sequence has.")
+      .def("private_pages", &Sequences::private_pages, nb::arg("slot"),
+           "Return the number of pages that no other sequence has.")
       .def("page_map", &page_map, nb::arg("pinned"), nb::arg("max_cells"),
            "The pool as a picture, where `pinned` are slots: pages of each state (free, held by one, shared, cached, "
            "pinned), pages a cell, and bytes: the state of each page, or [cells][5] parts of 255.")

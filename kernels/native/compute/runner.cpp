@@ -140,7 +140,7 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
     total += counts[i];
   }
   if (total > config_.max_num_batched_tokens)
-    throw std::invalid_argument("a step of " + std::to_string(total) + " tokens exceeds the capacity of " +
+    throw std::invalid_argument("a step of " + std::to_string(total) + " tokens exceeds max_num_batched_tokens=" +
                                 std::to_string(config_.max_num_batched_tokens));
 }
 

@@ -7,7 +7,7 @@
 
 namespace quire {
 
-/// How the hidden states of a prompt become one vector.
+/// Pooling of the hidden states of a prompt into one vector.
 struct PoolingConfig {
   std::string type = "last";    ///< "last": the last hidden state alone; "mean": of all positions
   bool normalize = true;        ///< to length 1

@@ -9,7 +9,7 @@
 
 namespace quire {
 
-/// How the tokens of one sequence are sampled. Meanings and defaults are vLLM's.
+/// Sampling parameters of one sequence. Meanings and defaults are vLLM's.
 struct SamplingConfig {
   float temperature = 1.0f;  ///< 0: greedy, the likeliest token
   std::int32_t top_k = 0;    ///< 0 or -1: all

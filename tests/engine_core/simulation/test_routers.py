@@ -49,7 +49,7 @@ def test_of_two_choices_the_less_loaded_is_taken() -> None:
     chosen = [one.send(fresh(index)) for index in range(160)]
     assert chosen == [other.send(fresh(index)) for index in range(160)]
     assert chosen != [router("power-of-two", 16, seed=4).send(fresh(index)) for index in range(160)]
-    assert max(Counter(chosen).values()) <= 14  # 10 on average; drawing one alone gives about 18
+    assert max(Counter(chosen).values()) <= 14  # 10 on average; sampling one alone gives about 18
     assert router("power-of-two", 1).send(fresh(0)) == 0
 
 

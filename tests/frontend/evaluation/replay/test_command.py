@@ -190,7 +190,7 @@ def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> N
     [
         ((), 2, "nothing to replay"),
         (("no-such-file.csv",), 1, "no-such-file.csv"),
-        (("TRACE", "--engine-address", "ipc:///tmp/no-engine-here"), 1, "nobody listens"),
+        (("TRACE", "--engine-address", "ipc:///tmp/no-engine-here"), 1, "no engine listens"),
         (("TRACE", "--base-url", "http://127.0.0.1:1"), 1, "no server answers"),
         (("TRACE", "--base-url", "http://127.0.0.1:1", "--threads", 1), 2, "--threads"),
         (("TRACE", "--api-key", "x"), 2, "--base-url"),

@@ -140,7 +140,7 @@ def test_a_killed_engine_ends_the_run_with_the_results_so_far() -> None:
 
 
 def test_a_missing_engine_is_an_error_before_anything_is_sent() -> None:
-    with pytest.raises(EngineConnectionError, match="nobody listens"):
+    with pytest.raises(EngineConnectionError, match="no engine listens"):
         EngineTarget.from_options(engine_address="ipc:///tmp/no-engine-here")
 
 
