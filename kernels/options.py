@@ -109,13 +109,11 @@ def choose_num_pages(options: LoadOptions, limits: PlanLimits, page_bytes: int, 
     if options.num_pages is not None:
         pages = options.num_pages
     else:
-        longest = -(-limits.max_model_len // limits.page_size)
-        most = (
-            min(DEFAULT_KV_BYTES, left // 2) if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
-        )
-        pages = most // page_bytes
-        if options.kv_cache_memory_bytes is None:
-            pages = min(pages, longest * options.max_num_seqs)
+        longest, given = -(-limits.max_model_len // limits.page_size), options.kv_cache_memory_bytes
+        if given is None:
+            pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
+        else:
+            pages = given // page_bytes
         pages = _whole_stripes(pages, longest, page_bytes // parts)
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes

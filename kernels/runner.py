@@ -20,9 +20,9 @@ from quire.kernels._native import (
     Vocabulary,
 )
 from quire.kernels.config import ModelConfig
+from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
-from quire.kernels.emit.value import BF16, F32, I8
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.models import build_graph
@@ -40,22 +40,7 @@ from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.loader import Loader, check
 from quire.kernels.weights.quantization import choose_quantization
 
-__all__ = [
-    "Assembly",
-    "Constraint",
-    "Matcher",
-    "ModelRunner",
-    "PoolingConfig",
-    "Progress",
-    "SamplingConfig",
-    "Sequences",
-    "TokenMask",
-    "Vocabulary",
-    "assemble",
-    "describe",
-    "load_model",
-    "plan_of",
-]
+__all__ = ["Constraint", "Matcher", "PoolingConfig", "SamplingConfig", "Sequences", "TokenMask", "Vocabulary"]
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(task, done, total)."""

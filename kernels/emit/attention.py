@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
-from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.builder import F32, I32, I64, PTR, VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KV_TILE, Heads
 from quire.kernels.emit.layout import (
@@ -33,7 +33,6 @@ from quire.kernels.emit.layout import (
 )
 from quire.kernels.emit.math import LOG2_E, exp2, softcap
 from quire.kernels.emit.products import PackedColumns, Panels, Products
-from quire.kernels.emit.value import F32, I32, I64, PTR, VF32, Value
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
 NO_SCORE = -1e30
@@ -197,9 +196,7 @@ class AttentionKernel(Kernel):
 
             size = products.dtypes.block_bytes
             columns = PackedColumns(
-                self.heads.blocks,
-                lambda j: b.address(keys, j * size),
-                lambda j: [b.address(values_after, j * size)],
+                self.heads.blocks, lambda j: b.address(keys, j * size), lambda j: [b.address(values_after, j * size)]
             )
             products.emit(b, q, rows, columns, sink)
 

@@ -1,4 +1,4 @@
-"""Builder of MLIR text: values with operators, counted loops, constants hoisted to the function's entry.
+"""Builder of MLIR text: SSA values with operators, counted loops, constants hoisted to the function's entry.
 
 Memory is addressed through `!llvm.ptr` and byte offsets, so no buffer needs a static shape. All kernels have the
 signature `void kernel(void *const *buffers, const int64_t *dims, int64_t begin, int64_t end)`: the buffers of the
@@ -9,24 +9,136 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from quire.kernels._native import Dim
-from quire.kernels.emit.value import (
-    BF16,
-    F16,
-    F32,
-    I1,
-    I64,
-    LANES,
-    PTR,
-    VI32,
-    Loop,
-    Value,
-    element_of,
-    lanes_of,
-    vector,
-    with_element,
-)
+
+I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
+BF16, F16, F32 = "bf16", "f16", "f32"
+PTR = "!llvm.ptr"
+TILE = "!llvm.x86_amx"
+
+LANES = 16
+"""Logical lanes of every reduction and vector, whatever the width of the host's registers."""
+
+
+def vector(element: str, lanes: int = LANES) -> str:
+    """Return the MLIR type of a vector of `lanes` elements."""
+    return f"vector<{lanes}x{element}>"
+
+
+VF32, VI32 = vector(F32), vector(I32)
+
+
+def element_of(type_: str) -> str:
+    """Return the element type of a vector type, or a scalar type itself."""
+    return type_[:-1].split("x", 1)[1] if type_.startswith("vector<") else type_
+
+
+def lanes_of(type_: str) -> int:
+    """Return the number of lanes of a vector type."""
+    return int(type_.removeprefix("vector<").split("x", 1)[0])
+
+
+def with_element(type_: str, element: str) -> str:
+    """Return `type_` with another element type."""
+    return type_.replace(element_of(type_), element)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An SSA value. Operators emit `arith` operations; plain numbers become constants of the same type."""
+
+    builder: Builder
+    name: str
+    type: str
+
+    @property
+    def is_float(self) -> bool:
+        """True if the elements are floats."""
+        return element_of(self.type) in (F32, F16, BF16)
+
+    def _binary(self, float_op: str, int_op: str, other: Value | int | float, swap: bool = False) -> Value:
+        right = self.builder.as_value(other, self.type)
+        pair = (right, self) if swap else (self, right)
+        return self.builder.op(f"arith.{float_op if self.is_float else int_op}", pair, self.type)
+
+    def __add__(self, other: Value | int | float) -> Value:
+        return self if other == 0 and not self.is_float else self._binary("addf", "addi", other)
+
+    def __sub__(self, other: Value | int | float) -> Value:
+        return self._binary("subf", "subi", other)
+
+    def __rsub__(self, other: int | float) -> Value:
+        return self._binary("subf", "subi", other, swap=True)
+
+    def __mul__(self, other: Value | int | float) -> Value:
+        return self if other == 1 and not self.is_float else self._binary("mulf", "muli", other)
+
+    def __truediv__(self, other: Value | int | float) -> Value:
+        return self._binary("divf", "", other)
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        """Divide unsigned: every index is at least zero."""
+        return self if other == 1 else self._binary("", "divui", other)
+
+    def __mod__(self, other: Value | int) -> Value:
+        return self._binary("", "remui", other)
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._binary("", "andi", other)
+
+    def __or__(self, other: Value | int) -> Value:
+        return self._binary("", "ori", other)
+
+    def __lshift__(self, other: Value | int) -> Value:
+        return self._binary("", "shli", other)
+
+    def __rshift__(self, other: Value | int) -> Value:
+        """Shift right logically (unsigned)."""
+        return self._binary("", "shrui", other)
+
+    def __lt__(self, other: Value | int | float) -> Value:
+        return self.builder.compare("olt" if self.is_float else "slt", self, other)
+
+    def __le__(self, other: Value | int) -> Value:
+        return self.builder.compare("sle", self, other)
+
+    def __ge__(self, other: Value | int) -> Value:
+        return self.builder.compare("sge", self, other)
+
+    def min(self, other: Value | int | float) -> Value:
+        """Return the smaller value; a NaN in `self` is kept."""
+        return self._choose("ogt", "minsi", other)
+
+    def max(self, other: Value | int | float) -> Value:
+        """Return the larger value; a NaN in `self` is kept."""
+        return self._choose("olt", "maxsi", other)
+
+    def _choose(self, predicate: str, int_op: str, other: Value | int | float) -> Value:
+        if not self.is_float:
+            return self._binary("", int_op, other)
+        right = self.builder.as_value(other, self.type)
+        return self.builder.select(self.builder.compare(predicate, self, right), right, self)
+
+    def bitcast(self, element: str) -> Value:
+        """Reinterpret the bits as elements of another type of the same size."""
+        return self.builder.convert("arith.bitcast", self, with_element(self.type, element))
+
+
+class Loop:
+    """An open counted loop: `index`, the carried values `state`, which the next iteration starts with unless `carry`
+    sets others, and `results` once it is closed."""
+
+    def __init__(self, index: Value, state: list[Value]) -> None:
+        self.index = index
+        self.state = state
+        self.results: list[Value] = []
+        self.next_values = state
+
+    def carry(self, *values: Value) -> None:
+        """Set the carried values of the next iteration."""
+        self.next_values = list(values)
 
 
 class Builder:
@@ -75,35 +187,33 @@ class Builder:
         """Return `value` as an i64."""
         return self.as_value(value, I64)
 
+    def _result(self, type_: str, operation: str) -> Value:
+        """Add the line of an operation and return its result."""
+        result = Value(self, self._name(), type_)
+        self.emit(f"{result.name} = {operation}")
+        return result
+
     def op(self, name: str, operands: Sequence[Value], type_: str) -> Value:
         """Emit an operation of the form `name operands : type`."""
-        result = Value(self, self._name(), type_)
-        self.emit(f"{result.name} = {name} {', '.join(v.name for v in operands)} : {type_}")
-        return result
+        return self._result(type_, f"{name} {', '.join(v.name for v in operands)} : {type_}")
 
     def convert(self, name: str, value: Value, type_: str) -> Value:
         """Emit a conversion of the form `name value : from to type`, unless the type is the same."""
         if value.type == type_:
             return value
-        result = Value(self, self._name(), type_)
-        self.emit(f"{result.name} = {name} {value.name} : {value.type} to {type_}")
-        return result
+        return self._result(type_, f"{name} {value.name} : {value.type} to {type_}")
 
     def compare(self, predicate: str, left: Value, right: Value | int | float) -> Value:
         """Compare by MLIR's name of the predicate: `slt`, `ogt`, ..."""
         other = self.as_value(right, left.type)
-        result = Value(self, self._name(), with_element(left.type, I1))
-        operation = "cmpf" if left.is_float else "cmpi"
-        self.emit(f"{result.name} = arith.{operation} {predicate}, {left.name}, {other.name} : {left.type}")
-        return result
+        operation = f"arith.{'cmpf' if left.is_float else 'cmpi'} {predicate}, {left.name}, {other.name} : {left.type}"
+        return self._result(with_element(left.type, I1), operation)
 
     def select(self, condition: Value, yes: Value, no: Value | int | float) -> Value:
         """Select `yes` where the condition holds, else `no`."""
         other = self.as_value(no, yes.type)
-        result = Value(self, self._name(), yes.type)
         types = f"{condition.type}, {yes.type}" if condition.type.startswith("vector") else yes.type
-        self.emit(f"{result.name} = arith.select {condition.name}, {yes.name}, {other.name} : {types}")
-        return result
+        return self._result(yes.type, f"arith.select {condition.name}, {yes.name}, {other.name} : {types}")
 
     def fma(self, a: Value, b: Value, c: Value | float) -> Value:
         """Emit a * b + c with a single rounding."""
@@ -115,16 +225,12 @@ class Builder:
 
     def broadcast(self, value: Value, lanes: int = LANES) -> Value:
         """Return a vector of copies of a scalar."""
-        result = Value(self, self._name(), vector(value.type, lanes))
-        self.emit(f"{result.name} = vector.broadcast {value.name} : {value.type} to {result.type}")
-        return result
+        return self.convert("vector.broadcast", value, vector(value.type, lanes))
 
     def lane_numbers(self) -> Value:
         """Return the vector 0, 1, ... 15 as i32."""
-        result = Value(self, self._name(), VI32)
         numbers = ", ".join(str(i) for i in range(LANES))
-        self.emit(f"{result.name} = arith.constant dense<[{numbers}]> : {VI32}")
-        return result
+        return self._result(VI32, f"arith.constant dense<[{numbers}]> : {VI32}")
 
     def fold_lanes(self, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
         """Reduce 16 lanes to a scalar with `combine`, by the tree 8, 4, 2, 1."""
@@ -132,9 +238,8 @@ class Builder:
         while width > 1:
             width //= 2
             value = combine(self._slice(value, 0, width), self._slice(value, width, width))
-        result = Value(self, self._name(), element_of(value.type))
-        self.emit(f"{result.name} = vector.extract {value.name}[0] : {result.type} from {value.type}")
-        return result
+        element = element_of(value.type)
+        return self._result(element, f"vector.extract {value.name}[0] : {element} from {value.type}")
 
     def half(self, value: Value, number: int) -> Value:
         """Return the lower (0) or upper (1) half of a vector's lanes."""
@@ -144,10 +249,9 @@ class Builder:
     def join(self, low: Value, high: Value) -> Value:
         """Concatenate the lanes of two vectors."""
         lanes = 2 * lanes_of(low.type)
-        result = Value(self, self._name(), vector(element_of(low.type), lanes))
         mask = ", ".join(str(i) for i in range(lanes))
-        self.emit(f"{result.name} = vector.shuffle {low.name}, {high.name} [{mask}] : {low.type}, {high.type}")
-        return result
+        operation = f"vector.shuffle {low.name}, {high.name} [{mask}] : {low.type}, {high.type}"
+        return self._result(vector(element_of(low.type), lanes), operation)
 
     def lanes_as(self, value: Value, element: str) -> Value:
         """Reinterpret the bits as lanes of an integer type of another width."""
@@ -159,12 +263,9 @@ class Builder:
         return self.op("arith.shrsi", [value, self.constant(bits, value.type)], value.type)
 
     def _slice(self, value: Value, start: int, width: int) -> Value:
-        result = Value(self, self._name(), vector(element_of(value.type), width))
-        self.emit(
-            f"{result.name} = vector.extract_strided_slice {value.name} "
-            f"{{offsets = [{start}], sizes = [{width}], strides = [1]}} : {value.type} to {result.type}"
-        )
-        return result
+        part = f"{{offsets = [{start}], sizes = [{width}], strides = [1]}}"
+        type_ = vector(element_of(value.type), width)
+        return self._result(type_, f"vector.extract_strided_slice {value.name} {part} : {value.type} to {type_}")
 
     # Memory
 
@@ -173,27 +274,21 @@ class Builder:
         return self.load(Value(self, "%buffers", PTR), number * 8, PTR)
 
     def dim(self, name: str) -> Value:
-        """Return one of the step's sizes, an i64; the names are in DIM_NUMBERS."""
+        """Return one of the step's sizes, an i64; named as in Dim."""
         return self.load(Value(self, "%dims", PTR), Dim[name] * 8, I64)
 
     def address(self, base: Value, offset: Value | int) -> Value:
         """Return `base` plus `offset` bytes."""
         if isinstance(offset, int) and offset == 0:
             return base
-        result = Value(self, self._name(), PTR)
-        if isinstance(offset, int):
-            self.emit(f"{result.name} = llvm.getelementptr {base.name}[{offset}] : ({PTR}) -> {PTR}, i8")
-        else:
-            self.emit(f"{result.name} = llvm.getelementptr {base.name}[{offset.name}] : ({PTR}, i64) -> {PTR}, i8")
-        return result
+        place, types = (offset, PTR) if isinstance(offset, int) else (offset.name, f"{PTR}, i64")
+        return self._result(PTR, f"llvm.getelementptr {base.name}[{place}] : ({types}) -> {PTR}, i8")
 
     def load(self, base: Value, offset: Value | int, type_: str, alignment: int | None = None) -> Value:
         """Load a value from `base` plus `offset` bytes; `alignment` is in bytes."""
         source = self.address(base, offset)
-        result = Value(self, self._name(), type_)
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
-        self.emit(f"{result.name} = llvm.load {source.name}{aligned} : {PTR} -> {type_}")
-        return result
+        return self._result(type_, f"llvm.load {source.name}{aligned} : {PTR} -> {type_}")
 
     def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
         """Store a value at `base` plus `offset` bytes; `alignment` is in bytes."""
@@ -221,9 +316,7 @@ class Builder:
 
     def call(self, name: str, operands: Sequence[Value], type_: str) -> Value:
         """Call the LLVM intrinsic `name` and return its result."""
-        result = Value(self, self._name(), type_)
-        self.emit(f"{result.name} = {self._call_text(name, operands)} -> {type_}")
-        return result
+        return self._result(type_, f"{self._call_text(name, operands)} -> {type_}")
 
     def call_void(self, name: str, operands: Sequence[Value]) -> None:
         """Call the LLVM intrinsic `name`, which returns nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
     BLOCK,
@@ -19,7 +19,6 @@ from quire.kernels.emit.layout import (
 from quire.kernels.emit.math import ACTIVATIONS, softcap
 from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, PackedColumns, Panels, RowSink
 from quire.kernels.emit.quantized import QuantizedProducts
-from quire.kernels.emit.value import VF32, Value
 
 ROWS_PER_ITEM = 64
 """Rows of one work item: few enough to spread a long prefill over threads, many enough to reuse a weight block."""
@@ -98,11 +97,10 @@ class GemmKernel(Kernel):
         panel_bytes = blocks * TILE_ROWS * row_bytes
         operand = Panels(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
         base = b.address(w, block * (blocks * dtypes.block_bytes))
-
-        def prefetch(j: Value) -> list[Value]:
-            return [b.address(base, j * dtypes.block_bytes + FAR_BYTES)]
-
-        packed = PackedColumns(blocks, lambda j: b.address(base, j * dtypes.block_bytes), prefetch, NEAR_BYTES)
+        size = dtypes.block_bytes
+        packed = PackedColumns(
+            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + FAR_BYTES)], NEAR_BYTES
+        )
         context.products.emit(b, operand, rows, packed, sink)
 
     def _finish(

@@ -22,9 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.kernels import _native
-from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Builder, Value, vector, with_element
 from quire.kernels.emit.math import round_bf16, to_bf16_bits
-from quire.kernels.emit.value import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Value, vector, with_element
 
 BLOCK = _native.PACKED_BLOCK
 """Columns of a packed block, and the k of one accumulation of the numeric contract."""

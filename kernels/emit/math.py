@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from quire.kernels.emit.builder import Builder
-from quire.kernels.emit.value import F32, I8, I16, I32, Value, with_element
+from quire.kernels.emit.builder import F32, I8, I16, I32, Builder, Value, with_element
 
 LOG2_E = math.log2(math.e)
 

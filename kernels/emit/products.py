@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, Builder, Value
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, Dtypes, load_pair
-from quire.kernels.emit.value import F32, I8, I16, I32, I64, TILE, VF32, Value
 
 NEAR_BYTES, FAR_BYTES = 512, 4096
 """Prefetch distances of weights: into the first-level cache, which allows few outstanding misses, and into the second.

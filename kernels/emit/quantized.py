@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels import _native
-from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.builder import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value, vector
 from quire.kernels.emit.layout import TILE_ROWS, QuantizedFormat
 from quire.kernels.emit.products import NEAR_BYTES, RowSink
-from quire.kernels.emit.value import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Value, vector
 
 LINE = _native.CACHE_LINE
 LINES_PER_ITERATION = 2

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.builder import F16, F32, I8, I32, VF32, VI32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
     BLOCK,
@@ -21,7 +21,6 @@ from quire.kernels.emit.layout import (
     store_activation,
 )
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, rsqrt
-from quire.kernels.emit.value import F16, F32, I8, I32, VF32, VI32, Value, vector
 
 
 @dataclass(frozen=True)

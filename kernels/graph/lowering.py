@@ -112,8 +112,8 @@ class _Lowering:
         )
         operands: list[Operand] = [Buffer("token_ids", input=True), matrix, out]
         if operation.positions:
-            operands.append(Buffer("positions", input=True))
-            operands.append(TensorRows(operation.positions, operation.num_positions, width))
+            table = TensorRows(operation.positions, operation.num_positions, width)
+            operands += [Buffer("positions", input=True), table]
         kernel = EmbeddingKernel("embed", width, bool(operation.positions), quantized, operation.scale)
         self._plan.add(kernel, operands, "tokens")
         return out
@@ -133,10 +133,9 @@ class _Lowering:
         self._plan.add(kernel, operands, consumer.dim)
         if consumer.head:
             rows = self._plan.kernel(replace(kernel, name="norm_states", quantized=None, output="rows"))
-            operands = [
-                Buffer("hidden_states", input=True) if operand is out.buffer else operand for operand in operands
-            ]
-            self._plan.hidden_states.append(Launch(rows, tuple(operands), consumer.dim))
+            states = Buffer("hidden_states", input=True)
+            to_states = (states if operand is out.buffer else operand for operand in operands)
+            self._plan.hidden_states.append(Launch(rows, tuple(to_states), consumer.dim))
         return out
 
     def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
@@ -305,10 +304,8 @@ def _check(graph: Graph, attentions: list[Attention]) -> None:
                 f"attention of layer {number} has {heads.kv} KV heads of {heads.dim} elements, but that of layer 0 has "
                 f"{first.kv} of {first.dim}; KV pages have the same layout in every layer"
             )
-        outputs, needed = (
-            sum(layer.outputs for layer in attention.projections),
-            (heads.query + 2 * heads.kv) * heads.dim,
-        )
+        outputs = sum(layer.outputs for layer in attention.projections)
+        needed = (heads.query + 2 * heads.kv) * heads.dim
         if outputs != needed:
             raise ModelError(f"attention of layer {number} has {outputs} projection outputs; its heads need {needed}")
         if rotary is not None and (rotary.dim % 16 or rotary.dim > heads.dim):

@@ -68,17 +68,14 @@ class Loader:
     def _place_all(self, weights: list[Weight], total: int) -> None:
         done = 0
         for weight in weights:
-            self.addresses[weight] = self._place(weight)
-            if isinstance(weight, Matrix):
+            if not isinstance(weight, Matrix):
+                self.addresses[weight] = self.runner.upload(weight.values(self.checkpoint))
+            else:
+                self.addresses[weight] = self._pack(weight)
                 done += weight.bytes(self.dtypes)
                 self.checkpoint.drop_pages()
                 if self.progress is not None:
                     self.progress("loading weights", done, total)
-
-    def _place(self, weight: Weight) -> int:
-        if isinstance(weight, Matrix):
-            return self._pack(weight)
-        return self.runner.upload(weight.values(self.checkpoint))
 
     def _pack(self, matrix: Matrix) -> int:
         if self.packed is None:

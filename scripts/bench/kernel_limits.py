@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Jit, Plan, Runner, ThreadPool
-from quire.kernels.emit.builder import Builder
+from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VI32, Builder, Value, vector
 from quire.kernels.emit.products import NEAR_BYTES
-from quire.kernels.emit.value import F32, I8, I16, I32, I64, TILE, VI32, Value, vector
 from quire.kernels.host import InstructionSet, available_memory, cache_folder
 
 LEAST_STREAM_BYTES = 256 << 20

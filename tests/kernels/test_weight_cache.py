@@ -120,7 +120,7 @@ def test_two_starts_at_once(demo_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_failed_load_leaves_nothing(demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader.Loader, "_place", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(loader.Loader, "_pack", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         answer(demo_model, tmp_path)
     assert files(tmp_path) == []

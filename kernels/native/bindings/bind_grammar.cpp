@@ -10,9 +10,10 @@
 #include "bindings/bindings.h"
 #include "grammar/constraint.h"
 #include "grammar/llguidance.h"
-#include "grammar/token_mask.h"
+#include "grammar/token_constraint.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace quire {
 namespace {
@@ -47,17 +48,17 @@ void bind_mask(nb::module_& m) {
                 std::chrono::duration_cast<TokenConstraint::Clock::duration>(std::chrono::duration<double>(seconds));
             return constraint.wait_until(TokenConstraint::Clock::now() + longest);
           },
-          nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
+          "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Wait until it can be asked; return False if another thread still writes its mask then.")
-      .def("allows", &TokenConstraint::allows, nb::arg("token_id"))
-      .def("follow", &TokenConstraint::follow, nb::arg("token_id"), "Advance past a token that was sampled.")
+      .def("allows", &TokenConstraint::allows, "token_id"_a)
+      .def("follow", &TokenConstraint::follow, "token_id"_a, "Advance past a token that was sampled.")
       .def("take_forced", &TokenConstraint::take_forced,
            "Advance past the next token if there is no choice, and return it, or None.")
-      .def("rollback", &TokenConstraint::rollback, nb::arg("num_tokens"),
+      .def("rollback", &TokenConstraint::rollback, "num_tokens"_a,
            "Go back by the last tokens that it has advanced past.")
       .def_prop_ro("mask", &TokenConstraint::mask, nb::rv_policy::reference_internal);
   nb::class_<TokenMask, TokenConstraint>(m, "TokenMask", "The tokens that may come next: a bit for each.")
-      .def(nb::init<std::int32_t>(), nb::arg("num_tokens"))
+      .def(nb::init<std::int32_t>(), "num_tokens"_a)
       .def_prop_ro("token_ids",
                    [](const TokenMask& mask) {
                      Tokens tokens;
@@ -67,7 +68,7 @@ void bind_mask(nb::module_& m) {
       .def_prop_ro("is_ready", &TokenMask::is_ready)
       .def("reset", &TokenMask::reset, "Start to write it: the sampler waits for `publish`.")
       .def("publish", &TokenMask::publish, "Let the sampler read it: it is written.")
-      .def("allow", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, true); }, nb::arg("token_ids"));
+      .def("allow", [](TokenMask& mask, const Tokens& tokens) { mask.set(tokens, true); }, "token_ids"_a);
 }
 
 }  // namespace
@@ -85,22 +86,21 @@ void bind_grammar(nb::module_& m) {
             const nb::gil_scoped_release release;
             new (self) Vocabulary(library, copies, eos_token_ids, function);
           },
-          nb::arg("library"), nb::arg("texts"), nb::arg("eos_token_ids"), nb::arg("tokenize"))
+          "library"_a, "texts"_a, "eos_token_ids"_a, "tokenize"_a)
       .def_prop_ro("num_tokens", &Vocabulary::num_tokens);
   nb::class_<Matcher>(m, "Matcher", "The beginning of a grammar.")
-      .def(nb::init<std::shared_ptr<const Vocabulary>, const std::string&, const std::string&>(), nb::arg("vocabulary"),
-           nb::arg("kind"), nb::arg("grammar"), nb::call_guard<nb::gil_scoped_release>())
+      .def(nb::init<std::shared_ptr<const Vocabulary>, const std::string&, const std::string&>(), "vocabulary"_a,
+           "kind"_a, "grammar"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("allows_any", &Matcher::allows_any, nb::call_guard<nb::gil_scoped_release>(),
            "Return True if any text is allowed. Copies made later benefit from the work that this takes.")
       .def_prop_ro("error", &Matcher::error, "The reason why it cannot go on.");
   nb::class_<Constraint, TokenConstraint>(m, "Constraint", "The position of a request in its grammar.")
-      .def(nb::init<const Matcher&, std::int32_t, Tokens>(), nb::arg("grammar"), nb::arg("vocab_size"),
-           nb::arg("stop_token_ids"))
+      .def(nb::init<const Matcher&, std::int32_t, Tokens>(), "grammar"_a, "vocab_size"_a, "stop_token_ids"_a)
       .def("restart", &Constraint::restart,
            "Go back to the beginning, for another request; return False if it cannot, and must not be used again.")
       .def_prop_ro("num_followed", &Constraint::num_followed,
                    "Number of tokens that it has advanced past for all its requests.")
-      .def("stop_at", &Constraint::stop_at, nb::arg("stop_token_ids"), "Replace the stop tokens, at the beginning.")
+      .def("stop_at", &Constraint::stop_at, "stop_token_ids"_a, "Replace the stop tokens, at the beginning.")
       .def_prop_ro("num_forced", &Constraint::num_forced, "Number of tokens that must come next.")
       .def_prop_ro("is_complete", &Constraint::is_complete, "True if the text is complete, and nothing may follow.")
       .def_prop_ro("has_ended", &Constraint::has_ended, "True if no token may follow, or there is an error.")

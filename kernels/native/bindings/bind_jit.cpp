@@ -5,6 +5,7 @@
 #include "jit/jit.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace quire {
 
@@ -17,10 +18,10 @@ void bind_jit(nb::module_& m) {
           [](Jit* self, std::string cpu, std::string features, int vector_bits, const std::string& cache_dir) {
             new (self) Jit(Target{std::move(cpu), std::move(features), vector_bits}, cache_dir);
           },
-          nb::arg("cpu"), nb::arg("features"), nb::arg("vector_bits"), nb::arg("cache_dir") = "")
-      .def("compile", &Jit::compile, nb::arg("source"), nb::arg("symbols"), nb::call_guard<nb::gil_scoped_release>(),
+          "cpu"_a, "features"_a, "vector_bits"_a, "cache_dir"_a = "")
+      .def("compile", &Jit::compile, "source"_a, "symbols"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Compile a module and return the addresses of the symbols, in order.")
-      .def("assembly", &Jit::assembly, nb::arg("source"), "Return the assembly of a module, for inspection.")
+      .def("assembly", &Jit::assembly, "source"_a, "Return the assembly of a module, for inspection.")
       .def_prop_ro("compiled", &Jit::compiled, "Number of modules compiled so far.")
       .def_prop_ro("cache_hits", &Jit::cache_hits, "Number of modules read from the cache so far.");
 }

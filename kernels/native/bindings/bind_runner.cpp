@@ -20,6 +20,7 @@
 #include "compute/runner.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace quire {
 namespace {
@@ -45,18 +46,6 @@ Dims dims_of(const Sizes& sizes) {
   Dims dims{};
   for (const auto& [name, size] : sizes) dims[static_cast<std::size_t>(dim_of(name))] = size;
   return dims;
-}
-
-void run_plan(Plan& plan, ThreadPool& pool, const Sizes& sizes) {
-  const Dims dims = dims_of(sizes);
-  nb::gil_scoped_release release;
-  plan.run(pool, dims);
-}
-
-std::vector<double> profile_plan(Plan& plan, ThreadPool& pool, const Sizes& sizes) {
-  const Dims dims = dims_of(sizes);
-  nb::gil_scoped_release release;
-  return plan.profile(pool, dims);
 }
 
 Sizes split_attention(Runner& runner, Sizes sizes) {
@@ -113,14 +102,11 @@ void bind_memory(nb::class_<Runner>& runner) {
   runner
       .def(
           "allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
-          nb::arg("num_bytes"), "Return the address of zeroed memory that lives as long as the runner.")
+          "num_bytes"_a, "Return the address of zeroed memory that lives as long as the runner.")
       .def(
           "allocate_by_node",
-          [](Runner& r, std::size_t bytes) {
-            nb::gil_scoped_release release;
-            return reinterpret_cast<Address>(r.allocate_by_node(bytes));
-          },
-          nb::arg("num_bytes"),
+          [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.allocate_by_node(bytes)); },
+          "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Allocate memory for a matrix, each share on the NUMA node of the threads that will read it.")
       .def(
           "upload",
@@ -129,12 +115,12 @@ void bind_memory(nb::class_<Runner>& runner) {
             std::memcpy(target, array.data(), array.nbytes());
             return reinterpret_cast<Address>(target);
           },
-          nb::arg("array"), nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
+          "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
           "Copy the array into memory that lives as long as the runner; return its address.")
       .def(
           "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv().layer(layer)); },
-          nb::arg("layer"), "Return the address of a layer's KV tiles.")
-      .def("split_attention", &split_attention, nb::arg("dims"),
+          "layer"_a, "Return the address of a layer's KV tiles.")
+      .def("split_attention", &split_attention, "dims"_a,
            "Move attention entries of the step inputs to KV splits, as a step does; return the resulting dims.")
       .def_prop_ro("inputs", &input_addresses, "Addresses of the step inputs, by name.");
 }
@@ -146,20 +132,24 @@ void bind_runner(nb::module_& m) {
       .def_ro("token_ids", &StepResult::token_ids,
               "The span of each sequence: the tokens that the step appended to it, forced ones included.")
       .def_ro("pending", &StepResult::pending, "Rows whose samples are deferred: `Runner.collect` adds them.")
-      .def("logprobs", &logprobs_of_row, nb::arg("row"),
+      .def("logprobs", &logprobs_of_row, "row"_a,
            "An entry for each token of a span; None if the sequence did not ask for log probabilities.")
       .def_prop_ro("prompt_logprobs", &prompt_logprobs)
       .def_prop_ro("pooled", &pooled_vectors, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
   nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
       .def(nb::init<>())
-      .def("add", &add_launch, nb::arg("kernel"), nb::arg("buffers"), nb::arg("dim"), nb::arg("rows_per_item") = 1,
-           nb::arg("repeats") = 1, "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items.")
-      .def("run", &run_plan, nb::arg("pool"), nb::arg("dims"), "Run the launches with these dims, by name.")
-      .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"),
-           "Run the launches and return the seconds of each.");
+      .def("add", &add_launch, "kernel"_a, "buffers"_a, "dim"_a, "rows_per_item"_a = 1, "repeats"_a = 1,
+           "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items.")
+      .def(
+          "run", [](Plan& plan, ThreadPool& pool, const Sizes& sizes) { plan.run(pool, dims_of(sizes)); }, "pool"_a,
+          "dims"_a, nb::call_guard<nb::gil_scoped_release>(), "Run the launches with these dims, by name.")
+      .def(
+          "profile",
+          [](Plan& plan, ThreadPool& pool, const Sizes& sizes) { return plan.profile(pool, dims_of(sizes)); }, "pool"_a,
+          "dims"_a, nb::call_guard<nb::gil_scoped_release>(), "Run the launches and return the seconds of each.");
   bind_struct(m, "RunnerConfig", "Sizes of a model, its KV cache and its steps.",
-              field("threads", &RunnerConfig::threads), field("pin", &RunnerConfig::pin, false),
+              field("threads", &RunnerConfig::threads), option("pin", &RunnerConfig::pin),
               field("num_pages", &RunnerConfig::num_pages), field("page_size", &RunnerConfig::page_size),
               field("vocab_size", &RunnerConfig::vocab_size), field("kv_heads", &RunnerConfig::kv_heads),
               field("max_num_batched_tokens", &RunnerConfig::max_num_batched_tokens),
@@ -169,7 +159,7 @@ void bind_runner(nb::module_& m) {
               field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
-  runner.def(nb::init<const RunnerConfig&>(), nb::arg("config"))
+  runner.def(nb::init<const RunnerConfig&>(), "config"_a)
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal, "Plan from token ids to hidden states.")
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal, "Plan from hidden states to logits.")
       .def_prop_ro("states", &Runner::states, nb::rv_policy::reference_internal,
@@ -185,16 +175,16 @@ void bind_runner(nb::module_& m) {
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
              const std::vector<std::int64_t>& counts, const std::optional<std::vector<std::int64_t>>& num_drafts) {
-            nb::gil_scoped_release release;
             return r.step(slots, starts, counts, num_drafts ? std::span(*num_drafts) : std::span<const std::int64_t>());
           },
-          nb::arg("slots"), nb::arg("starts"), nb::arg("counts"), nb::arg("num_drafts").none() = nb::none(),
+          "slots"_a, "starts"_a, "counts"_a, "num_drafts"_a.none() = nb::none(),
+          nb::call_guard<nb::gil_scoped_release>(),
           "Compute tokens [start, start + count) of each slot, and sample where a chunk reaches the sequence's end. "
           "The last num_drafts tokens of a sequence are drafts, which are kept as far as they are what is sampled.")
-      .def("collect", &Runner::collect, nb::arg("result"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("collect", &Runner::collect, "result"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Add pending spans to the result of the last step, waiting for one at least; return their rows, or none "
            "when none is pending.")
-      .def("fork", &Runner::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
+      .def("fork", &Runner::fork, "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
            "Give a slot without pages the first computed positions of another; return False if there are too few "
            "pages.");
   bind_memory(runner);

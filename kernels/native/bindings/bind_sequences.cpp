@@ -8,12 +8,14 @@
 #include <algorithm>
 #include <tuple>
 
+#include "bindings/bind_struct.h"
 #include "bindings/bindings.h"
 #include "kv_cache/page_pool.h"
 #include "kv_cache/radix_tree.h"
 #include "kv_cache/sequences.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace quire {
 namespace {
@@ -41,65 +43,23 @@ std::int32_t open_sequence(Sequences& sequences, Tokens tokens, std::int64_t num
 
 void bind_configs(nb::module_& m) {
   using Config = SamplingConfig;
-  const Config plain;
-  nb::class_<Config>(m, "SamplingConfig", "Sampling parameters of one sequence; the meanings are vLLM's.")
-      .def(
-          "__init__",
-          [](Config* self, float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
-             float presence_penalty, float frequency_penalty, std::vector<std::pair<std::int32_t, float>> logit_bias,
-             Tokens allowed_token_ids, std::vector<Tokens> bad_words_token_ids, Tokens stop_token_ids,
-             std::int32_t min_tokens, std::uint64_t seed, std::optional<std::int32_t> logprobs,
-             std::optional<std::int32_t> prompt_logprobs) {
-            new (self) Config{temperature,
-                              top_k,
-                              top_p,
-                              min_p,
-                              repetition_penalty,
-                              presence_penalty,
-                              frequency_penalty,
-                              std::move(logit_bias),
-                              std::move(allowed_token_ids),
-                              std::move(bad_words_token_ids),
-                              std::move(stop_token_ids),
-                              min_tokens,
-                              seed,
-                              logprobs,
-                              prompt_logprobs};
-          },
-          nb::kw_only(), nb::arg("temperature") = plain.temperature, nb::arg("top_k") = plain.top_k,
-          nb::arg("top_p") = plain.top_p, nb::arg("min_p") = plain.min_p,
-          nb::arg("repetition_penalty") = plain.repetition_penalty,
-          nb::arg("presence_penalty") = plain.presence_penalty, nb::arg("frequency_penalty") = plain.frequency_penalty,
-          nb::arg("logit_bias") = plain.logit_bias, nb::arg("allowed_token_ids") = plain.allowed_token_ids,
-          nb::arg("bad_words_token_ids") = plain.bad_words_token_ids, nb::arg("stop_token_ids") = plain.stop_token_ids,
-          nb::arg("min_tokens") = plain.min_tokens, nb::arg("seed") = plain.seed,
-          nb::arg("logprobs").none() = nb::none(), nb::arg("prompt_logprobs").none() = nb::none())
-      .def_rw("temperature", &Config::temperature, "0: greedy.")
-      .def_rw("top_k", &Config::top_k, "0 or -1: all tokens.")
-      .def_rw("top_p", &Config::top_p)
-      .def_rw("min_p", &Config::min_p)
-      .def_rw("repetition_penalty", &Config::repetition_penalty)
-      .def_rw("presence_penalty", &Config::presence_penalty)
-      .def_rw("frequency_penalty", &Config::frequency_penalty)
-      .def_rw("logit_bias", &Config::logit_bias)
-      .def_rw("allowed_token_ids", &Config::allowed_token_ids, "Empty: all tokens.")
-      .def_rw("bad_words_token_ids", &Config::bad_words_token_ids)
-      .def_rw("stop_token_ids", &Config::stop_token_ids, "Banned until there are `min_tokens` outputs.")
-      .def_rw("min_tokens", &Config::min_tokens)
-      .def_rw("seed", &Config::seed)
-      .def_rw("logprobs", &Config::logprobs, nb::arg().none(), "Likeliest tokens to report with each sampled one.")
-      .def_rw("prompt_logprobs", &Config::prompt_logprobs, nb::arg().none(),
-              "Likeliest tokens to report with each prompt token.");
-  nb::class_<PoolingConfig>(m, "PoolingConfig", "Pooling of the hidden states of a prompt into one vector.")
-      .def(
-          "__init__",
-          [](PoolingConfig* self, std::string type, bool normalize, std::int32_t dimensions) {
-            new (self) PoolingConfig{std::move(type), normalize, dimensions};
-          },
-          nb::kw_only(), nb::arg("type") = "last", nb::arg("normalize") = true, nb::arg("dimensions") = 0)
-      .def_rw("type", &PoolingConfig::type, "mean, or last.")
-      .def_rw("normalize", &PoolingConfig::normalize, "To length 1.")
-      .def_rw("dimensions", &PoolingConfig::dimensions, "Values to keep, the first ones; 0: all.");
+  bind_struct(
+      m, "SamplingConfig", "Sampling parameters of one sequence; the meanings are vLLM's.",
+      option("temperature", &Config::temperature, "0: greedy."),
+      option("top_k", &Config::top_k, "0 or -1: all tokens."), option("top_p", &Config::top_p),
+      option("min_p", &Config::min_p), option("repetition_penalty", &Config::repetition_penalty),
+      option("presence_penalty", &Config::presence_penalty), option("frequency_penalty", &Config::frequency_penalty),
+      option("logit_bias", &Config::logit_bias),
+      option("allowed_token_ids", &Config::allowed_token_ids, "Empty: all tokens."),
+      option("bad_words_token_ids", &Config::bad_words_token_ids),
+      option("stop_token_ids", &Config::stop_token_ids, "Banned until there are `min_tokens` outputs."),
+      option("min_tokens", &Config::min_tokens), option("seed", &Config::seed),
+      option("logprobs", &Config::logprobs, "Likeliest tokens to report with each sampled one."),
+      option("prompt_logprobs", &Config::prompt_logprobs, "Likeliest tokens to report with each prompt token."));
+  bind_struct(m, "PoolingConfig", "Pooling of the hidden states of a prompt into one vector.",
+              option("type", &PoolingConfig::type, "mean, or last."),
+              option("normalize", &PoolingConfig::normalize, "To length 1."),
+              option("dimensions", &PoolingConfig::dimensions, "Values to keep, the first ones; 0: all."));
 }
 
 std::tuple<std::int64_t, std::int32_t, std::int32_t> match_sequence(Sequences& sequences, std::int32_t slot) {
@@ -130,83 +90,82 @@ std::tuple<Tokens, std::int32_t, nb::bytes> page_map(Sequences& sequences, const
 void bind_sequences(nb::module_& m) {
   bind_configs(m);
   nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")
-      .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("extent") = PagePool::kAll)
-      .def("allocate", &allocate_pages, nb::arg("count"), nb::arg("after") = Tokens(),
+      .def(nb::init<std::int32_t, std::int32_t>(), "num_pages"_a, "extent"_a = PagePool::kAll)
+      .def("allocate", &allocate_pages, "count"_a, "after"_a = Tokens(),
            "New pages for a sequence that has `after`, or None if fewer are free.")
-      .def("retain", &PagePool::retain, nb::arg("page"))
-      .def("release", &PagePool::release, nb::arg("page"))
-      .def("references", nb::overload_cast<std::int32_t>(&PagePool::references, nb::const_), nb::arg("page"))
+      .def("retain", &PagePool::retain, "page"_a)
+      .def("release", &PagePool::release, "page"_a)
+      .def("references", nb::overload_cast<std::int32_t>(&PagePool::references, nb::const_), "page"_a)
       .def_prop_ro("free_pages", &PagePool::free_pages)
       .def_prop_ro("held_pages", &PagePool::held_pages)
       .def_prop_ro("committed", &PagePool::committed)
       .def_prop_ro("total", &PagePool::total);
   nb::class_<RadixTree>(m, "RadixTree", "The prefix cache: full pages, found by the tokens that lead to them.")
-      .def(nb::init<PagePool&, std::int32_t>(), nb::arg("pool"), nb::arg("page_size"), nb::keep_alive<1, 2>())
-      .def("enter", &RadixTree::enter, nb::arg("salt"), "The root of the prefixes under a salt, to be left again.")
-      .def("leave", &RadixTree::leave, nb::arg("root"))
-      .def("match", &match_tokens, nb::arg("parent"), nb::arg("tokens"),
+      .def(nb::init<PagePool&, std::int32_t>(), "pool"_a, "page_size"_a, nb::keep_alive<1, 2>())
+      .def("enter", &RadixTree::enter, "salt"_a, "The root of the prefixes under a salt, to be left again.")
+      .def("leave", &RadixTree::leave, "root"_a)
+      .def("match", &match_tokens, "parent"_a, "tokens"_a,
            "Pages below `parent` that hold the first full pages of `tokens`.")
       .def(
           "insert",
           [](RadixTree& tree, std::int32_t parent, const Tokens& tokens, std::int32_t page) {
             return tree.insert(parent, tokens, page);
           },
-          nb::arg("parent"), nb::arg("tokens"), nb::arg("page"), "The page that the tree has for these tokens now.")
-      .def("retain", &RadixTree::retain, nb::arg("page"))
-      .def("release", &RadixTree::release, nb::arg("page"))
-      .def("evict", &RadixTree::evict, nb::arg("count"),
+          "parent"_a, "tokens"_a, "page"_a, "The page that the tree has for these tokens now.")
+      .def("retain", &RadixTree::retain, "page"_a)
+      .def("release", &RadixTree::release, "page"_a)
+      .def("evict", &RadixTree::evict, "count"_a,
            "Drops cached pages, least recently used leaves first; returns how many.")
       .def(
-          "depth_first", [](const RadixTree& tree, const Tokens& ends) { return tree.depth_first(ends); },
-          nb::arg("ends"), "The order in which to visit paths that end at these pages.")
+          "depth_first", [](const RadixTree& tree, const Tokens& ends) { return tree.depth_first(ends); }, "ends"_a,
+          "The order in which to visit paths that end at these pages.")
       .def(
-          "count_match", [](RadixTree& tree, const Tokens& path) { tree.count_match(path); }, nb::arg("path"),
+          "count_match", [](RadixTree& tree, const Tokens& path) { tree.count_match(path); }, "path"_a,
           "A sequence has found these pages, from a root downwards, and goes on with them.")
-      .def("hottest", &hottest, nb::arg("count"),
+      .def("hottest", &hottest, "count"_a,
            "Paths that the most sequences have found: hits, pages, sequences that have it now, whether it is salted, "
            "tokens of the first page and, unless that is the same one, of the last.")
       .def_prop_ro("size", &RadixTree::size)
       .def_prop_ro("cached_pages", &RadixTree::cached_pages)
       .def_prop_ro("num_evicted", &RadixTree::num_evicted);
   nb::class_<Sequences>(m, "Sequences", "Open sequences, and the KV pages that they and the prefix cache have.")
-      .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), nb::arg("num_pages"), nb::arg("page_size"),
-           nb::arg("vocab_size"))
-      .def("open", &open_sequence, nb::arg("token_ids"), nb::arg("num_prompt_tokens"), nb::kw_only(),
-           nb::arg("sampling").none() = nb::none(), nb::arg("cache_salt").none() = nb::none(),
-           nb::arg("pooling").none() = nb::none(), nb::arg("constraint").none() = nb::none(),
+      .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), "num_pages"_a, "page_size"_a, "vocab_size"_a)
+      .def("open", &open_sequence, "token_ids"_a, "num_prompt_tokens"_a, nb::kw_only(),
+           "sampling"_a.none() = nb::none(), "cache_salt"_a.none() = nb::none(), "pooling"_a.none() = nb::none(),
+           "constraint"_a.none() = nb::none(),
            "Return the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
            "`pooling` its hidden states are pooled, and no token is sampled.")
-      .def("match", &match_sequence, nb::arg("slot"),
+      .def("match", &match_sequence, "slot"_a,
            "Tokens that the prefix cache holds, the number of their pages that no sequence has, and the last of them "
            "or -1.")
-      .def("start", &Sequences::start, nb::arg("slot"), nb::arg("num_tokens"),
+      .def("start", &Sequences::start, "slot"_a, "num_tokens"_a,
            "Gives a slot its first pages. Tokens that they hold already, or None if there are too few.")
-      .def("reserve", &Sequences::reserve, nb::arg("slot"), nb::arg("num_tokens"))
-      .def("share", &Sequences::share, nb::arg("slot"), nb::arg("num_computed"))
+      .def("reserve", &Sequences::reserve, "slot"_a, "num_tokens"_a)
+      .def("share", &Sequences::share, "slot"_a, "num_computed"_a)
       .def(
-          "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
-          nb::arg("slot"), nb::arg("token_id"))
-      .def("truncate", &Sequences::truncate, nb::arg("slot"), nb::arg("num_tokens"),
+          "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); }, "slot"_a,
+          "token_id"_a)
+      .def("truncate", &Sequences::truncate, "slot"_a, "num_tokens"_a,
            "Keep the first tokens, and the pages that hold them but for a partial one that others have too; return "
            "the number of positions whose pages are left.")
-      .def("fork", &Sequences::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
+      .def("fork", &Sequences::fork, "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
            "Gives a slot the first pages of another; the page in which they part is still to be copied: see "
            "Runner.fork.")
-      .def("shared", &Sequences::shared, nb::arg("slot"),
+      .def("shared", &Sequences::shared, "slot"_a,
            "Tokens in pages that others may find, and the last of these pages or -1.")
-      .def("private_pages", &Sequences::private_pages, nb::arg("slot"),
+      .def("private_pages", &Sequences::private_pages, "slot"_a,
            "Return the number of pages that no other sequence has.")
-      .def("page_map", &page_map, nb::arg("pinned"), nb::arg("max_cells"),
+      .def("page_map", &page_map, "pinned"_a, "max_cells"_a,
            "The pool as a picture, where `pinned` are slots: pages of each state (free, held by one, shared, cached, "
            "pinned), pages a cell, and bytes: the state of each page, or [cells][5] parts of 255.")
-      .def("release_pages", &Sequences::release_pages, nb::arg("slot"))
-      .def("close", &Sequences::close, nb::arg("slot"))
+      .def("release_pages", &Sequences::release_pages, "slot"_a)
+      .def("close", &Sequences::close, "slot"_a)
       .def(
-          "num_tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens.size(); }, nb::arg("slot"))
+          "num_tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens.size(); }, "slot"_a)
       .def(
-          "tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens; }, nb::arg("slot"))
+          "tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens; }, "slot"_a)
       .def(
-          "pages", [](Sequences& s, std::int32_t slot) { return s.at(slot).pages; }, nb::arg("slot"))
+          "pages", [](Sequences& s, std::int32_t slot) { return s.at(slot).pages; }, "slot"_a)
       .def_prop_ro("tree", &Sequences::tree, nb::rv_policy::reference_internal)
       .def_prop_ro("free_pages", &Sequences::free_pages)
       .def_prop_ro("cached_pages", &Sequences::cached_pages)

@@ -2,30 +2,38 @@
 
 #include <nanobind/nanobind.h>
 
+#include <optional>
 #include <tuple>
 #include <utility>
 
 namespace quire {
 
-/// A member of a bound struct, and its keyword argument.
+/// A member of a bound struct, its keyword argument and its docstring.
 template <class T, class Member, class Argument>
 struct Field {
   const char* name;
   Member T::* member;
   Argument argument;
+  const char* doc;
 };
 
 template <class T, class Member>
-Field<T, Member, nanobind::arg> field(const char* name, Member T::* member) {
-  return {name, member, nanobind::arg(name)};
+auto field(const char* name, Member T::* member, const char* doc = "") {
+  return Field{name, member, nanobind::arg(name), doc};
+}
+
+/// A field that is optional in Python, with the default of the struct.
+template <class T, class Member>
+auto option(const char* name, Member T::* member, const char* doc = "") {
+  return Field{name, member, nanobind::arg(name) = T{}.*member, doc};
 }
 
 template <class T, class Member>
-Field<T, Member, nanobind::arg_v> field(const char* name, Member T::* member, const Member& fallback) {
-  return {name, member, nanobind::arg(name) = fallback};
+auto option(const char* name, std::optional<Member> T::* member, const char* doc = "") {
+  return Field{name, member, nanobind::arg(name).none() = T{}.*member, doc};
 }
 
-/// Binds a struct of plain members: a constructor with a keyword for each field, and attributes to read.
+/// Binds a struct of plain members: a constructor with a keyword for each field, and attributes.
 template <class T, class... Member, class... Argument>
 nanobind::class_<T> bind_struct(nanobind::module_& m, const char* name, const char* doc,
                                 const Field<T, Member, Argument>&... fields) {
@@ -37,7 +45,7 @@ nanobind::class_<T> bind_struct(nanobind::module_& m, const char* name, const ch
         std::apply([&](auto... member) { ((self->*member = std::move(values)), ...); }, members);
       },
       nanobind::kw_only(), fields.argument...);
-  (type.def_ro(fields.name, fields.member), ...);
+  (type.def_rw(fields.name, fields.member, fields.doc), ...);
   return type;
 }
 

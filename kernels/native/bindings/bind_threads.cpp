@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "compute/first_touch.h"
+#include "compute/arena.h"
 #include "compute/thread_pool.h"
 #include "compute/topology.h"
 

@@ -21,6 +21,12 @@ namespace {
 template <class T>
 using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+template <auto pack_into, class Target>
+void pack_tiles(Runner& runner, const MatrixView& source, const Target& target, std::int64_t first_tile,
+                std::int64_t tile_step) {
+  pack_into(runner.threads(), source, target, {first_tile, tile_step});
+}
+
 void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, const Matrix<float>& scales,
                            const std::optional<Matrix<std::int16_t>>& zeros, const QuantizedWeights& target,
                            std::int64_t first_tile, std::int64_t tile_step) {
@@ -102,18 +108,13 @@ void bind_weights(nb::module_& m) {
 }
 
 void bind_packing(nb::class_<Runner>& runner) {
-  const auto pack_matrix = [](Runner& r, const MatrixView& source, const PackedWeights& target, std::int64_t first_tile,
-                              std::int64_t tile_step) { pack(r.threads(), source, target, {first_tile, tile_step}); };
-  const auto quantize_matrix = [](Runner& r, const MatrixView& source, const QuantizedWeights& target,
-                                  std::int64_t first_tile, std::int64_t tile_step) {
-    quantize(r.threads(), source, target, {first_tile, tile_step});
-  };
   runner
-      .def("pack", pack_matrix, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
+      .def("pack", &pack_tiles<&pack, PackedWeights>, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
            nb::call_guard<nb::gil_scoped_release>(),
            "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")
-      .def("quantize", quantize_matrix, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
-           nb::call_guard<nb::gil_scoped_release>(), "Quantize the matrix and pack it, as `pack` does.")
+      .def("quantize", &pack_tiles<&quantize, QuantizedWeights>, "source"_a, "target"_a, "first_tile"_a = 0,
+           "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
+           "Quantize the matrix and pack it, as `pack` does.")
       .def("pack_quantized", &pack_quantized_arrays, "values"_a, "scales"_a, "zeros"_a.none(), "target"_a,
            "first_tile"_a = 0, "tile_step"_a = 1, "Pack a quantized matrix, as `pack` does.");
 }

@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "compute/thread_pool.h"
+
 namespace quire {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;  ///< bytes of a transparent huge page on x86-64
@@ -27,5 +29,12 @@ class Arena {
   std::byte* free_ = nullptr;  ///< the unused end of the last small mapping
   std::size_t left_ = 0;
 };
+
+/// Makes the memory resident and keeps its contents, even if other threads write to it concurrently. Linux places a
+/// page on the NUMA node that touches it first.
+void touch_pages(std::byte* begin, std::byte* end);
+
+/// Touches all of the memory, each share (ThreadPool::share_begin) from a thread of its NUMA node.
+void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes);
 
 }  // namespace quire

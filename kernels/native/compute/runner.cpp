@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "compute/first_touch.h"
+#include "compute/arena.h"
 
 namespace quire {
 namespace {

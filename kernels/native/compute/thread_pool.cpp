@@ -1,5 +1,9 @@
 #include "compute/thread_pool.h"
 
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -9,12 +13,6 @@
 #include <utility>
 
 #include "compute/denormals.h"
-
-#if defined(__linux__)
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace quire {
 namespace {
@@ -34,15 +32,6 @@ constexpr int kMaxSpinsOversubscribed = 16;
 Clock::duration next_spin(Clock::duration spin, Clock::duration waited) {
   if (waited > kMaxSpin) return std::max(spin / 2, kMinSpin);
   return std::clamp(std::max(spin * 7 / 8, 2 * waited), kMinSpin, kMaxSpin);
-}
-
-/// Returns the CPU that this thread runs on, or -1 if the system does not report it.
-int current_cpu() {
-#if defined(__linux__)
-  return sched_getcpu();
-#else
-  return -1;
-#endif
 }
 
 /// Moves the calling thread to another CPU; returns false if there is none.
@@ -116,7 +105,7 @@ void ThreadPool::begin(Task task, void* context) {
   }
   task_ = task;
   context_ = context;
-  caller_cpu_.store(current_cpu(), std::memory_order_relaxed);
+  caller_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
   launch_.store(launch_.load() + 1);
 }
 
@@ -174,7 +163,7 @@ void ThreadPool::work(int thread) {
 /// Moves the calling worker off the caller's CPU, where the system tends to wake it and the two would take turns.
 /// Returns false if there is no other CPU.
 bool ThreadPool::avoid_caller() const {
-  const int cpu = current_cpu();
+  const int cpu = sched_getcpu();
   return cpu < 0 || cpu != caller_cpu_.load(std::memory_order_relaxed) || leave_cpu(cpu);
 }
 
@@ -200,7 +189,7 @@ std::uint32_t ThreadPool::await_launch(std::uint32_t seen, Clock::duration& spin
 }
 
 bool ThreadPool::request_amx() noexcept {
-#if defined(__linux__) && defined(__x86_64__)
+#if defined(__x86_64__)
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "compute/cpu_count.h"
 #include "compute/topology.h"
 #include "compute/waitable.h"
 

@@ -1,20 +1,14 @@
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-
-#if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <climits>
+#include <cstdint>
 #include <ctime>
-#else
-#include <thread>
-#endif
 
 namespace quire {
 
@@ -59,7 +53,6 @@ class alignas(64) Waitable {
   }
 
  private:
-#if defined(__linux__)
   void sleep(std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
     const auto seconds = std::chrono::floor<std::chrono::seconds>(longest);
     const timespec timeout{seconds.count(), (longest - seconds).count()};
@@ -67,13 +60,6 @@ class alignas(64) Waitable {
   }
   void sleep(std::uint32_t seen) noexcept { syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, nullptr); }
   void wake_all() noexcept { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX); }
-#else
-  void sleep(std::uint32_t, std::chrono::nanoseconds longest) noexcept {
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::microseconds(20)));
-  }
-  void sleep(std::uint32_t seen) noexcept { value_.wait(seen); }
-  void wake_all() noexcept { value_.notify_all(); }
-#endif
 
   std::atomic<std::uint32_t> value_{0};
   std::atomic<std::uint32_t> sleepers_{0};

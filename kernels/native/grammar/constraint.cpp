@@ -121,10 +121,10 @@ bool Constraint::begin_mask() {
 void Constraint::write_mask() {
   try {
     mask_.ban_all();
-    if (!forced_.empty())
-      mask_.set({&forced_.front(), 1}, true);
-    else
+    if (forced_.empty())
       ask_mask();
+    else
+      mask_.set({&forced_.front(), 1}, true);
   } catch (const std::exception& error) {
     error_ = error.what();
   }
@@ -134,10 +134,6 @@ void Constraint::write_mask() {
 void Constraint::ask_mask() {
   if (!matcher_.write_mask(mask_.words())) return fail();
   if (matcher_.is_accepting()) mask_.set(stop_token_ids_, true);
-  ban_ignored();
-}
-
-void Constraint::ban_ignored() {
   if (ignored_.empty()) return;
   mask_.set(ignored_, false);
   if (!mask_.allows_any()) mask_.set(ignored_, true);

@@ -9,7 +9,6 @@
 
 #include "grammar/llguidance.h"
 #include "grammar/token_constraint.h"
-#include "grammar/token_mask.h"
 
 namespace quire {
 
@@ -61,7 +60,6 @@ class Constraint final : public TokenConstraint {
  private:
   void force();
   void ask_mask();
-  void ban_ignored();
   void fail();
 
   Matcher matcher_;

@@ -94,55 +94,53 @@ void reject_nul(const std::string& text, const char* what) {
 
 }  // namespace
 
-/// The functions of the library, by their names without "llg_".
-struct LlguidanceLibrary {
-  explicit LlguidanceLibrary(const std::string& file) : handle_(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL), &dlclose) {
-    if (handle_ == nullptr) throw std::runtime_error("llguidance cannot be loaded: " + std::string(dlerror()));
-    find(new_tokenizer, "llg_new_tokenizer_v2");
-    find(free_tokenizer, "llg_free_tokenizer");
-    find(set_defaults, "llg_constraint_init_set_defaults");
-    find(new_matcher, "llg_new_matcher");
-    find(clone_matcher, "llg_clone_matcher");
-    find(free_matcher, "llg_free_matcher");
-    find(get_error, "llg_matcher_get_error");
-    find(validate_tokens, "llg_matcher_validate_tokens");
-    find(consume_tokens, "llg_matcher_consume_tokens");
-    find(rollback, "llg_matcher_rollback");
-    find(reset, "llg_matcher_reset");
-    find(is_accepting, "llg_matcher_is_accepting");
-    find(is_stopped, "llg_matcher_is_stopped");
-    find(compute_ff_tokens, "llg_matcher_compute_ff_tokens");
-    find(get_mask_byte_size, "llg_matcher_get_mask_byte_size");
-    find(compute_mask_into, "llg_matcher_compute_mask_into");
-  }
-
-  LlgTokenizer* (*new_tokenizer)(const LlgTokenizerInitV2*, char* error, std::size_t size);
-  void (*free_tokenizer)(LlgTokenizer*);
-  void (*set_defaults)(LlgConstraintInit*, const LlgTokenizer*);
-  LlgMatcher* (*new_matcher)(const LlgConstraintInit*, const char* kind, const char* grammar);
-  LlgMatcher* (*clone_matcher)(const LlgMatcher*);
-  void (*free_matcher)(LlgMatcher*);
-  const char* (*get_error)(LlgMatcher*);
-  std::int32_t (*validate_tokens)(LlgMatcher*, const std::uint32_t* token_ids, std::size_t count);
-  std::int32_t (*consume_tokens)(LlgMatcher*, const std::uint32_t* token_ids, std::size_t count);
-  std::int32_t (*rollback)(LlgMatcher*, std::size_t num_tokens);
-  std::int32_t (*reset)(LlgMatcher*);
-  bool (*is_accepting)(LlgMatcher*);
-  bool (*is_stopped)(const LlgMatcher*);
-  std::int32_t (*compute_ff_tokens)(LlgMatcher*, std::uint32_t* token_ids, std::size_t capacity);
-  std::size_t (*get_mask_byte_size)(const LlgMatcher*);
-  std::int32_t (*compute_mask_into)(LlgMatcher*, std::uint32_t* words, std::size_t bytes);
-
- private:
+/// A function of the library, as whatever type it is used.
+struct Symbol {
+  void* address;
   template <class Function>
-  void find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(dlsym(handle_.get(), name));
-    if (function == nullptr)
+  operator Function*() const {
+    return reinterpret_cast<Function*>(address);
+  }
+};
+
+/// The functions of the library, by their names without "llg_".
+class LlguidanceLibrary {
+  std::unique_ptr<void, int (*)(void*)> handle_;
+
+  Symbol find(const char* name) const {
+    if (handle_ == nullptr) throw std::runtime_error("llguidance cannot be loaded: " + std::string(dlerror()));
+    void* address = dlsym(handle_.get(), name);
+    if (address == nullptr)
       throw std::runtime_error(std::string("this llguidance has no function ") + name +
                                "; install llguidance 1.9 or a later 1.x");
+    return {address};
   }
 
-  std::unique_ptr<void, int (*)(void*)> handle_;
+ public:
+  explicit LlguidanceLibrary(const std::string& file)
+      : handle_(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL), &dlclose) {}
+
+  LlgTokenizer* (*new_tokenizer)(const LlgTokenizerInitV2*, char* error,
+                                 std::size_t size) = find("llg_new_tokenizer_v2");
+  void (*free_tokenizer)(LlgTokenizer*) = find("llg_free_tokenizer");
+  void (*set_defaults)(LlgConstraintInit*, const LlgTokenizer*) = find("llg_constraint_init_set_defaults");
+  LlgMatcher* (*new_matcher)(const LlgConstraintInit*, const char* kind, const char* grammar) = find("llg_new_matcher");
+  LlgMatcher* (*clone_matcher)(const LlgMatcher*) = find("llg_clone_matcher");
+  void (*free_matcher)(LlgMatcher*) = find("llg_free_matcher");
+  const char* (*get_error)(LlgMatcher*) = find("llg_matcher_get_error");
+  std::int32_t (*validate_tokens)(LlgMatcher*, const std::uint32_t* token_ids,
+                                  std::size_t count) = find("llg_matcher_validate_tokens");
+  std::int32_t (*consume_tokens)(LlgMatcher*, const std::uint32_t* token_ids,
+                                 std::size_t count) = find("llg_matcher_consume_tokens");
+  std::int32_t (*rollback)(LlgMatcher*, std::size_t num_tokens) = find("llg_matcher_rollback");
+  std::int32_t (*reset)(LlgMatcher*) = find("llg_matcher_reset");
+  bool (*is_accepting)(LlgMatcher*) = find("llg_matcher_is_accepting");
+  bool (*is_stopped)(const LlgMatcher*) = find("llg_matcher_is_stopped");
+  std::int32_t (*compute_ff_tokens)(LlgMatcher*, std::uint32_t* token_ids,
+                                    std::size_t capacity) = find("llg_matcher_compute_ff_tokens");
+  std::size_t (*get_mask_byte_size)(const LlgMatcher*) = find("llg_matcher_get_mask_byte_size");
+  std::int32_t (*compute_mask_into)(LlgMatcher*, std::uint32_t* words,
+                                    std::size_t bytes) = find("llg_matcher_compute_mask_into");
 };
 
 Vocabulary::Vocabulary(const std::string& library, std::span<const std::string> texts,

@@ -21,7 +21,7 @@ struct LlgTokenizer;  // llguidance's own
 /// exports it, so the threads of a step can ask grammars at the same time, and without the interpreter.
 namespace quire {
 
-struct LlguidanceLibrary;
+class LlguidanceLibrary;
 
 /// The text of each token, and a tokenizer. Any thread may use it.
 class Vocabulary {

@@ -1,8 +1,14 @@
 #pragma once
 
+#include <bit>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <vector>
+
+#include "compute/waitable.h"
 
 namespace quire {
 
@@ -34,6 +40,50 @@ class TokenConstraint {
 
   /// Goes back by the last `num_tokens` that it has advanced past. Throws std::runtime_error if it cannot.
   virtual void rollback(std::int64_t num_tokens) = 0;
+};
+
+/// The tokens that a sequence may have next: a bit for each, the first token in the lowest bit of the first word. One
+/// thread writes and publishes the mask while the model runs: from `reset` to `publish` the words are the writer's, at
+/// other times no thread writes them.
+class TokenMask final : public TokenConstraint {
+ public:
+  /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
+  explicit TokenMask(std::int32_t num_tokens);
+
+  std::span<std::uint32_t> words() { return words_; }
+  bool is_ready() const { return ready_.load() != 0; }
+  void reset() { ready_.reset(0); }
+  void publish() { ready_.store(1); }
+
+  bool wait_until(Clock::time_point deadline) override;  ///< until it is published
+  bool allows(std::int32_t token) override { return has(token); }
+  const TokenMask& mask() override { return *this; }
+  void follow(std::int32_t) override {}  ///< it allows the same tokens again
+  void rollback(std::int64_t) override {}
+
+  /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
+  void set(std::span<const std::int32_t> tokens, bool allowed);
+  void ban_all();
+  bool has(std::int32_t token) const;
+  bool allows_any() const;
+  std::size_t num_allowed() const;
+
+  /// Calls use(token) for each allowed token, in order.
+  template <class Use>
+  void for_each_allowed(Use use) const {
+    for (std::size_t word = 0; word < words_.size(); ++word)
+      for (std::uint32_t bits = words_[word]; bits != 0; bits &= bits - 1)
+        use(static_cast<std::int32_t>(kBits * word + static_cast<std::size_t>(std::countr_zero(bits))));
+  }
+
+  /// Sets the logits of all other tokens to -inf, those beyond its bits included.
+  void apply(std::span<float> logits) const;
+
+ private:
+  static constexpr std::size_t kBits = 32;  ///< of a word
+
+  std::vector<std::uint32_t> words_;
+  Waitable ready_;
 };
 
 }  // namespace quire

@@ -1,9 +1,16 @@
 #include "jit/jit.h"
 
-#include <mutex>
-#include <stdexcept>
+#include <unistd.h>
 
-#include "jit/object_cache.h"
+#include <atomic>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
@@ -87,6 +94,45 @@ mlir::DialectRegistry make_dialects() {
   mlir::registerBuiltinDialectTranslation(dialects);
   mlir::registerLLVMDialectTranslation(dialects);
   return dialects;
+}
+
+constexpr std::string_view kMagic = "quire-object-1\n";
+
+std::string digest(std::string_view bytes) {
+  auto hash = llvm::SHA256::hash(llvm::ArrayRef(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+  return llvm::toHex(hash);
+}
+
+/// Reads a cache entry. Returns nothing if it is absent, truncated or damaged.
+std::optional<std::string> read_cache_entry(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::string content{std::istreambuf_iterator<char>(file), {}};
+  constexpr size_t header = kMagic.size() + 64;
+  if (content.size() < header || !std::string_view(content).starts_with(kMagic)) return std::nullopt;
+  std::string object = content.substr(header);
+  if (content.compare(kMagic.size(), 64, digest(object)) != 0) return std::nullopt;
+  return object;
+}
+
+/// Writes an entry under a private name and renames it, so that readers see a complete entry or none. A folder that is
+/// not writable is no error: the cache is only an optimisation.
+void write_cache_entry(const std::filesystem::path& path, std::string_view object) {
+  static std::atomic<int> counter{0};
+  std::error_code error;
+  std::filesystem::create_directories(path.parent_path(), error);
+  auto temporary = path;
+  temporary.concat(".").concat(std::to_string(getpid())).concat(".").concat(std::to_string(counter++));
+  {
+    std::ofstream file(temporary, std::ios::binary);
+    file << kMagic << digest(object) << object;
+    if (!file.flush()) {
+      std::filesystem::remove(temporary, error);
+      return;
+    }
+  }
+  std::filesystem::rename(temporary, path, error);
+  if (error) std::filesystem::remove(temporary, error);
 }
 
 }  // namespace

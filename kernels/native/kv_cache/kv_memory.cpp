@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "compute/first_touch.h"
+#include "compute/arena.h"
 
 namespace quire {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "compute/denormals.h"
-#include "grammar/token_mask.h"
+#include "grammar/token_constraint.h"
 #include "sampling/logit_math.h"
 #include "sampling/philox.h"
 

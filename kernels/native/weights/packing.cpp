@@ -21,13 +21,7 @@ struct F16 {
 
 float widen(float value) { return value; }
 float widen(Bf16 value) { return std::bit_cast<float>(std::uint32_t{value.bits} << 16); }
-float widen(F16 value) {
-  const std::uint32_t sign = (value.bits & 0x8000u) << 16, magnitude = value.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude << 13 & 0x7fffffu));
-  // Denormals of f16 are normal in f32. Integer arithmetic, since the pool's threads read denormals as zero.
-  if (magnitude < 0x400u) return static_cast<float>(magnitude) * (sign ? -0x1p-24f : 0x1p-24f);
-  return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
-}
+float widen(F16 value) { return from_f16(value.bits); }
 
 template <class To, class From>
 To convert(From value) {
@@ -118,6 +112,14 @@ void pack_from(ThreadPool& pool, const MatrixView& source, const PackedWeights& 
 }
 
 }  // namespace
+
+float from_f16(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude << 13 & 0x7fffffu));
+  // Denormals of f16 are normal in f32. Integer arithmetic, since the pool's threads read denormals as zero.
+  if (magnitude < 0x400u) return static_cast<float>(magnitude) * (sign ? -0x1p-24f : 0x1p-24f);
+  return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
+}
 
 Dtype dtype_of(const std::string& name) {
   if (name == "bf16") return Dtype::bf16;

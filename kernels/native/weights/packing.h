@@ -13,6 +13,9 @@ enum class Dtype { bf16, f16, f32 };
 /// Returns the dtype named `bf16`, `f16` or `f32`; throws std::invalid_argument for any other name.
 Dtype dtype_of(const std::string& name);
 
+/// Widens an f16 by its bits.
+float from_f16(std::uint16_t bits);
+
 /// A matrix w[n, k] as a checkpoint stores it; strides in elements.
 struct MatrixView {
   const void* data;

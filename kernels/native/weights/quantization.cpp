@@ -33,13 +33,6 @@ std::uint16_t to_f16(float value) {
   return static_cast<std::uint16_t>(sign | (mantissa + half) >> shift);
 }
 
-float from_f16(std::uint16_t bits) {
-  const std::uint32_t magnitude = bits & 0x7fffu;
-  const float value = magnitude < 0x400u ? static_cast<float>(magnitude) * 0x1p-24f
-                                         : std::bit_cast<float>((magnitude << 13) + (112u << 23));
-  return bits & 0x8000u ? -value : value;
-}
-
 /// The 16 columns of a tile, before they are written in its layout.
 struct Tile {
   Tile(const QuantizedFormat& format, std::int64_t k)

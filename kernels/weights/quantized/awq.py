@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import QuantizedFormat
@@ -18,11 +17,12 @@ from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 from quire.kernels.weights.quantized.scheme import (
     GROUPS,
     WHOLE_ROW,
-    QuantizedMatrix,
+    Bytes,
+    Floats,
+    Layer,
     Scheme,
     Words,
     in_block,
-    quantized,
     transposed,
 )
 
@@ -36,31 +36,26 @@ class Awq(Scheme):
 
     method = "awq"
 
-    format: QuantizedFormat
+    layer: Layer
     floats: tuple[str, ...]
 
     @classmethod
     def from_config(cls, section: ModelConfig) -> Awq:
         """Read `quantization_config`."""
-        for name in (
-            "version",
-            "format",
-            "checkpoint_format",
-        ):  # each names the kernels that the weights are packed for
+        for name in ("version", "format", "checkpoint_format"):  # the kernels that the weights are packed for
             section.restrict(name, ("gemm", "GEMM"))
         section.restrict("backend", ("autoawq", "auto"))
         section.restrict("zero_point", (True,))
         section.restrict("dynamic", ({},))
         bits, group = section.choice("bits", (4,)), section.choice("group_size", (*GROUPS, WHOLE_ROW))
-        return cls(QuantizedFormat(bits, max(group, 0), zeros=True), section.strings("modules_to_not_convert"))
+        return cls(Layer(QuantizedFormat(bits, max(group, 0), zeros=True)), section.strings("modules_to_not_convert"))
 
-    def format_of(self, module: str) -> QuantizedFormat | None:
-        """See Scheme."""
+    def _layer(self, module: str) -> Layer | None:
         left = any(f".{name.strip('.')}." in f".{module}." for name in self.floats)
-        return self.format if in_block(module) and not left else None
+        return self.layer if in_block(module) and not left else None
 
     def _tensors(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> dict[str, Tensor]:
-        groups = quantized(module, self.format_of(module)).groups(k)
+        groups = self._quantized(module).format.groups(k)
         if n % 8:
             raise ModelError(f"{module} has {n} outputs; AWQ packs 8 into a word")
         return {
@@ -69,18 +64,12 @@ class Awq(Scheme):
             "scales": checkpoint.get(f"{module}.scales", (groups, n)),
         }
 
-    def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
-        """See Scheme: the order is always the natural one."""
-        return None
-
-    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
-        """See Scheme."""
-        tensors = self._tensors(checkpoint, module, n, k)
+    def _unpack(self, tensors: dict[str, Tensor], layer: Layer, n: int, k: int) -> tuple[Bytes, Floats, Bytes | None]:
         values, zeros = (_unpack(tensors[name].to_numpy()) for name in ("qweight", "qzeros"))
-        return QuantizedMatrix(self.format, values, np.ascontiguousarray(tensors["scales"].to_f32().T), zeros, None)
+        return values, np.ascontiguousarray(tensors["scales"].to_f32().T), zeros
 
 
-def _unpack(words: Words) -> npt.NDArray[np.uint8]:
+def _unpack(words: Words) -> Bytes:
     """Unpack u8 [8 * columns, rows] from 32-bit words [rows, columns]."""
     turned = transposed(words.view("<u4"))
     out = np.empty((len(turned), 8, turned.shape[1]), np.uint8)

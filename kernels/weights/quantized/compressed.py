@@ -23,10 +23,11 @@ from quire.kernels.weights.quantized.scheme import (
     BITS,
     GROUPS,
     WHOLE_ROW,
-    QuantizedMatrix,
+    Bytes,
+    Floats,
+    Layer,
     Scheme,
     order_of,
-    quantized,
     unpack,
     unpack_transposed,
     words_for,
@@ -37,27 +38,19 @@ _EMBEDDINGS = ("embed_tokens", "wte", "wpe")
 _CLASSES = ("Linear", "Embedding")
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Quantization of the modules of one config group; `reordered` is act-order by `weight_g_idx`."""
-
-    format: QuantizedFormat
-    packed: bool
-    reordered: bool
-
-    @classmethod
-    def from_config(cls, section: ModelConfig, stored: str | None) -> _Group:
-        stored = section.choice("format", _STORED, stored)
-        _check_activations(section)
-        weights = section.section("weights")
-        weights.restrict("type", ("int",))
-        weights.restrict("dynamic", (False,))
-        weights.restrict("block_structure")
-        weights.restrict("actorder", (False, "weight", "static", "group", "dynamic"))
-        bits, group = weights.choice("num_bits", BITS, 8), _group_size(weights)
-        reordered = weights.fields.get("actorder") in ("group", "dynamic") and group > 0
-        format_ = QuantizedFormat(bits, group, zeros=not weights.get("symmetric", True))
-        return cls(format_, stored == "pack-quantized", reordered)
+def _layer_of(section: ModelConfig, stored: str | None) -> Layer:
+    """Read a config group; act-order is by `weight_g_idx`."""
+    stored = section.choice("format", _STORED, stored)
+    _check_activations(section)
+    weights = section.section("weights")
+    weights.restrict("type", ("int",))
+    weights.restrict("dynamic", (False,))
+    weights.restrict("block_structure")
+    weights.restrict("actorder", (False, "weight", "static", "group", "dynamic"))
+    bits, group = weights.choice("num_bits", BITS, 8), _group_size(weights)
+    reordered = weights.fields.get("actorder") in ("group", "dynamic") and group > 0
+    format_ = QuantizedFormat(bits, group, zeros=not weights.get("symmetric", True))
+    return Layer(format_, reordered, stored == "pack-quantized")
 
 
 def _check_activations(section: ModelConfig) -> None:
@@ -94,7 +87,7 @@ class CompressedTensors(Scheme):
 
     method = "compressed-tensors"
 
-    targets: tuple[tuple[str, _Group], ...]
+    targets: tuple[tuple[str, Layer], ...]
     ignore: tuple[str, ...]
 
     @classmethod
@@ -108,7 +101,7 @@ class CompressedTensors(Scheme):
         groups, targets = section.section("config_groups"), []
         for name in groups.fields:
             fields = groups.section(name)
-            group = _Group.from_config(fields, None if stored == "mixed-precision" else stored)
+            group = _layer_of(fields, None if stored == "mixed-precision" else stored)
             targets += [(target, group) for target in fields.strings("targets")]
         if not targets:
             raise ModelError(f"config.json: {section.path}config_groups has no targets, so no module is quantized")
@@ -119,74 +112,56 @@ class CompressedTensors(Scheme):
             _check_pattern(pattern, section.path)
         return cls(tuple(ordered), ignore)
 
-    def _group(self, module: str) -> _Group | None:
+    def _layer(self, module: str) -> Layer | None:
         if any(_matches(module, pattern) for pattern in self.ignore):
             return None
-        group = next((group for target, group in self.targets if _matches(module, target)), None)
-        if group is not None and _class_of(module) == "Embedding":
+        layer = next((layer for target, layer in self.targets if _matches(module, target)), None)
+        if layer is not None and _class_of(module) == "Embedding":
             raise ModelError(f"config.json quantizes the embedding {module}; only linear layers can be quantized")
-        return group
-
-    def format_of(self, module: str) -> QuantizedFormat | None:
-        """See Scheme."""
-        group = self._group(module)
-        return None if group is None else group.format
+        return layer
 
     def _tensors(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> dict[str, Tensor]:
-        group = quantized(module, self._group(module))
-        bits, groups = group.format.bits, group.format.groups(k)
+        layer = self._quantized(module)
+        bits, groups = layer.format.bits, layer.format.groups(k)
         names = {name: f"{module}.{name}" for name in ("weight", "weight_packed", "weight_scale", "weight_zero_point")}
         tensors = {"weight_scale": checkpoint.get(names["weight_scale"], (n, groups))}
-        if group.packed:
+        if layer.packed:
             packed = checkpoint.get_integers(names["weight_packed"], (n, words_for(k, bits)), "I32")
             tensors["weight_packed"] = packed
         else:
             tensors["weight"] = checkpoint.get_integers(names["weight"], (n, k), "I8")
-        if group.format.zeros:
-            shape, dtype = ((words_for(n, bits), groups), "I32") if group.packed else ((n, groups), "I8")
+        if layer.format.zeros:
+            shape, dtype = ((words_for(n, bits), groups), "I32") if layer.packed else ((n, groups), "I8")
             tensors["weight_zero_point"] = checkpoint.get_integers(names["weight_zero_point"], shape, dtype)
-        if group.packed and checkpoint.has(f"{module}.weight_shape"):
+        if layer.packed and checkpoint.has(f"{module}.weight_shape"):
             tensors["weight_shape"] = checkpoint.get_integers(f"{module}.weight_shape", (2,), "I64")
-        if group.reordered or checkpoint.has(f"{module}.weight_g_idx"):
+        if layer.reordered or checkpoint.has(f"{module}.weight_g_idx"):
             tensors["weight_g_idx"] = checkpoint.get_integers(f"{module}.weight_g_idx", (k,), "I32")
         return tensors
 
-    def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
-        """See Scheme."""
-        indices = self._tensors(checkpoint, module, n, k).get("weight_g_idx")
+    def _order(self, tensors: dict[str, Tensor], layer: Layer) -> npt.NDArray[np.int32] | None:
+        indices = tensors.get("weight_g_idx")
         if indices is None or (indices.to_numpy() == -1).any():  # -1: never set
             return None
-        return order_of(indices, quantized(module, self.format_of(module)).group)
+        return order_of(indices, layer.format.group)
 
-    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
-        """See Scheme."""
-        tensors, format_ = self._tensors(checkpoint, module, n, k), quantized(module, self.format_of(module))
-        shape = tensors["weight_shape"].to_numpy().tolist() if "weight_shape" in tensors else [n, k]
-        if shape != [n, k]:
-            raise ModelError(f"tensor {module}.weight_shape holds {shape}, but config.json asks for {[n, k]}")
-        order = self.order(checkpoint, module, n, k)
-        values, zeros = self._values(tensors, format_, k), self._zeros(tensors, format_, n)
-        if order is not None:
-            values = np.take(values, order, axis=1)
-        return QuantizedMatrix(format_, values, tensors["weight_scale"].to_f32(), zeros, order)
-
-    def _values(self, tensors: dict[str, Tensor], format_: QuantizedFormat, k: int) -> npt.NDArray[np.uint8]:
-        if "weight_packed" in tensors:
-            return unpack(tensors["weight_packed"].to_numpy(), format_.bits, k)
-        return _offset(tensors["weight"], format_)
-
-    def _zeros(self, tensors: dict[str, Tensor], format_: QuantizedFormat, n: int) -> npt.NDArray[np.uint8] | None:
-        if not format_.zeros:
-            return None
-        if "weight_packed" in tensors:
-            words = tensors["weight_zero_point"].to_numpy()
-            return np.ascontiguousarray(unpack_transposed(words, format_.bits, n).T)
-        return _offset(tensors["weight_zero_point"], format_)
+    def _unpack(self, tensors: dict[str, Tensor], layer: Layer, n: int, k: int) -> tuple[Bytes, Floats, Bytes | None]:
+        if "weight_shape" in tensors and (shape := tensors["weight_shape"]).to_numpy().tolist() != [n, k]:
+            raise ModelError(
+                f"tensor {shape.name} holds {shape.to_numpy().tolist()}, but config.json asks for {[n, k]}"
+            )
+        form, scales, zeros = layer.format, tensors["weight_scale"].to_f32(), tensors.get("weight_zero_point")
+        if not layer.packed:
+            return _offset(tensors["weight"], form), scales, None if zeros is None else _offset(zeros, form)
+        values = unpack(tensors["weight_packed"].to_numpy(), form.bits, k)
+        if zeros is None:
+            return values, scales, None
+        return values, scales, np.ascontiguousarray(unpack_transposed(zeros.to_numpy(), form.bits, n).T)
 
 
-def _offset(tensor: Tensor, format_: QuantizedFormat) -> npt.NDArray[np.uint8]:
+def _offset(tensor: Tensor, format_: QuantizedFormat) -> Bytes:
     """Return signed values plus the middle, u8 in the tensor's shape."""
-    values: npt.NDArray[np.uint8] = tensor.to_numpy().view(np.uint8) + np.uint8(format_.middle)
+    values: Bytes = tensor.to_numpy().view(np.uint8) + np.uint8(format_.middle)
     if format_.bits < 8 and values.size and values.max() >> format_.bits:
         raise ModelError(
             f"tensor {tensor.name} holds integers beyond {-format_.middle} to {format_.middle - 1}, "

@@ -21,12 +21,13 @@ from quire.kernels.weights.quantized.scheme import (
     BITS,
     GROUPS,
     WHOLE_ROW,
-    QuantizedMatrix,
+    Bytes,
+    Floats,
+    Layer,
     Scheme,
     Words,
     in_block,
     order_of,
-    quantized,
     unpack,
     unpack_transposed,
     words_for,
@@ -34,21 +35,6 @@ from quire.kernels.weights.quantized.scheme import (
 
 _FORMATS = ("gptq", "gptq_v2")
 _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """Quantization of a module; `reordered` is act-order, where the columns of a group are not contiguous."""
-
-    format: QuantizedFormat
-    reordered: bool
-
-    @classmethod
-    def from_config(cls, section: ModelConfig) -> _Layer:
-        group = section.choice("group_size", (*GROUPS, WHOLE_ROW))
-        symmetric, reordered = section.get("sym", True), section.get("desc_act", False)
-        bits = section.choice("bits", BITS)
-        return cls(QuantizedFormat(bits, max(group, 0), zeros=not symmetric), reordered and group > 0)
 
 
 @dataclass(frozen=True)
@@ -61,8 +47,8 @@ class Gptq(Scheme):
 
     method = "gptq"
 
-    layer: _Layer
-    overrides: tuple[tuple[re.Pattern[str], _Layer | None], ...]
+    layer: Layer
+    overrides: tuple[tuple[re.Pattern[str], Layer | None], ...]
     inner: tuple[str, ...]
     head: bool
     decremented: bool
@@ -75,9 +61,9 @@ class Gptq(Scheme):
         section.restrict("rotation", ("",))
         format_ = section.choice("checkpoint_format", _FORMATS, section.choice("format", _FORMATS, "gptq"))
         head, decremented = section.get("lm_head", False), format_ == "gptq"
-        return cls(_Layer.from_config(section), _overrides(section), _inner(section), head, decremented)
+        return cls(_layer_of(section), _overrides(section), _inner(section), head, decremented)
 
-    def _layer(self, module: str) -> _Layer | None:
+    def _layer(self, module: str) -> Layer | None:
         if module.rsplit(".", maxsplit=1)[-1] == "lm_head":
             if not self.head:
                 return None
@@ -85,13 +71,8 @@ class Gptq(Scheme):
             return None
         return next((layer for pattern, layer in self.overrides if pattern.match(module)), self.layer)
 
-    def format_of(self, module: str) -> QuantizedFormat | None:
-        """See Scheme."""
-        layer = self._layer(module)
-        return None if layer is None else layer.format
-
     def _tensors(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> dict[str, Tensor]:
-        layer = quantized(module, self._layer(module))
+        layer = self._quantized(module)
         bits, groups = layer.format.bits, layer.format.groups(k)
         tensors = {
             "qweight": checkpoint.get_integers(f"{module}.qweight", (words_for(k, bits), n), "I32"),
@@ -102,22 +83,15 @@ class Gptq(Scheme):
             tensors["g_idx"] = checkpoint.get_integers(f"{module}.g_idx", (k,), "I32")
         return tensors
 
-    def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
-        """See Scheme."""
-        indices = self._tensors(checkpoint, module, n, k).get("g_idx")
-        return None if indices is None else order_of(indices, quantized(module, self.format_of(module)).group)
+    def _order(self, tensors: dict[str, Tensor], layer: Layer) -> npt.NDArray[np.int32] | None:
+        return order_of(tensors["g_idx"], layer.format.group) if "g_idx" in tensors else None
 
-    def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
-        """See Scheme."""
-        tensors, format_ = self._tensors(checkpoint, module, n, k), quantized(module, self.format_of(module))
-        order = self.order(checkpoint, module, n, k)
-        values = unpack_transposed(tensors["qweight"].to_numpy(), format_.bits, k)
-        if order is not None:
-            values = np.take(values, order, axis=1)
+    def _unpack(self, tensors: dict[str, Tensor], layer: Layer, n: int, k: int) -> tuple[Bytes, Floats, Bytes | None]:
+        values = unpack_transposed(tensors["qweight"].to_numpy(), layer.format.bits, k)
         scales = np.ascontiguousarray(tensors["scales"].to_f32().T)
-        return QuantizedMatrix(format_, values, scales, self._zeros(tensors["qzeros"], format_, n), order)
+        return values, scales, self._zeros(tensors["qzeros"], layer.format, n)
 
-    def _zeros(self, tensor: Tensor, format_: QuantizedFormat, n: int) -> npt.NDArray[np.uint8] | None:
+    def _zeros(self, tensor: Tensor, format_: QuantizedFormat, n: int) -> Bytes | None:
         """Return zero points u8 [n, groups], or None for a symmetric matrix, whose zero points must be the middle."""
         words: Words = tensor.to_numpy().view("<u4")
         ones = _ONES[format_.bits]
@@ -134,6 +108,13 @@ class Gptq(Scheme):
         return None
 
 
+def _layer_of(section: ModelConfig) -> Layer:
+    group = section.choice("group_size", (*GROUPS, WHOLE_ROW))
+    symmetric, reordered = section.get("sym", True), section.get("desc_act", False)
+    bits = section.choice("bits", BITS)
+    return Layer(QuantizedFormat(bits, max(group, 0), zeros=not symmetric), reordered and group > 0)
+
+
 def _inner(section: ModelConfig) -> tuple[str, ...]:
     """Read `modules_in_block_to_quantize`, a list of names or of lists of names."""
     field = "modules_in_block_to_quantize"
@@ -143,7 +124,7 @@ def _inner(section: ModelConfig) -> tuple[str, ...]:
     return ModelConfig({field: entries}, section.path).strings(field)
 
 
-def _overrides(section: ModelConfig) -> tuple[tuple[re.Pattern[str], _Layer | None], ...]:
+def _overrides(section: ModelConfig) -> tuple[tuple[re.Pattern[str], Layer | None], ...]:
     """Read `dynamic`, GPTQModel's fields by patterns of module names; patterns after "-:" are not quantized."""
     dynamic = section.section("dynamic")
     overrides = []
@@ -153,5 +134,5 @@ def _overrides(section: ModelConfig) -> tuple[tuple[re.Pattern[str], _Layer | No
         except re.error as error:
             raise ModelError(f"config.json: {dynamic.path}{pattern} is no regular expression: {error}") from None
         fields = ModelConfig({**section.fields, **dynamic.options(pattern)}, f"{dynamic.path}{pattern}.")
-        overrides.append((compiled, None if pattern.startswith("-:") else _Layer.from_config(fields)))
+        overrides.append((compiled, None if pattern.startswith("-:") else _layer_of(fields)))
     return tuple(overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,9 @@ from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 
-T = TypeVar("T")
-
 Words = npt.NDArray[np.signedinteger | np.unsignedinteger]
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 BITS = (4, 8)
 GROUPS = (32, 64, 128)
@@ -35,10 +35,20 @@ class QuantizedMatrix:
     """
 
     format: QuantizedFormat
-    values: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.float32]
-    zeros: npt.NDArray[np.uint8] | None
+    values: Bytes
+    scales: Floats
+    zeros: Bytes | None
     order: npt.NDArray[np.int32] | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Quantization of a module. `reordered` is act-order, where the columns of a group are not contiguous; `packed`
+    values share words."""
+
+    format: QuantizedFormat
+    reordered: bool = False
+    packed: bool = True
 
 
 class Scheme(ABC):
@@ -51,31 +61,48 @@ class Scheme(ABC):
     """`quant_method` in config.json."""
 
     @abstractmethod
-    def format_of(self, module: str) -> QuantizedFormat | None:
-        """Return the module's format, None if it is not quantized."""
+    def _layer(self, module: str) -> Layer | None:
+        """Return how the module is quantized, None if it is not."""
 
     @abstractmethod
     def _tensors(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> dict[str, Tensor]:
         """Return a quantized module's tensors by the last part of their names; check names, dtypes and shapes."""
 
     @abstractmethod
+    def _unpack(self, tensors: dict[str, Tensor], layer: Layer, n: int, k: int) -> tuple[Bytes, Floats, Bytes | None]:
+        """Return `values`, `scales` and `zeros` of a QuantizedMatrix, in the order of the checkpoint's columns."""
+
+    def _order(self, tensors: dict[str, Tensor], layer: Layer) -> npt.NDArray[np.int32] | None:
+        """Return the `order` of a QuantizedMatrix; the natural one unless a scheme has another."""
+        return None
+
+    def _quantized(self, module: str) -> Layer:
+        layer = self._layer(module)
+        if layer is None:
+            raise ValueError(f"{module} is not quantized")
+        return layer
+
+    def format_of(self, module: str) -> QuantizedFormat | None:
+        """Return the module's format, None if it is not quantized."""
+        layer = self._layer(module)
+        return None if layer is None else layer.format
+
     def read(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> QuantizedMatrix:
         """Read a quantized module of `n` outputs and `k` inputs. Raises ModelError as `check` does."""
+        layer, tensors = self._quantized(module), self._tensors(checkpoint, module, n, k)
+        order = self._order(tensors, layer)
+        values, scales, zeros = self._unpack(tensors, layer, n, k)
+        if order is not None:
+            values = np.take(values, order, axis=1)
+        return QuantizedMatrix(layer.format, values, scales, zeros, order)
 
-    @abstractmethod
     def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
         """Return the `order` of a quantized module without reading its matrix."""
+        return self._order(self._tensors(checkpoint, module, n, k), self._quantized(module))
 
     def check(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> None:
         """Raise ModelError for the first tensor of a quantized module that is missing or has a wrong dtype or shape."""
         self._tensors(checkpoint, module, n, k)
-
-
-def quantized(module: str, layer: T | None) -> T:
-    """Return `layer`, which must not be None: the module must be quantized."""
-    if layer is None:
-        raise ValueError(f"{module} is not quantized")
-    return layer
 
 
 def in_block(module: str) -> bool:
@@ -106,7 +133,7 @@ def words_for(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def unpack(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
+def unpack(words: Words, bits: int, count: int) -> Bytes:
     """Unpack `count` values of each row, lowest bits first: u8 [rows, count] from 32-bit words [rows, words]."""
     packed = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
@@ -119,7 +146,7 @@ def unpack(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(out.view(np.uint8)[:, :count])
 
 
-def unpack_transposed(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
+def unpack_transposed(words: Words, bits: int, count: int) -> Bytes:
     """Unpack `count` values of each column: u8 [columns, count] from 32-bit words [words, columns]."""
     return unpack(transposed(words), bits, count)
 

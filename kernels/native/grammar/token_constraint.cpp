@@ -1,4 +1,4 @@
-#include "grammar/token_mask.h"
+#include "grammar/token_constraint.h"
 
 #include <algorithm>
 #include <limits>
