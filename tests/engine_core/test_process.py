@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import pytest
 import zmq
+from patience import PATIENCE
 
 from quire.engine_core import process
 from quire.protocol.address import default_address, remove_address
@@ -41,7 +42,6 @@ from quire.protocol.messages import (
 )
 from quire.protocol.sockets import connect_client
 
-TIMEOUT = 60.0
 HEARTBEAT = 1.0  # seconds; a client that a busy machine holds up for ten of them counts as silent
 PROMPT = [40, 50, 60]
 
@@ -72,7 +72,7 @@ class Engine:
 
     def ended(self) -> int:
         """Return the exit status; nothing of its socket may be left."""
-        status = self.process.wait(TIMEOUT)
+        status = self.process.wait(PATIENCE)
         assert not Path(self.address.removeprefix("ipc://")).exists()
         return status
 
@@ -121,7 +121,7 @@ class Client:
         return message
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, self.messages[-3:]
             self.receive()
@@ -331,14 +331,14 @@ def test_it_ends_when_its_parent_is_killed(demo_model: Path) -> None:
             end_of_engine = os.pidfd_open(client.first(Ready).engine_pid)
             parent.kill()
             client.first(EngineGoodbye)
-        assert select.select([end_of_engine], [], [], TIMEOUT)[0]
+        assert select.select([end_of_engine], [], [], PATIENCE)[0]
         os.close(end_of_engine)
     remove_address(address)
 
 
 def start_error(model: Path, *flags: str) -> str:
     """Return the error of an engine that does not start."""
-    result = subprocess.run(command(model, *flags), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    result = subprocess.run(command(model, *flags), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (result.returncode, result.stdout) == (1, "")
     return result.stderr
 
@@ -356,7 +356,7 @@ def test_memory_for_less_than_a_page_is_rejected(demo_model: Path) -> None:
     arguments = [
         flag for flag in command(demo_model, "--kv-cache-memory-bytes", "1KiB") if flag not in {"--num-pages", "256"}
     ]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("error: KV memory of 1024 bytes holds no page")
 
@@ -402,7 +402,7 @@ def test_a_missing_model_is_rejected(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_named(flags: list[str], words: str, tmp_path: Path) -> None:
-    result = subprocess.run(command(tmp_path, *flags), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    result = subprocess.run(command(tmp_path, *flags), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 2
     assert words in result.stderr
     assert result.stderr.startswith("error: ")

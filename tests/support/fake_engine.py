@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import zmq
+from patience import PATIENCE
 
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.protocol.address import default_address, remove_address
@@ -21,8 +22,6 @@ from quire.protocol.messages import (
     Ready,
 )
 from quire.protocol.sockets import bind_engine
-
-TIMEOUT = 10.0
 
 M = TypeVar("M", bound=ClientMessage)
 
@@ -66,13 +65,13 @@ class FakeEngine:
         future = self.connect()
         self.receive(Hello)
         self.send(ready(heartbeat))
-        self._clients.append(future.result(TIMEOUT))
+        self._clients.append(future.result(PATIENCE))
         return self._clients[-1]
 
     def receive(self, kind: type[M]) -> M:
         """Return the next message of the client, which must be of this kind. Pings are skipped unless requested."""
         while True:
-            assert self._router.poll(int(TIMEOUT * 1000)), f"no {kind.__name__} has come"
+            assert self._router.poll(int(PATIENCE * 1000)), f"no {kind.__name__} has come"
             self._client_id, *frames = self._router.recv_multipart()
             message = self._decoder.decode(frames)
             if isinstance(message, kind):
@@ -85,7 +84,7 @@ class FakeEngine:
 
     def delivered(self) -> Delivery:
         """Return the next delivery of the client."""
-        return self.deliveries.get(timeout=TIMEOUT)
+        return self.deliveries.get(timeout=PATIENCE)
 
     def die(self) -> None:
         """Close the socket without a message, as a process that is killed."""

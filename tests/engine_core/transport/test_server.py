@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 import zmq
+from patience import PATIENCE
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.engine_core.transport.server import EngineServer, Inbox
@@ -46,7 +47,6 @@ from quire.protocol.messages import (
 )
 from quire.protocol.sockets import connect_client
 
-DEADLINE = 20  # seconds, for what comes within milliseconds
 NEVER = 3600.0  # a heartbeat that no test sees
 M = TypeVar("M", bound=EngineMessage)
 
@@ -62,7 +62,7 @@ class Client:
             self.socket = self._context.socket(zmq.DEALER)
             self.socket.identity = identity
             self.socket.connect(address)
-        self.socket.rcvtimeo = DEADLINE * 1000
+        self.socket.rcvtimeo = int(PATIENCE * 1000)
         self._decoder = ClientDecoder()
 
     def send(self, message: ClientMessage) -> None:
@@ -108,7 +108,7 @@ class Engine:
         client = self.client()
         client.hello()
         client.send(Abort([]))
-        client_id, _ = self.inbox.get(timeout=DEADLINE)
+        client_id, _ = self.inbox.get(timeout=PATIENCE)
         return client, client_id
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ def test_a_request_is_rejected_without_the_step_loop() -> None:
     for name in ("first", "late"):
         client.send(EngineCoreRequest(name, [1], SamplingParams()))
     assert client.expect(EngineCoreOutputs) == rejection
-    _, first = engine.inbox.get(timeout=DEADLINE)
+    _, first = engine.inbox.get(timeout=PATIENCE)
     assert isinstance(first, EngineCoreRequest)
     assert first.request_id == "first"
     assert engine.inbox.empty()
@@ -221,7 +221,7 @@ def _raw_client(address: str, identity: bytes) -> socket.socket:
     """A ZMTP 3.0 DEALER with an identity that libzmq would not let it choose, ready to receive."""
     path = ipc_path(address)
     raw = socket.socket(socket.AF_UNIX)
-    raw.settimeout(DEADLINE)
+    raw.settimeout(PATIENCE)
     raw.connect(str(path))
     raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32))
     metadata = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
@@ -243,7 +243,7 @@ def test_messages_reach_the_loop_and_outputs_their_client(engine: Engine) -> Non
         client.hello()
         client.send(EngineCoreRequest("same", [number], SamplingParams()))
     for _ in clients:
-        client_id, message = engine.inbox.get(timeout=DEADLINE)
+        client_id, message = engine.inbox.get(timeout=PATIENCE)
         assert isinstance(message, EngineCoreRequest)
         engine.server.send(client_id, outputs("same", message.prompt_token_ids[0]))
     for number, client in enumerate(clients):
@@ -254,13 +254,13 @@ def test_messages_reach_the_loop_and_outputs_their_client(engine: Engine) -> Non
 def test_the_loop_receives_the_messages_that_were_sent(engine: Engine, message: ClientMessage) -> None:
     client, client_id = engine.attach()
     client.send(message)
-    assert engine.inbox.get(timeout=DEADLINE) == (client_id, message)
+    assert engine.inbox.get(timeout=PATIENCE) == (client_id, message)
 
 
 def test_goodbye_reaches_the_loop_and_ends_the_session(engine: Engine) -> None:
     client, client_id = engine.attach()
     client.send(Goodbye("done"))
-    assert engine.inbox.get(timeout=DEADLINE) == (client_id, Goodbye("done"))
+    assert engine.inbox.get(timeout=PATIENCE) == (client_id, Goodbye("done"))
     client.send(Ping())
     assert client.expect(ErrorMessage).fatal
     assert engine.server.counters.clients == 0
@@ -299,7 +299,7 @@ def test_a_malformed_frame_is_counted_answered_and_dropped(engine: Engine) -> No
     client.expect(ErrorMessage)
     assert engine.server.counters.frames_refused == 3
     client.send(request())
-    assert engine.inbox.get(timeout=DEADLINE) == (client_id, request())
+    assert engine.inbox.get(timeout=PATIENCE) == (client_id, request())
 
 
 def test_an_oversized_frame_is_counted_answered_and_dropped(engine: Engine) -> None:
@@ -309,7 +309,7 @@ def test_an_oversized_frame_is_counted_answered_and_dropped(engine: Engine) -> N
     assert f"at most {MAX_FRAME_BYTES}" in error.message
     assert engine.server.counters.frames_oversized == 1
     client.send(request())
-    assert engine.inbox.get(timeout=DEADLINE) == (client_id, request())
+    assert engine.inbox.get(timeout=PATIENCE) == (client_id, request())
 
 
 def test_a_monstrous_frame_costs_its_sender_the_connection(engine: Engine) -> None:
@@ -317,7 +317,7 @@ def test_a_monstrous_frame_costs_its_sender_the_connection(engine: Engine) -> No
     client, _ = engine.attach()
     monitor = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     client.socket.send(bytes(8 * MAX_FRAME_BYTES + 1))
-    assert monitor.poll(DEADLINE * 1000)
+    assert monitor.poll(int(PATIENCE * 1000))
     other.ping()
 
 
@@ -345,7 +345,7 @@ def test_an_output_that_has_no_encoding_ends_the_session_aloud(engine: Engine) -
     client, client_id = engine.attach()
     engine.server.send(client_id, outputs("r", 2**70))
     assert client.expect(ErrorMessage).fatal
-    assert engine.inbox.get(timeout=DEADLINE)[0] == client_id
+    assert engine.inbox.get(timeout=PATIENCE)[0] == client_id
     client.hello()
 
 
@@ -396,7 +396,7 @@ def test_silent_clients_are_removed_and_pinging_ones_are_not(
         clock.beat(105, alive)
     assert engine.server.counters.clients_silent == 0
     clock.beat(105, alive)
-    assert engine.inbox.get(timeout=DEADLINE) == (silent_id, Goodbye("silent"))
+    assert engine.inbox.get(timeout=PATIENCE) == (silent_id, Goodbye("silent"))
     assert engine.server.counters.clients_silent == 1
     silent.send(request())
     while not isinstance(error := silent.receive(), ErrorMessage):
@@ -449,7 +449,7 @@ def test_a_client_that_never_reads_is_given_up(make_engine: MakeEngine) -> None:
     engine = make_engine(max_waiting_values=10_000)
     slow, slow_id = engine.attach()
     _fill(engine, slow_id, 20_000)
-    client_id, message = engine.inbox.get(timeout=DEADLINE)
+    client_id, message = engine.inbox.get(timeout=PATIENCE)
     assert client_id == slow_id
     assert isinstance(message, Goodbye)
     assert message.reason.startswith("slow: more than 10000")
@@ -484,11 +484,11 @@ def test_a_vanished_client_is_noticed_when_something_is_sent(engine: Engine) -> 
     client, client_id = engine.attach()
     other, _ = engine.attach()
     client.close()
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + PATIENCE
     while engine.server.counters.clients == 2 and time.monotonic() < deadline:
         engine.server.send(client_id, outputs("r", 1))
         other.ping()
-    assert engine.inbox.get(timeout=DEADLINE) == (client_id, Goodbye("gone"))
+    assert engine.inbox.get(timeout=PATIENCE) == (client_id, Goodbye("gone"))
     assert engine.server.counters.clients_gone == 1
 
 
@@ -510,7 +510,7 @@ def test_stop_sends_what_waits_and_says_goodbye(engine: Engine) -> None:
     path = ipc_path(engine.server.address)
     assert path is not None
     engine.server.send(client_id, outputs("r", 1, finish=FinishReason.ABORT))
-    engine.server.stop(linger=DEADLINE, reason="SIGTERM")
+    engine.server.stop(linger=PATIENCE, reason="SIGTERM")
     assert client.receive() == outputs("r", 1, finish=FinishReason.ABORT)
     assert client.receive() == EngineGoodbye("SIGTERM")
     assert not path.exists()
@@ -521,7 +521,7 @@ def test_stop_sends_what_waits_and_says_goodbye(engine: Engine) -> None:
 def test_stop_waits_for_a_slow_client_that_reads(engine: Engine) -> None:
     client, client_id = engine.attach()
     _fill(engine, client_id, 20_000)
-    stopper = threading.Thread(target=engine.server.stop, kwargs={"linger": DEADLINE})
+    stopper = threading.Thread(target=engine.server.stop, kwargs={"linger": PATIENCE})
     stopper.start()
     tokens = 0
     while isinstance(message := client.receive(), EngineCoreOutputs):
@@ -536,7 +536,7 @@ def test_stop_does_not_wait_for_a_client_that_never_reads(engine: Engine) -> Non
     _fill(engine, client_id, 20_000)
     started = time.monotonic()
     engine.server.stop(linger=0.2)
-    assert time.monotonic() - started < DEADLINE
+    assert time.monotonic() - started < PATIENCE
 
 
 def test_stop_without_start() -> None:
@@ -561,7 +561,7 @@ def test_a_failed_thread_wakes_the_loop_and_rejects_messages(engine: Engine, mon
 
     monkeypatch.setattr(engine.server, "_accept", fail)
     engine.client().send(Ping())
-    assert engine.inbox.get(timeout=DEADLINE) == (b"", Goodbye("the IO thread failed"))
+    assert engine.inbox.get(timeout=PATIENCE) == (b"", Goodbye("the IO thread failed"))
     assert isinstance(engine.server.failure, OSError)
     with pytest.raises(RuntimeError, match="IO thread failed"):
         engine.server.send(b"", Pong())
@@ -596,5 +596,5 @@ def _handshake_event(client: Client) -> int:
     ends = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_SUCCEEDED
     monitor = client.socket.get_monitor_socket(ends | zmq.EVENT_DISCONNECTED)
     client.socket.connect(endpoint)
-    assert monitor.poll(DEADLINE * 1000)
+    assert monitor.poll(int(PATIENCE * 1000))
     return recv_monitor_message(monitor)["event"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from engine_watch import wait_until
-from fake_engine import TIMEOUT, FakeEngine, ready
+from fake_engine import FakeEngine, ready
+from patience import PATIENCE
 
 from quire.frontend.client.engine_client import CoreClient
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
@@ -37,7 +38,7 @@ def test_the_client_sends_hello_and_gets_ready() -> None:
         future = engine.connect()
         assert engine.receive(Hello).protocol_version == PROTOCOL_VERSION
         engine.send(ready())
-        client = future.result(TIMEOUT)
+        client = future.result(PATIENCE)
         assert client.ready == ready()
         client.close()
         engine.receive(Goodbye)
@@ -67,7 +68,7 @@ def test_traces_go_to_their_subscriber_until_the_last() -> None:
             engine.send(trace)
         engine.send(EngineCoreOutputs([]))
         engine.delivered()
-        assert [seen.get(timeout=TIMEOUT) for _ in traces] == traces
+        assert [seen.get(timeout=PATIENCE) for _ in traces] == traces
         assert seen.empty()
 
 
@@ -121,9 +122,9 @@ def test_a_utility_call_has_a_result_or_the_error_of_the_engine() -> None:
         assert [call.method for call in calls] == ["stats", "dance"]
         engine.send(UtilityResult(calls[1].call_id, error="there is no dance"))
         engine.send(UtilityResult(calls[0].call_id, {"step": 3}))
-        assert good.result(TIMEOUT) == {"step": 3}
+        assert good.result(PATIENCE) == {"step": 3}
         with pytest.raises(RuntimeError, match="there is no dance"):
-            bad.result(TIMEOUT)
+            bad.result(PATIENCE)
 
 
 def test_a_wrong_version_raises_the_message_of_the_engine() -> None:
@@ -132,20 +133,20 @@ def test_a_wrong_version_raises_the_message_of_the_engine() -> None:
         engine.receive(Hello)
         engine.send(ErrorMessage("protocol version 1 is not spoken here, only 2", fatal=True))
         with pytest.raises(EngineConnectionError, match="only 2"):
-            future.result(TIMEOUT)
+            future.result(PATIENCE)
 
 
 def test_a_missing_engine_is_reported_at_once(tmp_path: Path) -> None:
     before = time.monotonic()
     for address in (f"ipc://{tmp_path}/absent.sock", "tcp://127.0.0.1:1"):
         with pytest.raises((EngineConnectionError, AddressError), match=r"nobody listens|tcp"):
-            CoreClient(address, lambda _: None, timeout=TIMEOUT)
-    assert time.monotonic() - before < TIMEOUT
+            CoreClient(address, lambda _: None, timeout=PATIENCE)
+    assert time.monotonic() - before < PATIENCE
 
 
 def test_an_engine_that_does_not_answer_is_an_error() -> None:
     with FakeEngine() as engine, pytest.raises(EngineConnectionError, match=r"did not answer within 0\.1 s"):
-        engine.connect(timeout=0.1).result(TIMEOUT)
+        engine.connect(timeout=0.1).result(PATIENCE)
 
 
 def test_a_silent_engine_is_dead() -> None:
@@ -158,7 +159,7 @@ def test_a_silent_engine_is_dead() -> None:
         with pytest.raises(EngineDeadError, match="has not answered"):
             client.send(Abort(["r"]))
         with pytest.raises(EngineDeadError, match="has not answered"):
-            call.result(TIMEOUT)
+            call.result(PATIENCE)
 
 
 def test_an_engine_that_dies_is_dead_at_once_after_its_last_messages() -> None:
@@ -209,7 +210,7 @@ def test_an_error_in_deliver_ends_the_client() -> None:
         future = engine._pool.submit(CoreClient, engine.address, deliver)
         engine.receive(Hello)
         engine.send(ready())
-        client = future.result(TIMEOUT)
+        client = future.result(PATIENCE)
         engine.send(EngineCoreOutputs([]))
         assert "in deliver" in str(engine.delivered())
         client.close()

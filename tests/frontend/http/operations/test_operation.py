@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import pytest
 from engine_watch import EngineWatch
-from http_server import PATIENCE, Server, events_of
+from http_server import Server, events_of
 from openai import AuthenticationError, OpenAI, RateLimitError
+from patience import PATIENCE
 from raw_http import RawConnection, post
 
 from quire.frontend import AsyncLLM
@@ -212,7 +213,7 @@ def test_tls_from_files(tmp_path: Path) -> None:
     with Server.start("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)) as server:
         assert server.url.startswith("https://")
         trusting = ssl.create_default_context(cafile=str(certificate))
-        with urllib.request.urlopen(f"{server.url}/health", context=trusting, timeout=20) as reply:
+        with urllib.request.urlopen(f"{server.url}/health", context=trusting, timeout=PATIENCE) as reply:
             assert reply.status == 200
         host, port = server.url.removeprefix("https://").split(":")
         with socket.create_connection((host, int(port)), 20) as plain:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from http_server import PATIENCE, Reply, Server
+from http_server import Reply, Server
+from patience import PATIENCE
 from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"

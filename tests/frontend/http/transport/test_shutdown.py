@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from engine_watch import EngineWatch, engine_pid, wait_until
-from http_server import PATIENCE, Server, events_of
+from http_server import Server, events_of
+from patience import PATIENCE
 from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"
