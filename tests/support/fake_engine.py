@@ -23,10 +23,12 @@ from quire.protocol.messages import (
 )
 from quire.protocol.sockets import bind_engine
 
+NEVER = 3600.0  # seconds: a heartbeat that no test sees; the fake engine answers none
+
 M = TypeVar("M", bound=ClientMessage)
 
 
-def ready(heartbeat: float = 1.0) -> Ready:
+def ready(heartbeat: float = NEVER) -> Ready:
     """Return the description of an engine."""
     return Ready(
         protocol_version=PROTOCOL_VERSION,
@@ -58,9 +60,9 @@ class FakeEngine:
 
     def connect(self, **options: Any) -> Future[CoreClient]:
         """Start to construct a client; it waits for an answer to its Hello."""
-        return self._pool.submit(CoreClient, self.address, self.deliveries.put, **options)
+        return self._pool.submit(CoreClient, self.address, self.deliveries.put, **{"timeout": PATIENCE, **options})
 
-    def attach(self, heartbeat: float = 1.0) -> CoreClient:
+    def attach(self, heartbeat: float = NEVER) -> CoreClient:
         """Return a client that is ready."""
         future = self.connect()
         self.receive(Hello)

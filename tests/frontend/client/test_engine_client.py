@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -107,7 +108,11 @@ def test_more_messages_than_the_socket_holds_all_arrive() -> None:
         assert [engine.receive(Abort).request_ids for _ in range(5000)] == [[str(i)] for i in range(5000)]
 
 
-def test_heartbeats_are_sent_without_calls() -> None:
+SILENT_HEARTBEATS = "quire.frontend.client.engine_client.SILENT_HEARTBEATS"
+
+
+def test_heartbeats_are_sent_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SILENT_HEARTBEATS, math.inf)
     with FakeEngine() as engine:
         engine.attach(heartbeat=0.01)
         for _ in range(3):
@@ -149,10 +154,12 @@ def test_an_engine_that_does_not_answer_is_an_error() -> None:
         engine.connect(timeout=0.1).result(PATIENCE)
 
 
-def test_a_silent_engine_is_dead() -> None:
+def test_a_silent_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SILENT_HEARTBEATS, math.inf)
     with FakeEngine() as engine:
         client = engine.attach(heartbeat=0.01)
         call = client.call("stats")
+        monkeypatch.setattr(SILENT_HEARTBEATS, 10)
         error = engine.delivered()
         assert isinstance(error, EngineDeadError)
         assert "has not answered" in str(error)
@@ -164,7 +171,7 @@ def test_a_silent_engine_is_dead() -> None:
 
 def test_an_engine_that_dies_is_dead_at_once_after_its_last_messages() -> None:
     with FakeEngine() as engine:
-        client = engine.attach(heartbeat=60.0)
+        client = engine.attach()
         last = EngineCoreOutputs([EngineCoreOutput("r", [1])])
         engine.send(last)
         assert engine.delivered() == last
@@ -207,7 +214,7 @@ def test_an_error_in_deliver_ends_the_client() -> None:
                 raise ZeroDivisionError("in deliver")
             engine.deliveries.put(delivery)  # type: ignore[arg-type]
 
-        future = engine._pool.submit(CoreClient, engine.address, deliver)
+        future = engine._pool.submit(CoreClient, engine.address, deliver, timeout=PATIENCE)
         engine.receive(Hello)
         engine.send(ready())
         client = future.result(PATIENCE)

@@ -101,6 +101,12 @@ OWN = {
 Body = Callable[[AsyncLLM, ServerMetrics], Awaitable[None]]
 
 
+@pytest.fixture(autouse=True)
+def patient_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrapes wait for the engine's statistics, however busy the machine is."""
+    monkeypatch.setattr(server, "STATS_SECONDS", PATIENCE)
+
+
 @pytest.fixture(scope="module")
 def llm(module_engine: EngineFactory, demo_model: Path) -> LLM:
     return module_engine(demo_model)
