@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from memory_pressure import under_pressure
+from patience import PATIENCE
 from tiny_model import weights, write
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def answers_of_transformers(folder: Path, cases: list[dict[str, Any]]) -> list[l
     if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
         pytest.skip("torch or transformers is not installed; `pip install '.[reference]'` brings them")
     command = [sys.executable, "-P", str(SEARCHER), str(folder)]
-    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        command, input=json.dumps(cases), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     answers: list[list[tuple[list[int], float]]] = json.loads(done.stdout)
     return answers

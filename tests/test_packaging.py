@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("protocol", "frontend", "engine_core", "kernels")
@@ -19,7 +20,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     command += ["-C", "wheel.cmake=false", "--wheel-dir", str(folder), str(REPOSITORY)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=PATIENCE)
     (wheel,) = folder.glob("quire-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())

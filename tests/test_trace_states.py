@@ -78,7 +78,7 @@ class Watched(Engine):
             self.read(1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ACTIONS)
 def test_every_token_and_every_end_is_traced(actions: list[Action]) -> None:
     engine = Watched()
@@ -100,7 +100,7 @@ def test_every_token_and_every_end_is_traced(actions: list[Action]) -> None:
         assert names[-1].startswith("finished: ")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ACTIONS)
 def test_the_trace_of_a_slow_reader_is_valid(actions: list[Action]) -> None:
     with patch("quire.engine_core.transport.outbox._MAX_TRACE_VALUES", 200):

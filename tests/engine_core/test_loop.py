@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from paged_executor import Engine, expected_tokens
+from patience import PATIENCE
 
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.transport.server import Inbox
@@ -28,7 +29,7 @@ class FakeServer:
 class Running:
     """A loop in a thread of its own."""
 
-    def __init__(self, engine: Engine, *, drain_seconds: float = 60.0, parent: int | None = None) -> None:
+    def __init__(self, engine: Engine, *, drain_seconds: float = PATIENCE, parent: int | None = None) -> None:
         self.engine, self.server, self.inbox = engine, FakeServer(), queue.SimpleQueue[object]()
         inbox: Inbox = self.inbox  # type: ignore[assignment]
         self.loop = EngineLoop(engine.core, self.server, inbox, drain_seconds=drain_seconds, parent=parent)  # type: ignore[arg-type]
@@ -47,12 +48,12 @@ class Running:
         )
 
     def join(self) -> None:
-        self.thread.join(timeout=30)
+        self.thread.join(timeout=PATIENCE)
         assert not self.thread.is_alive()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         threading.Event().wait(0.002)

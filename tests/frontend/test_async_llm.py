@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 from engine_watch import halted
+from patience import PATIENCE
 
 from quire.frontend import (
     LLM,
@@ -51,7 +52,7 @@ def play(llm: LLM, request: pytest.FixtureRequest) -> Play:
     run: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run if request.param == "uvloop" else asyncio.run
 
     async def main(body: Body) -> None:
-        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(60):
+        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(PATIENCE):
             await body(each)
 
     return lambda body: run(main(body))
@@ -358,7 +359,7 @@ def test_every_stream_ends_with_an_error_when_the_engine_dies(demo_model: Path, 
             for stream in streams:
                 await anext(stream)
             os.kill(each._engine.client.ready.engine_pid, signal.SIGKILL)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
             assert [type(result) for result in results] == [EngineDeadError] * 8
             assert all("SIGKILL" in str(result) for result in results)

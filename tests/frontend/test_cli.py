@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import small_tokenizers
 import uvloop
+from patience import PATIENCE
 
 from quire.engine_core.arguments import parse_arguments
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, flag_names
@@ -50,7 +51,6 @@ FLAGS = [
     "--seed",
     "--stop",
 ]
-PATIENCE = 120.0  # seconds; the first run compiles the kernels
 MARK = "QUIRE_TEST_MARK"
 
 needs_kernels = pytest.mark.skipif(
@@ -102,7 +102,7 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
     shared = set(os.listdir("/dev/shm"))
     workplace = Workplace(tmp_path)
     yield workplace
-    deadline = time.monotonic() + 10.0  # an engine whose owner was killed while it started it sees that for itself
+    deadline = time.monotonic() + PATIENCE  # an engine whose owner was killed while it started it sees that for itself
     while (left := workplace.processes()) and time.monotonic() < deadline:
         select.select([], [], [], 0.05)
     for pid in left:

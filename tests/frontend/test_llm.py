@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from patience import PATIENCE
 
 from quire.frontend import (
     LLM,
@@ -408,7 +409,7 @@ def test_a_program_that_ends_takes_its_engine_with_it(demo_model: Path, number: 
             stdin.write(b"end\n" if number is None else b"generate")
         if number is not None:
             process.send_signal(number)
-        assert process.wait(30) == (0 if number is None else -number)
-        assert select.select([engine], [], [], 30)[0], "the engine has outlived its program"
+        assert process.wait(PATIENCE) == (0 if number is None else -number)
+        assert select.select([engine], [], [], PATIENCE)[0], "the engine has outlived its program"
         os.close(engine)
     assert not Path(address.removeprefix("ipc://")).parent.exists()

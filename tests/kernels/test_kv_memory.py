@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from quire.kernels._native import HUGE_PAGE
 from quire.kernels.operands import PlanLimits
@@ -39,7 +40,7 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
 
     def is_resident(pages: int) -> bool:
         """Return True once these pages are resident, and hardly more."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while native.num_prefaulted_pages < pages and time.monotonic() < deadline:
             time.sleep(0.01)
         resident = resident_bytes(native.kv_layer(0))

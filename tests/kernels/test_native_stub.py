@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from quire.kernels import _native
 
@@ -83,5 +84,5 @@ def test_the_stub_is_generated_from_this_module(tmp_path: Path) -> None:
         "-o",
         str(tmp_path / "new.pyi"),
     ]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=PATIENCE)
     assert (tmp_path / "new.pyi").read_text() == STUB.read_text()

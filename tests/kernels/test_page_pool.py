@@ -90,7 +90,7 @@ class PagePoolModel(RuleBasedStateMachine):
 
 
 TestPagePoolModel = PagePoolModel.TestCase
-TestPagePoolModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPagePoolModel.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def some(pages: list[int] | None) -> list[int]:

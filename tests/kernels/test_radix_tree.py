@@ -44,7 +44,7 @@ class CacheStates(RuleBasedStateMachine):
         assert self.cache.pool.free_pages == self.cache.pool.total
 
 
-CacheStates.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+CacheStates.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestCacheStates = CacheStates.TestCase
 
 

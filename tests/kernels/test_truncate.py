@@ -339,5 +339,5 @@ class TruncateMachine(RuleBasedStateMachine):
         assert self.sequences.free_pages == PAGES
 
 
-TruncateMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TruncateMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30)
 test_truncate_among_others = TruncateMachine.TestCase

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from quantized_checkpoints import by_name, write_quantized
 
 from quire.kernels import options, runner
@@ -115,7 +116,7 @@ def test_two_starts_at_once(demo_model: Path, tmp_path: Path) -> None:
     )
     command = [sys.executable, "-P", "-c", code, str(demo_model), str(tmp_path)]
     both = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
+    assert [process.wait(PATIENCE) for process in both] == [0, 0]
     assert files(tmp_path) == [".packed"]
 
 

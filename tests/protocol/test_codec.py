@@ -189,7 +189,7 @@ def test_the_error_for_an_unknown_type_lists_the_known() -> None:
         EngineDecoder().decode(frame(99, 1))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_frame_is_a_message_or_a_protocol_error(data: st.DataObject) -> None:
     whole = bytearray(encode(data.draw(st.sampled_from(CLIENT_MESSAGES)))[0])

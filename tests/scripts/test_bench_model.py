@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from bench.work import BatchTiming, Decode, SequenceTiming
+from patience import PATIENCE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_model.py"
 FAKE_SERVER = Path(__file__).with_name("fake_llama_server.py")
@@ -19,7 +20,7 @@ SMALL = ["--threads", "1", "--prefill", "32", "--decode", "1x16,2x16", "--gen", 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def llama(folder: Path, text: str) -> list[str | Path]:
@@ -120,6 +121,6 @@ def test_an_interrupted_benchmark_ends_its_processes(tmp_path: Path, number: sig
         while "3 of 100000" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     assert "Traceback" not in errors

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_quantization.py"
 TEXTS = [
@@ -22,7 +23,7 @@ TEXTS = [
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def measure(folder: Path, *arguments: str | Path) -> tuple[list[str], list[dict[str, Any]]]:

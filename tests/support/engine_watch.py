@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from http_server import PATIENCE, Server
+from http_server import Server
+from patience import PATIENCE
 
 from quire.frontend.client.engine_client import CoreClient
 from quire.protocol.messages import EventType, RequestEvent, StepTrace

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import zmq
+from patience import PATIENCE
 
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.protocol.address import default_address, remove_address
@@ -22,12 +23,12 @@ from quire.protocol.messages import (
 )
 from quire.protocol.sockets import bind_engine
 
-TIMEOUT = 10.0
+NEVER = 3600.0  # seconds: a heartbeat that no test sees; the fake engine answers none
 
 M = TypeVar("M", bound=ClientMessage)
 
 
-def ready(heartbeat: float = 1.0) -> Ready:
+def ready(heartbeat: float = NEVER) -> Ready:
     """Return the description of an engine."""
     return Ready(
         protocol_version=PROTOCOL_VERSION,
@@ -59,20 +60,20 @@ class FakeEngine:
 
     def connect(self, **options: Any) -> Future[CoreClient]:
         """Start to construct a client; it waits for an answer to its Hello."""
-        return self._pool.submit(CoreClient, self.address, self.deliveries.put, **options)
+        return self._pool.submit(CoreClient, self.address, self.deliveries.put, **{"timeout": PATIENCE, **options})
 
-    def attach(self, heartbeat: float = 1.0) -> CoreClient:
+    def attach(self, heartbeat: float = NEVER) -> CoreClient:
         """Return a client that is ready."""
         future = self.connect()
         self.receive(Hello)
         self.send(ready(heartbeat))
-        self._clients.append(future.result(TIMEOUT))
+        self._clients.append(future.result(PATIENCE))
         return self._clients[-1]
 
     def receive(self, kind: type[M]) -> M:
         """Return the next message of the client, which must be of this kind. Pings are skipped unless requested."""
         while True:
-            assert self._router.poll(int(TIMEOUT * 1000)), f"no {kind.__name__} has come"
+            assert self._router.poll(int(PATIENCE * 1000)), f"no {kind.__name__} has come"
             self._client_id, *frames = self._router.recv_multipart()
             message = self._decoder.decode(frames)
             if isinstance(message, kind):
@@ -85,7 +86,7 @@ class FakeEngine:
 
     def delivered(self) -> Delivery:
         """Return the next delivery of the client."""
-        return self.deliveries.get(timeout=TIMEOUT)
+        return self.deliveries.get(timeout=PATIENCE)
 
     def die(self) -> None:
         """Close the socket without a message, as a process that is killed."""

@@ -17,9 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from patience import PATIENCE
+
 from quire.frontend import LLM
 
-PATIENCE = 120.0  # seconds; the first run compiles the kernels
 _COMMAND = "from quire.frontend.cli import main; main()"
 _ENGINE = re.compile(r"quire: engine listening at (\S+)")
 _SERVING = re.compile(r"quire: serving (\S+) at (\S+)")

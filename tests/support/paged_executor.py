@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from patience import PATIENCE
+
 from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
@@ -173,7 +175,7 @@ class PagedExecutor:
 
     def _sample(self, tokens: list[int], request: Request, constraint: Constraint) -> int:
         """Guesses first, as the native runner does."""
-        assert constraint.wait(60)
+        assert constraint.wait(PATIENCE)
         guesses = [next_token(tokens, seed, self.limits.vocab_size) for seed in (request.seed, ~request.seed)]
         allowed = (token for token in guesses if constraint.allows(token))
         if (token := next(allowed, None)) is not None:

@@ -8,7 +8,8 @@ import socket
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from http_server import PATIENCE, Reply
+from http_server import Reply
+from patience import PATIENCE
 
 
 class RawConnection:

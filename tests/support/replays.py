@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from patience import PATIENCE
+
 from quire.frontend.evaluation.replay.load import Load
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
 from quire.frontend.evaluation.replay.runner import Replay
@@ -62,6 +64,6 @@ async def replay(target: Target, requests: Iterable[WorkloadRequest], load: Load
 
 async def until(is_so: Callable[[], object]) -> None:
     """Run the event loop until the condition holds."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while not is_so():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0)

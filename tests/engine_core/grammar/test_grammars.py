@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import small_tokenizers
 from paged_executor import Engine, allowed_tokens
+from patience import PATIENCE
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from quire.engine_core.grammar import grammars as module
@@ -48,7 +49,7 @@ class Gate:
     def __call__(self, structured: StructuredOutputs) -> Matcher:
         self.begun.append(str(structured.regex))
         self.has_begun.set()
-        self._open.wait(60)
+        self._open.wait(PATIENCE)
         return compile_matcher(self._tokenizer, structured)
 
 
@@ -59,7 +60,7 @@ class Bench:
     """An engine with grammars, and the semaphore that wakes its loop."""
 
     def __init__(
-        self, tokenizer: GrammarTokenizer, timeout: float = 60.0, *, is_open: bool = False, **limits: Any
+        self, tokenizer: GrammarTokenizer, timeout: float = PATIENCE, *, is_open: bool = False, **limits: Any
     ) -> None:
         self.gate = Gate(tokenizer)
         if is_open:
@@ -85,7 +86,7 @@ class Bench:
         steps = 0
         while self.engine.core.has_requests:
             if not self.engine.core.has_work:
-                assert self.woken.acquire(timeout=60)
+                assert self.woken.acquire(timeout=PATIENCE)
             self.engine.step()
             steps += 1
         self.engine.finish()
@@ -164,12 +165,12 @@ def test_a_request_that_ends_while_its_grammar_is_compiled_leaves_nothing(
 ) -> None:
     bench = Bench(tokenizer)
     bench.add("a")
-    assert bench.gate.has_begun.wait(60)
+    assert bench.gate.has_begun.wait(PATIENCE)
     bench.engine.core.receive(b"client", leave)
     assert bench.engine.end_now("a").finish_reason is FinishReason.ABORT
     assert not bench.engine.core.has_requests
     bench.gate.open()
-    assert bench.woken.acquire(timeout=60)
+    assert bench.woken.acquire(timeout=PATIENCE)
     bench.engine.step()
     assert not bench.grammars.is_compiling
     assert bench.engine.core.stats.waiting == 0
@@ -689,7 +690,7 @@ def test_threads_end_with_the_engine_unless_they_are_stuck(
     bench = Bench(tokenizer)
     bench.add("a")
     bench.add("b", StructuredOutputs(regex="b+"))
-    assert bench.gate.has_begun.wait(60)
+    assert bench.gate.has_begun.wait(PATIENCE)
     assert not bench.engine.core.stop()
     bench.gate.open()
     monkeypatch.setattr("quire.engine_core.grammar.constrained._STOP_SECONDS", 60.0)

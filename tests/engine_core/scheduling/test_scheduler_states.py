@@ -252,5 +252,5 @@ class EngineStates(RuleBasedStateMachine):
             assert len(request.tokens) == most
 
 
-EngineStates.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+EngineStates.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestEngineStates = EngineStates.TestCase

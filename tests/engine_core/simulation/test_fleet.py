@@ -37,7 +37,7 @@ def assert_served(outcome: FleetRun, requests: list[SimulatedRequest]) -> None:
     assert sum(summary.output_tokens for summary in outcome.end.engines) == sum(each.output_tokens for each in requests)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     rate=st.sampled_from([2.0, 20.0, 200.0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from engine_watch import wait_until
-from fake_engine import TIMEOUT, FakeEngine, ready
+from fake_engine import FakeEngine, ready
+from patience import PATIENCE
 
 from quire.frontend.client.engine_client import CoreClient
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
@@ -37,7 +39,7 @@ def test_the_client_sends_hello_and_gets_ready() -> None:
         future = engine.connect()
         assert engine.receive(Hello).protocol_version == PROTOCOL_VERSION
         engine.send(ready())
-        client = future.result(TIMEOUT)
+        client = future.result(PATIENCE)
         assert client.ready == ready()
         client.close()
         engine.receive(Goodbye)
@@ -67,7 +69,7 @@ def test_traces_go_to_their_subscriber_until_the_last() -> None:
             engine.send(trace)
         engine.send(EngineCoreOutputs([]))
         engine.delivered()
-        assert [seen.get(timeout=TIMEOUT) for _ in traces] == traces
+        assert [seen.get(timeout=PATIENCE) for _ in traces] == traces
         assert seen.empty()
 
 
@@ -106,7 +108,11 @@ def test_more_messages_than_the_socket_holds_all_arrive() -> None:
         assert [engine.receive(Abort).request_ids for _ in range(5000)] == [[str(i)] for i in range(5000)]
 
 
-def test_heartbeats_are_sent_without_calls() -> None:
+SILENT_HEARTBEATS = "quire.frontend.client.engine_client.SILENT_HEARTBEATS"
+
+
+def test_heartbeats_are_sent_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SILENT_HEARTBEATS, math.inf)
     with FakeEngine() as engine:
         engine.attach(heartbeat=0.01)
         for _ in range(3):
@@ -121,9 +127,9 @@ def test_a_utility_call_has_a_result_or_the_error_of_the_engine() -> None:
         assert [call.method for call in calls] == ["stats", "dance"]
         engine.send(UtilityResult(calls[1].call_id, error="there is no dance"))
         engine.send(UtilityResult(calls[0].call_id, {"step": 3}))
-        assert good.result(TIMEOUT) == {"step": 3}
+        assert good.result(PATIENCE) == {"step": 3}
         with pytest.raises(RuntimeError, match="there is no dance"):
-            bad.result(TIMEOUT)
+            bad.result(PATIENCE)
 
 
 def test_a_wrong_version_raises_the_message_of_the_engine() -> None:
@@ -132,38 +138,40 @@ def test_a_wrong_version_raises_the_message_of_the_engine() -> None:
         engine.receive(Hello)
         engine.send(ErrorMessage("protocol version 1 is not spoken here, only 2", fatal=True))
         with pytest.raises(EngineConnectionError, match="only 2"):
-            future.result(TIMEOUT)
+            future.result(PATIENCE)
 
 
 def test_a_missing_engine_is_reported_at_once(tmp_path: Path) -> None:
     before = time.monotonic()
     for address in (f"ipc://{tmp_path}/absent.sock", "tcp://127.0.0.1:1"):
         with pytest.raises((EngineConnectionError, AddressError), match=r"no engine listens|tcp"):
-            CoreClient(address, lambda _: None, timeout=TIMEOUT)
-    assert time.monotonic() - before < TIMEOUT
+            CoreClient(address, lambda _: None, timeout=PATIENCE)
+    assert time.monotonic() - before < PATIENCE
 
 
 def test_an_engine_that_does_not_answer_is_an_error() -> None:
     with FakeEngine() as engine, pytest.raises(EngineConnectionError, match=r"did not answer within 0\.1 s"):
-        engine.connect(timeout=0.1).result(TIMEOUT)
+        engine.connect(timeout=0.1).result(PATIENCE)
 
 
-def test_a_silent_engine_is_dead() -> None:
+def test_a_silent_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SILENT_HEARTBEATS, math.inf)
     with FakeEngine() as engine:
         client = engine.attach(heartbeat=0.01)
         call = client.call("stats")
+        monkeypatch.setattr(SILENT_HEARTBEATS, 10)
         error = engine.delivered()
         assert isinstance(error, EngineDeadError)
         assert "has not answered" in str(error)
         with pytest.raises(EngineDeadError, match="has not answered"):
             client.send(Abort(["r"]))
         with pytest.raises(EngineDeadError, match="has not answered"):
-            call.result(TIMEOUT)
+            call.result(PATIENCE)
 
 
 def test_an_engine_that_dies_is_dead_at_once_after_its_last_messages() -> None:
     with FakeEngine() as engine:
-        client = engine.attach(heartbeat=60.0)
+        client = engine.attach()
         last = EngineCoreOutputs([EngineCoreOutput("r", [1])])
         engine.send(last)
         assert engine.delivered() == last
@@ -206,10 +214,10 @@ def test_an_error_in_deliver_ends_the_client() -> None:
                 raise ZeroDivisionError("in deliver")
             engine.deliveries.put(delivery)  # type: ignore[arg-type]
 
-        future = engine._pool.submit(CoreClient, engine.address, deliver)
+        future = engine._pool.submit(CoreClient, engine.address, deliver, timeout=PATIENCE)
         engine.receive(Hello)
         engine.send(ready())
-        client = future.result(TIMEOUT)
+        client = future.result(PATIENCE)
         engine.send(EngineCoreOutputs([]))
         assert "in deliver" in str(engine.delivered())
         client.close()

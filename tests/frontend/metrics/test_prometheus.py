@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from memory_pressure import under_pressure
 from parsed_metrics import ParsedMetrics, parse_open_metrics
+from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, RequestError, RequestTimeoutError, SamplingParams, TokensPrompt
 from quire.frontend.metrics import server
@@ -100,6 +101,12 @@ OWN = {
 Body = Callable[[AsyncLLM, ServerMetrics], Awaitable[None]]
 
 
+@pytest.fixture(autouse=True)
+def patient_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrapes wait for the engine's statistics, however busy the machine is."""
+    monkeypatch.setattr(server, "STATS_SECONDS", PATIENCE)
+
+
 @pytest.fixture(scope="module")
 def llm(module_engine: EngineFactory, demo_model: Path) -> LLM:
     return module_engine(demo_model)
@@ -113,7 +120,7 @@ def play(llm: LLM, body: Body, **options: str) -> None:
     """Run `body` with a frontend of its own."""
 
     async def main() -> None:
-        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(60):
+        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(PATIENCE):
             info = each.engine_info
             metrics = ServerMetrics(model_name='a "model"\\', max_model_len=info.max_model_len, **options)
             each.add_observer(metrics.requests)
@@ -355,7 +362,7 @@ def test_neither_a_silent_nor_a_dead_engine_blocks_a_scrape(demo_model: Path, mo
     monkeypatch.setattr(server, "STATS_SECONDS", 0.1)
 
     async def main() -> None:
-        async with AsyncLLM(str(demo_model), num_pages=64) as each, asyncio.timeout(60):
+        async with AsyncLLM(str(demo_model), num_pages=64) as each, asyncio.timeout(PATIENCE):
             metrics = ServerMetrics(model_name="demo", max_model_len=each.engine_info.max_model_len)
             each.add_observer(metrics.requests)
             await complete(each, "Once", greedy(5))

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from chrome_traces import WrittenTrace
 from memory_pressure import expect_short_answers
+from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
 from quire.frontend.metrics.chrome_trace import ChromeTrace
@@ -43,7 +44,7 @@ def test_a_recording_agrees_with_the_engine(llm: LLM) -> None:
         async with (
             AsyncLLM(engine_address=llm.engine_address) as watcher,
             AsyncLLM(engine_address=llm.engine_address) as worker,
-            asyncio.timeout(60),
+            asyncio.timeout(PATIENCE),
         ):
 
             async def work() -> None:
@@ -73,7 +74,7 @@ def test_a_cancelled_recording_closes_its_slices(llm: LLM) -> None:
     file = io.BytesIO()
 
     async def main() -> None:
-        async with AsyncLLM(engine_address=llm.engine_address) as watcher, asyncio.timeout(60):
+        async with AsyncLLM(engine_address=llm.engine_address) as watcher, asyncio.timeout(PATIENCE):
             begun = asyncio.Event()
 
             async def work() -> None:
@@ -99,7 +100,7 @@ def test_an_error_of_the_work_is_raised(llm: LLM) -> None:
         raise KeyError("lost")
 
     async def main() -> None:
-        async with AsyncLLM(engine_address=llm.engine_address) as watcher, asyncio.timeout(60):
+        async with AsyncLLM(engine_address=llm.engine_address) as watcher, asyncio.timeout(PATIENCE):
             with ChromeTrace(io.BytesIO()) as chrome:
                 await record(watcher, chrome, work)
 

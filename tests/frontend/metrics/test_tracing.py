@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, RequestError, SamplingParams
 from quire.frontend.client.observer import TraceContext
@@ -52,7 +53,7 @@ def spans_of(llm: LLM, body: Body) -> list[ReadableSpan]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
 
     async def main() -> None:
-        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(60):
+        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(PATIENCE):
             each.add_observer(RequestSpans(provider, "demo"))
             with provider.get_tracer("test").start_as_current_span("consumer"):
                 await body(each)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import typer
-from http_server import PATIENCE
+from patience import PATIENCE
 
 from quire.frontend import LLM
 from quire.frontend.cli.app import app

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from patience import PATIENCE
 from typer.testing import CliRunner
 
 from quire.frontend import AsyncLLM, SamplingParams
@@ -43,7 +44,7 @@ def test_an_unwritable_file_is_rejected_before_anything_runs(tmp_path: Path) -> 
 
 def test_a_busy_engine_is_not_calibrated() -> None:
     async def main() -> None:
-        async with AsyncLLM() as llm, asyncio.timeout(60):
+        async with AsyncLLM() as llm, asyncio.timeout(PATIENCE):
             params = SamplingParams(max_tokens=1000, ignore_eos=True)
             stream = llm.generate("Once", params)
             await anext(stream)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import typer
-from http_server import PATIENCE, Server
+from http_server import Server
+from patience import PATIENCE
 
 from quire.frontend import LLM
 from quire.frontend.cli import app

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from patience import PATIENCE
 from replays import KeptRun, replay, request, until
 
 from quire.frontend import LLM, SamplingParams
@@ -98,7 +99,7 @@ def test_requests_that_time_out_are_ended_in_the_engine(target: EngineTarget) ->
     async def main() -> None:
         kept = await replay(target, [request(prompt=1000, output=1000)], Load(request_timeout=0.02))
         assert kept.outcomes == [Outcome.LATE]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while (sample := await target.sample(Replay(target, kept, lambda request: [], Load()).clock)) is None or (
                 sample.running or sample.waiting
             ):

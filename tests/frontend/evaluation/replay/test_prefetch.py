@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from patience import PATIENCE
+
 from quire.frontend.evaluation.replay.prefetch import Prefetcher
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
@@ -26,7 +28,7 @@ def test_prefetching_resumes_when_half_is_taken() -> None:
             while await prefetcher.next() is not None:
                 taken += 1
                 if taken == 5:
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(PATIENCE):
                         await prefetcher.filled()
         finally:
             prefetcher.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 from calibrations import calibration_file
+from patience import PATIENCE
 from simulations import BLOCK, chats
 
 from quire.frontend.cli import app
@@ -21,7 +22,6 @@ from quire.frontend.evaluation.simulation.plan import ROUTERS
 from quire.frontend.evaluation.simulation.progress import SimulationProgress
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
-PATIENCE = 60.0  # seconds
 
 
 def trace_file(folder: Path, count: int = 60) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from http_server import Server
+from patience import PATIENCE
 
 from quire.frontend import LLM
 
@@ -23,7 +24,7 @@ TALE = "Tell me a tale about a fox and a crow"
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Poll a condition; each call takes a while, such as a round trip to the engine."""
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
 
@@ -37,7 +38,7 @@ def open_page(browser: Browser, server: Server) -> Iterator[Callable[..., Page]]
     def start(expected: str = "nothing", **options: Any) -> Page:
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE * 1000)
 
         def note(text: str) -> None:
             if not re.search(f"{LEFT}|{expected}", text):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -28,7 +29,7 @@ Test = Callable[[AsyncLLM], Coroutine[Any, Any, None]]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[AsyncLLM]:
-    llm = AsyncLLM(num_pages=64, start_timeout=120.0)
+    llm = AsyncLLM(num_pages=64, start_timeout=PATIENCE)
     yield llm
     llm.close()
 
@@ -37,7 +38,7 @@ def with_engine(test: Test) -> Callable[[AsyncLLM], None]:
     """Run a test on an event loop of its own."""
 
     def run(engine: AsyncLLM) -> None:
-        asyncio.run(asyncio.wait_for(test(engine), 60))
+        asyncio.run(asyncio.wait_for(test(engine), PATIENCE))
 
     return run
 

@@ -22,13 +22,13 @@ LONG: Any = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": Tru
 STREAM: Any = {**LONG, "stream": True}
 PROMPTS: Any = {"prompt": [[first, *range(1900)] for first in range(1, 9)], "max_tokens": 50}
 NUM_CONNECTIONS, AT_ONCE = 1000, 200
+LIMITS = ["--max-num-seqs", "8", "--long-prefill-token-threshold", "2048", "--served-model-name", "m" * 4000]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Serve the demo model with few requests at once, prompts that fill a step, and a long name for large events."""
-    limits = ["--max-num-seqs", "8", "--long-prefill-token-threshold", "2048", "--send-timeout", "1"]
-    with Server.start(*limits, "--served-model-name", "m" * 4000) as server:
+    with Server.start(*LIMITS) as server:
         yield server
 
 
@@ -113,16 +113,17 @@ def test_the_disconnect_of_a_client_that_pipelined_a_request_is_noticed(server: 
     check_aborted(watch, number, math.inf)
 
 
-def test_a_client_that_reads_nothing_costs_no_memory_and_is_dropped(server: Server, watch: EngineWatch) -> None:
-    connection = RawConnection(server.url)
-    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    before = resident_bytes(server)
-    connection.send(post(COMPLETIONS, {**STREAM, "n": 7}))  # some 40 MB, of which the system buffers 5
-    watch.decode()
-    assert server.request(COMPLETIONS, {**LONG, "max_tokens": 1}).status == 200  # others continue
-    wait_given_up(server, connection.address)
-    assert resident_bytes(server) - before < 8 << 20
-    connection.close()
+def test_a_client_that_reads_nothing_costs_no_memory_and_is_dropped() -> None:
+    with Server.start(*LIMITS, "--send-timeout", "1") as server, RawConnection(server.url) as connection:
+        assert server.request(COMPLETIONS, {**LONG, "max_tokens": 1}).status == 200
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        before = resident_bytes(server)
+        with EngineWatch(server) as watch:
+            connection.send(post(COMPLETIONS, {**STREAM, "n": 7}))  # some 40 MB, of which the system buffers 5
+            watch.decode()
+        assert server.request(COMPLETIONS, {**LONG, "max_tokens": 1}).status == 200  # others continue
+        wait_given_up(server, connection.address)
+        assert resident_bytes(server) - before < 8 << 20
 
 
 def test_a_thousand_dropped_streams_leave_nothing_behind(server: Server) -> None:

@@ -10,8 +10,9 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, cast
 
-from http_server import PATIENCE, Server, events_of
+from http_server import Server, events_of
 from openai.types.responses import Response
+from patience import PATIENCE
 
 LONG: Any = {"format": {"type": "json_schema", "schema": {"type": "array", "items": {"enum": [1]}, "minItems": 800}}}
 TALE: Any = [{"role": "user", "content": "Tell me a tale"}]

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from http_server import PATIENCE, Reply, Server
+from engine_watch import halted
+from http_server import Reply, Server
+from patience import PATIENCE
 from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"
@@ -20,10 +22,25 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Serve the demo model with short timeouts."""
-    limits = ["--header-timeout", "0.5", "--body-timeout", "0.5", "--keep-alive", "1"]
-    with Server.start(*limits, "--max-body-bytes", str(MIB), "--max-connections", "8") as server:
+    """Serve the demo model with limits on sizes and connections, and no timeout that a test reaches."""
+    limits = ["--max-body-bytes", str(MIB), "--max-connections", "8"]
+    for name in ("header-timeout", "body-timeout", "keep-alive"):
+        limits += [f"--{name}", str(PATIENCE)]
+    with Server.start(*limits) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Server]:
+    """Serve the demo model with short timeouts."""
+    with Server.start("--header-timeout", "0.5", "--body-timeout", "0.5", "--keep-alive", "1") as server:
+        yield server
+
+
+def connected(server: Server, data: bytes) -> RawConnection:
+    """Connect and send while the server is halted, so that no time passes for it in between."""
+    with halted(server.process.pid):
+        return RawConnection(server.url).send(data)
 
 
 @pytest.fixture
@@ -68,7 +85,6 @@ def logged(server: Server, reply: Reply, status: int) -> bool:
         pytest.param(b"GET / HTTP/1.1\r\n" + b"A: a\r\n" * 20_000, 431, "headers_too_large", id="many headers"),
         pytest.param(CHUNKED + b"2;" + b"a" * 400_000, 431, "headers_too_large", id="endless chunk extension"),
         pytest.param(CHUNKED + b"2\r\n{}\r\n0\r\n" + b"A: a\r\n" * 50_000, 431, "headers_too_large", id="trailers"),
-        pytest.param(b"GET /health HTTP/1.1\r\nHost:", 408, "request_timeout", id="slow headers"),
     ],
 )
 def test_a_malformed_request_gets_an_error_and_ends_the_connection(
@@ -88,8 +104,6 @@ def test_a_malformed_request_gets_an_error_and_ends_the_connection(
         pytest.param(post(COMPLETIONS, b"x" * (16 * MIB)), 413, "--max-body-bytes", id="much too large"),
         pytest.param(post(COMPLETIONS, b"", length=1 << 40), 413, "1099511627776 bytes", id="declared too large"),
         pytest.param(CHUNKED + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 20, 413, "1048576", id="too large in chunks"),
-        pytest.param(post(COMPLETIONS, GOOD, length=99), 408, "within 0.5 s (40 bytes did)", id="too short"),
-        pytest.param(CHUNKED + b"26\r\n{", 408, "(1 bytes did)", id="too slow in chunks"),
         pytest.param(CHUNKED + b"0\r\n\r\n", 400, "the body is empty", id="no chunk"),
         pytest.param(HEAD + b"\r\n", 400, "the body is empty", id="no length"),
         pytest.param(post(COMPLETIONS, GOOD, length=5), 400, "not JSON", id="length too small"),
@@ -101,6 +115,22 @@ def test_an_unacceptable_body_gets_an_error_that_clients_can_read(
     reply = connection.send(data).reply()
     assert (reply.status, part in reply.error["message"]) == (status, True), reply.body
     assert server.request(COMPLETIONS, GOOD).status == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        pytest.param(b"GET /health HTTP/1.1\r\nHost:", "the headers did not arrive within 0.5 s", id="slow headers"),
+        pytest.param(post(COMPLETIONS, GOOD, length=99), "within 0.5 s (40 bytes did)", id="too short"),
+        pytest.param(CHUNKED + b"26\r\n{", "(1 bytes did)", id="too slow in chunks"),
+    ],
+)
+def test_a_slow_request_gets_408_and_ends_the_connection(hasty: Server, data: bytes, part: str) -> None:
+    with connected(hasty, data) as connection:
+        reply = connection.reply()
+        assert (reply.status, reply.error["code"], part in reply.error["message"]) == (408, "request_timeout", True)
+        assert connection.is_closed()
+        assert logged(hasty, reply, 408)
 
 
 def test_rejected_headers_keep_the_clients_request_id(server: Server, connection: RawConnection) -> None:
@@ -155,11 +185,11 @@ def test_pipelined_requests_are_answered_in_order_and_garbage_after_them_ends_th
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", HEALTH], ids=["nothing", "a line break", "a request"])
-def test_idle_connections_are_closed(connection: RawConnection, sent: bytes) -> None:
-    connection.send(sent)
-    if sent == HEALTH:
-        assert connection.reply().status == 200
-    assert connection.is_closed()
+def test_idle_connections_are_closed(hasty: Server, sent: bytes) -> None:
+    with connected(hasty, sent) as connection:
+        if sent == HEALTH:
+            assert connection.reply().status == 200
+        assert connection.is_closed()
 
 
 def test_the_rest_of_an_unread_body_does_not_keep_a_connection_open(server: Server) -> None:
@@ -174,8 +204,8 @@ def test_excess_connections_get_503_and_others_continue(server: Server) -> None:
     try:
         for connection in first:  # all have been accepted
             assert connection.send(HEALTH).reply().status == 200
-        with RawConnection(server.url) as extra:
-            reply = extra.send(post(COMPLETIONS, GOOD)).reply()
+        with connected(server, post(COMPLETIONS, GOOD)) as extra:
+            reply = extra.reply()
             assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
             assert int(reply.headers["retry-after"]) >= 1
             assert logged(server, reply, 503)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from engine_watch import EngineWatch, engine_pid, wait_until
-from http_server import PATIENCE, Server, events_of
+from http_server import Server, events_of
+from patience import PATIENCE
 from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"
@@ -42,10 +43,10 @@ def is_refused(server: Server) -> bool:
 
 
 def test_sigterm_drains_streams_and_rejects_new_requests() -> None:
-    with Server.start() as server:
+    with Server.start("--shutdown-timeout", str(PATIENCE), "--keep-alive", str(PATIENCE)) as server:
         kept = RawConnection(server.url)
         assert kept.send(READY).reply().status == 200
-        stream = streaming(server)
+        stream = streaming(server, n=4, max_tokens=1900)  # long enough for all that follows
         server.process.send_signal(signal.SIGTERM)
         wait_until(
             lambda: kept.send(READY).reply().status == 503, "/ready does not report that the server is shutting down"
