@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from quire.kernels.options import LoadOptions
 from quire.protocol.engine_options import EngineProcessOptions
@@ -34,10 +34,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineProcessOpti
         if option.section not in sections:
             sections[option.section] = parser.add_argument_group(option.section)
         _add(sections[option.section], option)
-    rows, given = options_of(EngineProcessOptions), vars(parser.parse_args(arguments))
+    given = vars(parser.parse_args(arguments))
     try:
-        values = {name: rows[name].parse(text) if isinstance(text, str) else text for name, text in given.items()}
-        return EngineProcessOptions(**values)
+        return EngineProcessOptions(**given)
     except ValueError as error:
         parser.error(str(error))
 
@@ -47,7 +46,19 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     if option.type is bool:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, help=words)
     else:
-        group.add_argument(option.flag, required=option.is_required, metavar=option.metavar, help=words)
+        group.add_argument(
+            option.flag, type=_reader(option), required=option.is_required, metavar=option.metavar, help=words
+        )
+
+
+def _reader(option: Option) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def load_options(options: EngineProcessOptions) -> LoadOptions:
