@@ -85,7 +85,7 @@ def test_a_start_and_a_preemption_between_two_steps_are_both_traced() -> None:
     for index in range(2):
         engine.add(f"other {index}", [index] * 8, max_tokens=4)
     engine.add("first", PROMPT[:6], max_tokens=1)
-    engine.add("heir", PROMPT[:6], max_tokens=2, shares_prompt_with="first")
+    engine.add("successor", PROMPT[:6], max_tokens=2, shares_prompt_with="first")
     engine.step()
     assert engine.executor.num_forks == 1
     engine.step()
