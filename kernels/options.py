@@ -95,11 +95,12 @@ def choose_limits(options: LoadOptions, config: ModelConfig) -> PlanLimits:
     return PlanLimits(options.max_num_batched_tokens, length, options.block_size)
 
 
-def choose_num_pages(options: LoadOptions, limits: PlanLimits, page_bytes: int, other_bytes: int, *, kv_heads: int) -> int:
-    """Return the pages of a pool next to weights and buffers of `other_bytes`; a page's bytes lie in a place for each
-    of the `kv_heads` of all layers.
+def choose_num_pages(
+    options: LoadOptions, limits: PlanLimits, page_bytes: int, other_bytes: int, *, kv_heads: int
+) -> int:
+    """Return the pages of a pool next to weights and buffers of `other_bytes`.
 
-    By default as many as all sequences together could fill, up to 4 GiB or half of the memory that is left.
+    A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as all sequences together could fill, up to 4 GiB or half of the memory that is left.
     """
     left = host.available_memory() - other_bytes
     if left < 0:

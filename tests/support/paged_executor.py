@@ -134,7 +134,8 @@ class PagedExecutor:
         requests = {slot: request for request in self.requests() for slot in request.slots}
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             self._compute(index, requests[slot], slot, start, count, result)
-        for index in [row for row in self._pending if row < len(slots) // self.num_rows_at_once * self.num_rows_at_once]:
+        num_sampled = len(slots) // self.num_rows_at_once * self.num_rows_at_once
+        for index in [row for row in self._pending if row < num_sampled]:
             self._collect(index, *self._pending.pop(index), result)
             result.pending.remove(index)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
