@@ -185,9 +185,11 @@ void bind_sequences(nb::module_& m) {
       .def(
           "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); },
           nb::arg("slot"), nb::arg("token_id"))
-      .def("truncate", &Sequences::truncate, nb::arg("slot"), nb::arg("num_tokens"),
-           "Keep the first tokens, and the pages that hold them but for a partial one that others have too; return "
-           "the number of positions whose pages are left.")
+      .def("truncate", &Sequences::truncate, nb::arg("slot"), nb::arg("num_tokens"), nb::kw_only(),
+           nb::arg("recompute_last") = true,
+           "Keep the first tokens, and the pages that hold them, without the one that is written next if others have "
+           "it too: that of the last token, or with recompute_last=False of the token after it, which the caller "
+           "appends. Return the number of positions whose pages are left.")
       .def("fork", &Sequences::fork, nb::arg("slot"), nb::arg("source"), nb::arg("num_computed"), nb::arg("num_tokens"),
            "Gives a slot the first pages of another; the page in which they part is still to be copied: see "
            "Runner.fork.")
