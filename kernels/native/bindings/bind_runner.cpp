@@ -159,7 +159,7 @@ void bind_runner(nb::module_& m) {
       .def("profile", &profile_plan, nb::arg("pool"), nb::arg("dims"),
            "Run the launches and return the seconds of each.");
   bind_struct(m, "RunnerConfig", "Sizes of a model, its KV cache and its steps.",
-              field("threads", &RunnerConfig::threads), field("pin", &RunnerConfig::pin, false),
+              field("threads", &RunnerConfig::threads), defaulted("pin", &RunnerConfig::pin),
               field("num_pages", &RunnerConfig::num_pages), field("page_size", &RunnerConfig::page_size),
               field("vocab_size", &RunnerConfig::vocab_size), field("kv_heads", &RunnerConfig::kv_heads),
               field("max_num_batched_tokens", &RunnerConfig::max_num_batched_tokens),
