@@ -100,7 +100,8 @@ def choose_num_pages(
 ) -> int:
     """Return the pages of a pool next to weights and buffers of `other_bytes`.
 
-    A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as all sequences together could fill, up to 4 GiB or half of the memory that is left.
+    A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as all
+    sequences together could fill, up to 4 GiB or half of the memory that is left.
     """
     left = host.available_memory() - other_bytes
     if left < 0:
