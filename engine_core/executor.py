@@ -58,15 +58,20 @@ class Executor(Protocol):
         Full pages are shared. Return False, and change nothing, when there are too few pages.
         """
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+    ) -> StepResult:
         """Compute tokens `[start, start + count)` of each slot; where these include its last one, sample the next.
+
+        The last `num_drafts` tokens of a sequence, if given, are drafts: they are kept as far as they are what is
+        sampled, and the span takes their place. Of its n tokens then, the first min(n - 1, start + count) are computed.
 
         Constrained sequences are sampled last and may still be `pending` when this returns. The constraints follow the
         spans; their masks may be written while a step computes.
         """
 
-    def collect(self, result: Any) -> Sequence[int]:
-        """Add pending samples to the result of the last step; return the rows that are complete now.
+    def collect(self, result: Any) -> Mapping[int, list[int]]:
+        """Add pending samples to the result of the last step; return the spans that are complete now, by row.
 
         Wait for one of them at least. Return none when none is pending; then the next step may come.
         """
@@ -89,6 +94,6 @@ class PlainStepResult:
 class UnconstrainedExecutor:
     """A base of executors that get no requests with a grammar."""
 
-    def collect(self, _result: Any) -> Sequence[int]:
-        """Return no rows: none is ever pending."""
-        return ()
+    def collect(self, _result: Any) -> Mapping[int, list[int]]:
+        """Return no spans: none is ever pending."""
+        return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.engine_core.executor import Executor, LogprobsEntry, StepResult
@@ -37,17 +37,18 @@ class RequestStatus(enum.Enum):
 class StepOutcome:
     """A `StepResult`, read out once: properties of the native one copy their contents at each access.
 
+    With `spans`, it is about the rows whose samples have been collected, and no others.
     Decodings add the requests that end with the step to `ended`, with their terminal outputs.
     """
 
     __slots__ = ("ended", "errors", "logprobs", "now", "pooled", "token_ids")
 
-    def __init__(self, result: StepResult, now: float) -> None:
+    def __init__(self, result: StepResult, now: float, spans: Mapping[int, list[int]] | None = None) -> None:
         self.now = now
         self.ended: list[tuple[Request, EngineCoreOutput]] = []
-        self.token_ids = result.token_ids
+        self.token_ids: Sequence[list[int]] | Mapping[int, list[int]] = result.token_ids if spans is None else spans
         self.errors = result.errors
-        self.pooled = result.pooled
+        self.pooled: Mapping[int, bytes] = result.pooled if spans is None else {}
         self.logprobs = result.logprobs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from quire.engine_core.executor import Executor, StepResult
 from quire.engine_core.grammar.constrained import ConstrainedRequests
@@ -48,42 +48,49 @@ class StepUpdate:
                 batch.requests[batch.index_of(row)].add_prompt_logprobs(entries)
             deferred = dict.fromkeys(batch.index_of(row) for row in result.pending)
             first_rows: Iterable[tuple[Request, int]] = zip(batch.requests, batch.rows, strict=True)
-            if deferred:
-                first_rows = [pair for index, pair in enumerate(first_rows) if index not in deferred]
-            self._take(batch, result, first_rows, deferred, now)
-            for complete in self._collect(batch, result, deferred):
-                first_rows = [(batch.requests[index], batch.rows[index]) for index in complete]
-                token_ids = self._take(batch, result, first_rows, deferred, self._clock())
-                self._constrained.advance([(request, token_ids[row]) for request, row in first_rows])
+            outcome = StepOutcome(result, now)
+            if not self._constrained.has_open:
+                self._take(batch, outcome, first_rows, deferred)
+                return
+            first_rows = [pair for index, pair in enumerate(first_rows) if index not in deferred]
+            self._take_constrained(batch, outcome, first_rows, deferred)
+            for spans in self._collect(batch, result, deferred):
+                first_rows = [(batch.requests[batch.index_of(row)], row) for row in spans]
+                self._take_constrained(batch, StepOutcome(result, self._clock(), spans), first_rows, deferred)
         except BaseException:
             while self._executor.collect(result):  # no sample may complete for a request that has ended
                 pass
             raise
 
-    def _collect(self, batch: Batch, result: StepResult, deferred: dict[int, None]) -> Iterator[list[int]]:
-        """Yield deferred requests whose samples are complete. If collecting fails, end those that are left."""
+    def _collect(
+        self, batch: Batch, result: StepResult, deferred: dict[int, None]
+    ) -> Iterator[Mapping[int, list[int]]]:
+        """Yield deferred spans that are complete, by row. If collecting fails, end the requests that are left."""
         try:
             while deferred:
-                complete = [batch.index_of(row) for row in self._executor.collect(result)]
-                for index in complete:
-                    del deferred[index]
-                yield complete
+                spans = self._executor.collect(result)
+                for row in spans:
+                    del deferred[batch.index_of(row)]
+                yield spans
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
             self._fail([batch.requests[index] for index in deferred], error)
 
+    def _take_constrained(
+        self, batch: Batch, outcome: StepOutcome, first_rows: list[tuple[Request, int]], deferred: Collection[int]
+    ) -> None:
+        """Do what `_take` does, and let the constraints among the requests go on."""
+        spans = outcome.token_ids
+        taken = [(request, spans[row]) for request, row in first_rows]
+        self._take(batch, outcome, first_rows, deferred)
+        self._constrained.advance(taken)
+
     def _take(
-        self,
-        batch: Batch,
-        result: StepResult,
-        first_rows: Iterable[tuple[Request, int]],
-        deferred: Collection[int],
-        now: float,
-    ) -> Sequence[list[int]]:
-        """Let requests of a batch take the result, from their first rows on, and return the spans of all rows.
+        self, batch: Batch, outcome: StepOutcome, first_rows: Iterable[tuple[Request, int]], deferred: Collection[int]
+    ) -> None:
+        """Let requests of a batch take the outcome, from their first rows on.
 
         Requests that failed end, unless they are `deferred`. This is the per-token path: keep it short.
         """
-        outcome = StepOutcome(result, now)
         if outcome.errors:
             self._end_failed(batch, outcome, deferred)
             first_rows = [pair for pair in first_rows if not pair[0].is_finished]
@@ -96,8 +103,7 @@ class StepUpdate:
                     by_client[request.client_id].append(output)
         finally:  # a request whose terminal output is on its way gets no other, whatever comes
             for request, output in outcome.ended:
-                self._requests.release(request, output, now)
-        return outcome.token_ids
+                self._requests.release(request, output, outcome.now)
 
     def _end_failed(self, batch: Batch, outcome: StepOutcome, deferred: Collection[int]) -> None:
         for row, text in outcome.errors.items():

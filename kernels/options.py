@@ -95,10 +95,13 @@ def choose_limits(options: LoadOptions, config: ModelConfig) -> PlanLimits:
     return PlanLimits(options.max_num_batched_tokens, length, options.block_size)
 
 
-def choose_num_pages(options: LoadOptions, limits: PlanLimits, page_bytes: int, other_bytes: int, *, parts: int) -> int:
-    """Return the pages of a pool next to weights and buffers of `other_bytes`; a page's bytes lie in `parts` places.
+def choose_num_pages(
+    options: LoadOptions, limits: PlanLimits, page_bytes: int, other_bytes: int, *, kv_heads: int
+) -> int:
+    """Return the pages of a pool next to weights and buffers of `other_bytes`.
 
-    By default as many as all sequences together could fill, up to 4 GiB or half of the memory that is left.
+    A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as all
+    sequences together could fill, up to 4 GiB or half of the memory that is left.
     """
     left = host.available_memory() - other_bytes
     if left < 0:
@@ -114,7 +117,7 @@ def choose_num_pages(options: LoadOptions, limits: PlanLimits, page_bytes: int, 
             pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
         else:
             pages = given // page_bytes
-        pages = _whole_stripes(pages, longest, page_bytes // parts)
+        pages = _whole_stripes(pages, longest, page_bytes // kv_heads)
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
         raise ModelError(
@@ -129,13 +132,13 @@ def choose_num_pages(options: LoadOptions, limits: PlanLimits, page_bytes: int, 
     return pages
 
 
-def _whole_stripes(pages: int, least: int, part_bytes: int) -> int:
+def _whole_stripes(pages: int, least: int, head_bytes: int) -> int:
     """Return a number of pages with which each head of a layer ends where a huge page does, if that loses at most 1/16.
 
     Otherwise the memory that a step touches of every head lies on two huge pages each, and both become resident. At
     least `least` pages are kept.
     """
-    lost = pages % (HUGE_PAGE // math.gcd(HUGE_PAGE, part_bytes))
+    lost = pages % (HUGE_PAGE // math.gcd(HUGE_PAGE, head_bytes))
     return pages - lost if lost * 16 <= pages and pages - lost >= least else pages
 
 

@@ -120,7 +120,7 @@ class Assembly:
         for launch in self.plan.launches:
             self.add(self.native.head if launch.head else self.native.body, launch, self.memory)
         for launch in self.plan.hidden_states:
-            self.add(self.native.states, launch, self.memory)
+            self.add(self.native.hidden_states, launch, self.memory)
 
     def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
         """Append a launch to a native plan."""
@@ -152,7 +152,7 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
-    pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, parts=plan.layers * heads.kv)
+    pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv)
     config = RunnerConfig(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,

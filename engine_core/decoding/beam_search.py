@@ -218,7 +218,8 @@ class BeamSearch(Decoding):
             path = candidate.path(sampling.logprobs or 0)
             live.append(Beam(candidate.logprob, path, None if source in taken else source, source))
             if source not in taken:
-                self._sequences.truncate(source, self._sequences.num_tokens(source) - 1)  # the sampled token
+                num_kept = self._sequences.num_tokens(source) - 1  # without the sampled token
+                self._sequences.truncate(source, num_kept, recompute_last=False)
                 self._sequences.append(source, candidate.token_id)
                 taken.add(source)
         for beam in self.live:

@@ -23,7 +23,8 @@ class SingleSequence(Decoding):
         """Cut the span at the first token that ends the request. This is the per-token path: keep it short."""
         span = outcome.token_ids[row]
         if not span:  # amid the prompt, or the token mask was late
-            request.num_computed_tokens -= request.num_computed_tokens == request.num_tokens  # one is left to compute
+            if request.num_computed_tokens >= request.num_tokens:
+                request.num_computed_tokens = request.num_tokens - 1  # its last token is to be computed again
             return None
         num_tokens, stop, limit = request.num_tokens, request.stop_token_ids, request.token_limit
         is_last = is_cut = False
@@ -34,6 +35,8 @@ class SingleSequence(Decoding):
                 del span[num_tokens - request.num_tokens :]
                 break
         request.num_tokens = num_tokens
+        if request.num_computed_tokens >= num_tokens:  # drafts were rejected
+            request.num_computed_tokens = num_tokens - 1
         output = EngineCoreOutput(request.request_id, span)
         if request.events or request.prompt_logprobs is not None:
             if request.num_output_tokens == len(span):

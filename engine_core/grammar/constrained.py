@@ -31,6 +31,11 @@ class ConstrainedRequests:
         """True if `take_compiled` may have something to return."""
         return self._grammars is not None and self._grammars.is_compiling
 
+    @property
+    def has_open(self) -> bool:
+        """True if an open request is constrained."""
+        return bool(self._grammar_of)
+
     def find(self, sampling: SamplingParams) -> Grammar | None:
         """Return the grammar of a new request, None without one. Raises ValueError if it is known to be invalid."""
         if sampling.structured_outputs is None:

@@ -170,9 +170,9 @@ class SimulatedEngine:
         now, answers = message.timestamp, self._answers
         for output in message.outputs:
             answer = answers[output.request_id]
-            if output.new_token_ids:
-                self.num_output_tokens += 1
-                answer.token_times.append(now)
+            if token_ids := output.new_token_ids:
+                self.num_output_tokens += len(token_ids)
+                answer.token_times.extend([now] * len(token_ids))
             if output.events:
                 self._take_events(answer, output)
             if output.finish_reason is not None:
@@ -181,7 +181,7 @@ class SimulatedEngine:
     def _take_events(self, answer: SimulatedAnswer, output: EngineCoreOutput) -> None:
         answer.events += output.events
         answer.cached_tokens = max(answer.cached_tokens, output.num_cached_tokens)
-        if len(answer.token_times) == 1 and output.new_token_ids:
+        if 0 < len(answer.token_times) == len(output.new_token_ids):
             self._on_first_token(answer)
 
     def _end(self, answer: SimulatedAnswer, output: EngineCoreOutput, now: float) -> None:

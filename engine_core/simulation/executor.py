@@ -111,8 +111,11 @@ class SimulatedExecutor(UnconstrainedExecutor):
         """Share the pages; there is nothing to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PlainStepResult:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+    ) -> PlainStepResult:
         """Share the computed pages, and sample a token for each sequence that has caught up."""
+        assert num_drafts is None
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))
         sequences, answers = self.sequences, self.sequences.answers
         page_size = sequences.page_size

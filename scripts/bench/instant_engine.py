@@ -31,8 +31,11 @@ class PlannedExecutor(UnconstrainedExecutor):
         """Fork the sequences; there is no KV to copy."""
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PlainStepResult:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+    ) -> PlainStepResult:
         """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
+        assert num_drafts is None
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}
         result = PlainStepResult([])

@@ -254,6 +254,20 @@ def test_a_failure_after_an_accepted_draft_is_the_next_step_s(engine: ModelRunne
     engine.sequences.close(slot)
 
 
+def test_a_failure_at_the_first_draft_leaves_none(engine: ModelRunner) -> None:
+    """Their penalties are gone too, so the sequence is as it was before."""
+    choices: dict[str, Any] = {"allowed_token_ids": [5], **PENALTIES}
+    slot = engine.sequences.open([9, 8], 2, sampling=SamplingConfig(bad_words_token_ids=[[5, 5]], **choices))
+    for token in (5, 5, 5):
+        engine.sequences.append(slot, token)
+    assert engine.sequences.reserve(slot, 8)
+    result = engine.step([slot], [0], [5], [2])
+    assert (result.token_ids, list(result.errors)) == ([[]], [0])
+    assert engine.sequences.tokens(slot) == [9, 8, 5]
+    assert engine.sequences.truncate(slot, 2) == 2
+    engine.sequences.close(slot)
+
+
 def test_a_late_mask_leaves_the_sequence_without_drafts(engine: ModelRunner) -> None:
     mask = TokenMask(VOCAB)
     mask.allow([700])
@@ -264,12 +278,12 @@ def test_a_late_mask_leaves_the_sequence_without_drafts(engine: ModelRunner) -> 
     for token in (700, 7):
         engine.sequences.append(slot, token)
     result = engine.step([other, slot], [0, 0], [2, 4], [0, 2])
-    assert (result.pending, engine.collect(result), result.token_ids[1]) == ([1], [1], [])
+    assert (result.pending, engine.collect(result), result.token_ids[1]) == ([1], {1: []}, [])
     assert engine.sequences.tokens(slot) == [9, 8]
     mask.publish()
     engine.sequences.append(slot, 700)
     result = engine.step([slot], [1], [2], [1])
-    assert engine.collect(result) == [0]
+    assert engine.collect(result) == {0: [700, 700]}
     assert result.token_ids == [[700, 700]]
     for each in (slot, other):
         engine.sequences.close(each)

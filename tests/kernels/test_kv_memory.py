@@ -69,9 +69,9 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
     heads, page_bytes = 4, 16384  # of one head: 128 pages fill a huge page
     options = LoadOptions("model", kv_cache_memory_bytes=asked * heads * page_bytes)
     limits = PlanLimits(2048, 2048, 32)
-    assert choose_num_pages(options, limits, heads * page_bytes, 0, parts=heads) == chosen
+    assert choose_num_pages(options, limits, heads * page_bytes, 0, kv_heads=heads) == chosen
     exact = LoadOptions("model", num_pages=asked)
-    assert choose_num_pages(exact, limits, heads * page_bytes, 0, parts=heads) == asked
+    assert choose_num_pages(exact, limits, heads * page_bytes, 0, kv_heads=heads) == asked
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
 def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, num_pages: int) -> None:
     """One context must fit, or only few numbers of pages would end on huge pages."""
     options, heads = LoadOptions("model", kv_cache_memory_bytes=num_pages * 4 * page_bytes), 4
-    chosen = choose_num_pages(options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, parts=heads)
+    chosen = choose_num_pages(options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, kv_heads=heads)
     assert chosen == {1540: 1536}.get(num_pages, num_pages)
 
 
 def test_by_default_nearly_all_sequences_fit_at_their_longest() -> None:
     options = LoadOptions("model", max_num_seqs=41)
-    assert choose_num_pages(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, parts=4) == 41 * 125 - 5
+    assert choose_num_pages(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, kv_heads=4) == 41 * 125 - 5

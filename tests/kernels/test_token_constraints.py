@@ -158,8 +158,9 @@ def step(engine: ModelRunner, *arguments: Any) -> _native.StepResult:
 def collect_all(engine: ModelRunner, result: _native.StepResult) -> list[int]:
     """The rows, as they were collected."""
     collected: list[int] = []
-    while rows := engine.collect(result):
-        collected += rows
+    while spans := engine.collect(result):
+        collected += spans
+        assert spans == {row: result.token_ids[row] for row in spans}
     assert result.pending == []
     return collected
 
@@ -244,9 +245,10 @@ def test_a_step_is_collected_before_the_next(engine: ModelRunner, grammar: Match
     assert (result.token_ids, result.pending) == ([[]], [0])
     with pytest.raises(RuntimeError, match="pending of the last step"):
         engine.step([slot], [3], [1])
-    assert engine.collect(result) == [0]
+    collected = engine.collect(result)
     [span] = result.token_ids
-    assert engine.collect(result) == []
+    assert collected == {0: span}
+    assert engine.collect(result) == {}
     assert result.token_ids == [span]
     assert engine.sequences.tokens(slot) == [0, 5, 300, *span]
 
@@ -254,10 +256,20 @@ def test_a_step_is_collected_before_the_next(engine: ModelRunner, grammar: Match
 def test_only_the_last_step_is_collected(engine: ModelRunner, grammar: Matcher) -> None:
     other = engine.step([opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])], [0, 0], [3, 3])
     result = engine.step([opened(engine, [0, 5, 302], constraint=Constraint(grammar, 2048, []))], [0], [3])
-    with pytest.raises(ValueError, match="a result of 2 sequences is not that of the last step, which had 1"):
+    with pytest.raises(ValueError, match=r"the result of step \d+ is not that of the last step"):
         engine.collect(other)
-    assert engine.collect(result) == [0]
+    assert engine.collect(result) == {0: result.token_ids[0]}
     assert 500 <= result.token_ids[0][0] < 600
+
+
+def test_a_result_of_as_many_sequences_is_not_collected_either(engine: ModelRunner, grammar: Matcher) -> None:
+    other = engine.step([opened(engine, [0, 5, 300])], [0], [3])
+    result = engine.step([opened(engine, [0, 5, 302], constraint=Constraint(grammar, 2048, []))], [0], [3])
+    with pytest.raises(ValueError, match="collect each result before the next step"):
+        engine.collect(other)
+    assert (len(other.token_ids[0]), other.pending, result.pending) == (1, [], [0])
+    assert engine.collect(result) == {0: result.token_ids[0]}
+    assert engine.collect(result) == {}
 
 
 def test_a_runner_ends_in_the_midst_of_sampling(demo_model: Path, grammar: Matcher) -> None:

@@ -121,6 +121,29 @@ def test_a_page_that_others_have_too_is_given_back(engine: ModelRunner) -> None:
     assert sequences.free_pages == 64
 
 
+def test_a_shared_page_is_not_rewritten_at_its_last_position(engine: ModelRunner) -> None:
+    """The last token is computed again to sample after it; a token that is appended begins another page."""
+    sequences, prompt = engine.sequences, prompt_of(40)
+    slot = sequences.open(prompt, 40, cache_salt="a")
+    extend(engine, slot, 0, 70)
+    tokens, pages = sequences.tokens(slot), sequences.pages(slot)
+    assert sequences.truncate(slot, 64, recompute_last=False) == 64
+    assert sequences.pages(slot) == pages[:2]
+    sequences.append(slot, tokens[64])
+    extend(engine, slot, 64, 70)
+    assert sequences.tokens(slot) == tokens
+    assert sequences.truncate(slot, 64) == 32
+    assert sequences.pages(slot) == pages[:1]
+    extend(engine, slot, 32, 70)
+    assert sequences.tokens(slot) == tokens
+    assert sequences.truncate(slot, 65) == 65
+    extend(engine, slot, 64, 70)
+    assert sequences.tokens(slot) == tokens
+    sequences.close(slot)
+    sequences.tree.evict(64)
+    assert sequences.free_pages == 64
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_grammar_goes_back_too(engine: ModelRunner, matcher: Matcher, seed: int) -> None:
     """From every place, the end included, and in the midst of forced tokens."""
@@ -186,6 +209,25 @@ def test_appended_tokens_are_none_of_the_constraint_s(matcher: Matcher) -> None:
     assert sequences.truncate(slot, 3) == 0  # it has no pages
     assert sequences.tokens(slot) == [1, 2, 5]
     assert constraint.mask.token_ids == before
+
+
+def test_a_constraint_does_not_go_back_further_than_it_has_come(matcher: Matcher) -> None:
+    """The sequence was opened with outputs that the constraint does not know; nothing has changed."""
+    constraint = Constraint(matcher, VOCAB, [])
+    sequences = Sequences(4, 32, VOCAB)
+    slot = sequences.open([1, 2, 3, 4, 5], 2, constraint=constraint)
+    constraint.follow(constraint.mask.token_ids[0])
+    before = constraint.mask.token_ids
+    with pytest.raises(RuntimeError, match="cannot go back by 3 tokens; it has advanced past 1"):
+        sequences.truncate(slot, 2)
+    with pytest.raises(RuntimeError, match="cannot go back by -1 tokens"):
+        constraint.rollback(-1)
+    assert (sequences.tokens(slot), constraint.error, constraint.mask.token_ids) == ([1, 2, 3, 4, 5], None, before)
+    sequences.truncate(slot, 4)
+    assert constraint.error is None
+    with pytest.raises(RuntimeError, match="it has advanced past 0"):
+        constraint.rollback(1)
+    sequences.close(slot)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 6, -1])
@@ -300,13 +342,15 @@ class TruncateMachine(RuleBasedStateMachine):
         slot = self.pick(data)
         model = self.open[slot]
         kept = data.draw(st.integers(model.num_prompt_tokens, len(model.tokens)))
+        recompute_last = data.draw(st.booleans())
         before = self.sequences.pages(slot)
-        held = self.sequences.truncate(slot, kept)
+        held = self.sequences.truncate(slot, kept, recompute_last=recompute_last)
         del model.tokens[kept:]
-        model.num_computed = min(model.num_computed, held)
+        model.num_computed = min(model.num_computed, held, kept - recompute_last)
         pages = self.sequences.pages(slot)
         assert pages == before[: len(pages)]
-        assert len(pages) in {min(len(before), -(-kept // PAGE)), min(len(before), kept // PAGE)}
+        written = (kept - recompute_last) // PAGE
+        assert len(pages) in {min(len(before), -(-kept // PAGE)), min(len(before), written)}
         assert held == min(kept, len(pages) * PAGE)
 
     @precondition(lambda self: self.open)

@@ -103,6 +103,7 @@ class PagedExecutor:
         self.fail_with_token = False  # give it a token nevertheless
         self.fail_step: Exception | None = None
         self.fail_collect: Exception | None = None
+        self.num_rows_at_once = 1 << 30  # of logits: constrained rows before the last ones are sampled in the step
         self.num_late_constraints = 0  # that can't be asked in time from now on
         self._pending: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until they are collected
         self._memory: dict[tuple[int, int], int] = {}
@@ -120,7 +121,10 @@ class PagedExecutor:
         self.num_forks += 1
         return True
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int]) -> PagedStepResult:
+    def step(
+        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+    ) -> PagedStepResult:
+        assert num_drafts is None
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
@@ -132,12 +136,16 @@ class PagedExecutor:
         requests = {slot: request for request in self.requests() for slot in request.slots}
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             self._compute(index, requests[slot], slot, start, count, result)
+        num_sampled = len(slots) // self.num_rows_at_once * self.num_rows_at_once
+        for index in [row for row in self._pending if row < num_sampled]:
+            self._collect(index, *self._pending.pop(index), result)
+            result.pending.remove(index)
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             if index not in result.errors and index not in self._pending:
                 self.sequences.share(slot, start + count)
         return result
 
-    def collect(self, result: PagedStepResult) -> list[int]:
+    def collect(self, result: PagedStepResult) -> dict[int, list[int]]:
         """Collect all but one at once, and then that one, if there are several."""
         if self.fail_collect is not None and len(self._pending) <= 1:
             error, self.fail_collect = self.fail_collect, None
@@ -147,7 +155,7 @@ class PagedExecutor:
         for index in collected:
             self._collect(index, *self._pending.pop(index), result)
             result.pending.remove(index)
-        return collected
+        return {index: result.token_ids[index] for index in collected}
 
     def _collect(
         self, index: int, slot: int, request: Request, constraint: Constraint, result: PagedStepResult

@@ -133,7 +133,7 @@ void bind_runner(nb::module_& m) {
               "The span of each sequence: the tokens that the step appended to it, forced ones included.")
       .def_ro("pending", &StepResult::pending, "Rows whose samples are deferred: `Runner.collect` adds them.")
       .def("logprobs", &logprobs_of_row, "row"_a,
-           "An entry for each token of a span; None if the sequence did not ask for log probabilities.")
+           "Return an entry for each token of a span; None if the sequence did not ask for log probabilities.")
       .def_prop_ro("prompt_logprobs", &prompt_logprobs)
       .def_prop_ro("pooled", &pooled_vectors, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
@@ -162,7 +162,7 @@ void bind_runner(nb::module_& m) {
   runner.def(nb::init<const RunnerConfig&>(), "config"_a)
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal, "Plan from token ids to hidden states.")
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal, "Plan from hidden states to logits.")
-      .def_prop_ro("states", &Runner::states, nb::rv_policy::reference_internal,
+      .def_prop_ro("hidden_states", &Runner::hidden_states, nb::rv_policy::reference_internal,
                    "Plan from hidden states to those that are pooled.")
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
       .def_prop_ro(
@@ -182,7 +182,7 @@ void bind_runner(nb::module_& m) {
           "Compute tokens [start, start + count) of each slot, and sample where a chunk reaches the sequence's end. "
           "The last num_drafts tokens of a sequence are drafts, which are kept as far as they are what is sampled.")
       .def("collect", &Runner::collect, "result"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Add pending spans to the result of the last step, waiting for one at least; return their rows, or none "
+           "Add pending spans to the result of the last step, waiting for one at least, and return them by row; none "
            "when none is pending.")
       .def("fork", &Runner::fork, "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
            "Give a slot without pages the first computed positions of another; return False if there are too few "

@@ -51,13 +51,13 @@ Result token_logprobs(const Logits& logits, std::int32_t token, std::int32_t top
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  m.def("philox_block", &philox_block, "counter"_a, "key"_a, "Philox4x32-10.");
+  m.def("philox_block", &philox_block, "counter"_a, "key"_a, "Return a block of Philox4x32-10.");
   m.def("philox", &uniform, "seed"_a, "position"_a, "index"_a = 0,
         "Return random number `index` in [0, 1) of a position.");
   m.def("sample", &sample_row, "logits"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a, "config"_a,
-        "constraint"_a.none() = nb::none(), "Samples one token with a fresh state, for tests.");
+        "constraint"_a.none() = nb::none(), "Sample one token with a fresh state, for tests.");
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
-        "Log probability and rank of a token, and the likeliest tokens.");
+        "Return the log probability and rank of a token, and the likeliest tokens.");
 }
 
 }  // namespace quire

@@ -92,7 +92,7 @@ void bind_sequences(nb::module_& m) {
   nb::class_<PagePool>(m, "PagePool", "Pages of KV memory with a reference count each.")
       .def(nb::init<std::int32_t, std::int32_t>(), "num_pages"_a, "extent"_a = PagePool::kAll)
       .def("allocate", &allocate_pages, "count"_a, "after"_a = Tokens(),
-           "New pages for a sequence that has `after`, or None if fewer are free.")
+           "Return new pages for a sequence that has `after`, or None if fewer are free.")
       .def("retain", &PagePool::retain, "page"_a)
       .def("release", &PagePool::release, "page"_a)
       .def("references", nb::overload_cast<std::int32_t>(&PagePool::references, nb::const_), "page"_a)
@@ -102,29 +102,31 @@ void bind_sequences(nb::module_& m) {
       .def_prop_ro("total", &PagePool::total);
   nb::class_<RadixTree>(m, "RadixTree", "The prefix cache: full pages, found by the tokens that lead to them.")
       .def(nb::init<PagePool&, std::int32_t>(), "pool"_a, "page_size"_a, nb::keep_alive<1, 2>())
-      .def("enter", &RadixTree::enter, "salt"_a, "The root of the prefixes under a salt, to be left again.")
+      .def("enter", &RadixTree::enter, "salt"_a,
+           "Return the root of the prefixes under a salt; each call needs one of `leave`.")
       .def("leave", &RadixTree::leave, "root"_a)
       .def("match", &match_tokens, "parent"_a, "tokens"_a,
-           "Pages below `parent` that hold the first full pages of `tokens`.")
+           "Return the pages below `parent` that hold the first full pages of `tokens`.")
       .def(
           "insert",
           [](RadixTree& tree, std::int32_t parent, const Tokens& tokens, std::int32_t page) {
             return tree.insert(parent, tokens, page);
           },
-          "parent"_a, "tokens"_a, "page"_a, "The page that the tree has for these tokens now.")
+          "parent"_a, "tokens"_a, "page"_a, "Insert a page; return the one that the tree holds for these tokens now.")
       .def("retain", &RadixTree::retain, "page"_a)
       .def("release", &RadixTree::release, "page"_a)
       .def("evict", &RadixTree::evict, "count"_a,
-           "Drops cached pages, least recently used leaves first; returns how many.")
+           "Drop cached pages, least recently used leaves first; return how many.")
       .def(
           "depth_first", [](const RadixTree& tree, const Tokens& ends) { return tree.depth_first(ends); }, "ends"_a,
-          "The order in which to visit paths that end at these pages.")
+          "Return the order in which to visit paths that end at these pages.")
       .def(
           "count_match", [](RadixTree& tree, const Tokens& path) { tree.count_match(path); }, "path"_a,
-          "A sequence has found these pages, from a root downwards, and goes on with them.")
-      .def("hottest", &hottest, "count"_a,
-           "Paths that the most sequences have found: hits, pages, sequences that have it now, whether it is salted, "
-           "tokens of the first page and, unless that is the same one, of the last.")
+          "Count a match that a sequence uses: its pages from a root downwards.")
+      .def(
+          "hottest", &hottest, "count"_a,
+          "Return the paths that the most sequences have found: hits, pages, sequences that hold it now, whether it is "
+          "salted, tokens of the first page and, unless that is the same one, of the last.")
       .def_prop_ro("size", &RadixTree::size)
       .def_prop_ro("cached_pages", &RadixTree::cached_pages)
       .def_prop_ro("num_evicted", &RadixTree::num_evicted);
@@ -136,28 +138,31 @@ void bind_sequences(nb::module_& m) {
            "Return the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
            "`pooling` its hidden states are pooled, and no token is sampled.")
       .def("match", &match_sequence, "slot"_a,
-           "Tokens that the prefix cache holds, the number of their pages that no sequence has, and the last of them "
-           "or -1.")
+           "Return the number of tokens that the prefix cache holds, the number of their pages that no sequence holds, "
+           "and the last of these pages or -1.")
       .def("start", &Sequences::start, "slot"_a, "num_tokens"_a,
-           "Gives a slot its first pages. Tokens that they hold already, or None if there are too few.")
+           "Give a slot its first pages; return the number of tokens that they hold already, or None if too few are "
+           "free.")
       .def("reserve", &Sequences::reserve, "slot"_a, "num_tokens"_a)
       .def("share", &Sequences::share, "slot"_a, "num_computed"_a)
       .def(
           "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); }, "slot"_a,
           "token_id"_a)
-      .def("truncate", &Sequences::truncate, "slot"_a, "num_tokens"_a,
-           "Keep the first tokens, and the pages that hold them but for a partial one that others have too; return "
-           "the number of positions whose pages are left.")
+      .def("truncate", &Sequences::truncate, "slot"_a, "num_tokens"_a, nb::kw_only(), "recompute_last"_a = true,
+           "Keep the first tokens, and the pages that hold them, without the one that is written next if others have "
+           "it too: that of the last token, or with recompute_last=False of the token after it, which the caller "
+           "appends. Return the number of positions whose pages are left.")
       .def("fork", &Sequences::fork, "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
-           "Gives a slot the first pages of another; the page in which they part is still to be copied: see "
+           "Give a slot the first pages of another; the page in which the two diverge is still to be copied: see "
            "Runner.fork.")
       .def("shared", &Sequences::shared, "slot"_a,
-           "Tokens in pages that others may find, and the last of these pages or -1.")
+           "Return the number of tokens in pages that others may find, and the last of these pages or -1.")
       .def("private_pages", &Sequences::private_pages, "slot"_a,
-           "Return the number of pages that no other sequence has.")
-      .def("page_map", &page_map, "pinned"_a, "max_cells"_a,
-           "The pool as a picture, where `pinned` are slots: pages of each state (free, held by one, shared, cached, "
-           "pinned), pages a cell, and bytes: the state of each page, or [cells][5] parts of 255.")
+           "Return the number of pages that no other sequence holds.")
+      .def(
+          "page_map", &page_map, "pinned"_a, "max_cells"_a,
+          "Return a map of the pool, where `pinned` are slots: pages of each state (free, held by one, shared, cached, "
+          "pinned), pages a cell, and bytes: the state of each page, or [cells][5] shares of 255.")
       .def("release_pages", &Sequences::release_pages, "slot"_a)
       .def("close", &Sequences::close, "slot"_a)
       .def(

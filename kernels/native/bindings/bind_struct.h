@@ -17,6 +17,7 @@ struct Field {
   const char* doc;
 };
 
+/// A member that the constructor must be given.
 template <class T, class Member>
 auto field(const char* name, Member T::* member, const char* doc = "") {
   return Field{name, member, nanobind::arg(name), doc};
@@ -28,6 +29,12 @@ auto option(const char* name, Member T::* member, const char* doc = "") {
   return Field{name, member, nanobind::arg(name) = T{}.*member, doc};
 }
 
+template <class Member>
+constexpr bool kIsOptional = false;
+template <class Value>
+constexpr bool kIsOptional<std::optional<Value>> = true;
+
+/// A member that keeps its value of `T{}` unless the constructor is given another.
 template <class T, class Member>
 auto option(const char* name, std::optional<Member> T::* member, const char* doc = "") {
   return Field{name, member, nanobind::arg(name).none() = T{}.*member, doc};

@@ -16,6 +16,11 @@ namespace {
 constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
 constexpr int kPatience = 20;                // 1 / kPatience of a step is spent on waiting for a late constraint
 
+std::int64_t next_step_number() {
+  static std::atomic<std::int64_t> number{0};
+  return ++number;
+}
+
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
 }  // namespace
@@ -60,20 +65,20 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   dim(dims, Dim::kv_tiles) = kv_.tiles();
   tasks_.clear();
   state_rows_.clear();
+  num_taken_ = 0;
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], num_drafts.empty() ? 0 : num_drafts[i], dims);
-  num_sequences_ = slots.size();
-  split_attention(dims);
-  body_.run(threads_, dims);
-
   StepResult result;
+  result.number = step_number_ = next_step_number();
   result.token_ids.resize(slots.size());
   result.logprobs.resize(slots.size());
-  pool_states(slots, dims, result);
+  split_attention(dims);
   try {
+    body_.run(threads_, dims);
+    pool_states(slots, dims, result);
     sample(begun, dims, result);
   } catch (...) {
-    sampler_.stop();
+    cancel();
     throw;
   }
   std::vector<bool> samples(slots.size());  // now or later, and shared then
@@ -84,20 +89,23 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   return result;
 }
 
-std::vector<std::int32_t> Runner::collect(StepResult& result) {
-  if (result.token_ids.size() != num_sequences_)
-    throw std::invalid_argument("a result of " + std::to_string(result.token_ids.size()) +
-                                " sequences is not that of the last step, which had " + std::to_string(num_sequences_));
-  std::vector<std::int32_t> collected;
+std::map<std::int32_t, std::vector<std::int32_t>> Runner::collect(StepResult& result) {
+  if (result.number != step_number_)
+    throw std::invalid_argument("the result of step " + std::to_string(result.number) +
+                                " is not that of the last step, number " + std::to_string(step_number_) +
+                                "; collect each result before the next step");
+  std::map<std::int32_t, std::vector<std::int32_t>> spans;
   try {
-    while (sampler_.has_left() && (collected.empty() || sampler_.is_next_done()))
-      collected.push_back(take_next(tasks_.size(), result));
+    while (sampler_.has_left() && (spans.empty() || sampler_.is_next_done())) {
+      const std::int32_t index = take_next(tasks_.size(), result);
+      std::erase(result.pending, index);
+      spans[index] = result.token_ids[index];
+    }
   } catch (...) {
-    sampler_.stop();
+    cancel();
     throw;
   }
-  result.pending.erase(result.pending.begin(), result.pending.begin() + std::ssize(collected));
-  return collected;
+  return spans;
 }
 
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
@@ -192,19 +200,19 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
 /// bits do not depend on it: see emit/attention.py.
 void Runner::split_attention(Dims& dims) {
   std::int64_t& entries = dim(dims, Dim::entries);
-  std::int64_t &parts = dim(dims, Dim::kv_splits), &splits = dim(dims, Dim::reductions);
+  std::int64_t &kv_splits = dim(dims, Dim::kv_splits), &reductions = dim(dims, Dim::reductions);
   if (threads_.size() == 1 || entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];
     const std::int64_t blocks = (entry.position + kBlockTokens) / kBlockTokens;
-    if (entry.tokens > 1 || blocks == 1 || parts + blocks > kMaxKvSplits) {
+    if (entry.tokens > 1 || blocks == 1 || kv_splits + blocks > kMaxKvSplits) {
       inputs_.entries[kept++] = entry;
       continue;
     }
-    inputs_.reductions[splits++] = {entry.row, parts, blocks};
+    inputs_.reductions[reductions++] = {entry.row, kv_splits, blocks};
     for (std::int64_t block = 0; block < blocks; block++)
-      inputs_.kv_splits[parts++] = {entry.row, entry.position, entry.pages, block};
+      inputs_.kv_splits[kv_splits++] = {entry.row, entry.position, entry.pages, block};
   }
   entries = kept;
 }
@@ -229,7 +237,7 @@ void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepRe
     const auto rows = std::span(state_rows_).subspan(first, std::min(state_rows_.size() - first, at_once));
     for (std::size_t i = 0; i < rows.size(); i++) inputs_.logit_rows[i] = rows[i].row;
     dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
-    states_.run(threads_, dims);
+    hidden_states_.run(threads_, dims);
     for (std::size_t i = 0; i < rows.size(); i++)
       pool_state(rows[i].index, sequences_.at(slots[rows[i].index]), {inputs_.hidden_states + i * size, size}, result);
   }
@@ -277,12 +285,14 @@ void Runner::sample(TokenConstraint::Clock::time_point begun, Dims& dims, StepRe
 std::int32_t Runner::take_next(std::size_t end, StepResult& result) {
   const SamplingTask& task = sampler_.next_task();
   SampledSpan& span = sampler_.take(end);
-  if (!result.errors.contains(task.index)) {
-    if (!span.error.empty())
-      result.errors[task.index] = std::move(span.error);
-    else
-      take_span(task, span, result);
+  num_taken_++;
+  const bool has_failed = result.errors.contains(task.index);
+  if (!has_failed && span.error.empty()) {
+    take_span(task, span, result);
+    return task.index;
   }
+  if (!has_failed) result.errors[task.index] = std::move(span.error);
+  if (task.samples) take_back(task, span);
   return task.index;
 }
 
@@ -299,6 +309,13 @@ void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& 
   sequences_.share(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
   result.token_ids[task.index] = std::move(span.token_ids);
   result.logprobs[task.index] = std::move(span.logprobs);
+}
+
+/// Ends sampling. Sequences whose outcome has not been taken keep neither drafts nor sampled tokens.
+void Runner::cancel() {
+  sampler_.cancel();
+  for (const SamplingTask& task : std::span(tasks_).subspan(num_taken_))
+    if (task.samples) task.sequence->tokens.resize(static_cast<std::size_t>(task.position));
 }
 
 }  // namespace quire

@@ -46,6 +46,7 @@ struct Position {
 
 /// The outcome of a step, by index in the batch.
 struct StepResult {
+  std::int64_t number = 0;                                        ///< of the step, among those of all runners
   std::vector<std::vector<std::int32_t>> token_ids;               ///< spans: the tokens that each sequence got
   std::vector<std::vector<TokenLogprobs>> logprobs;               ///< of each token of a span, where they are wanted
   std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
@@ -68,9 +69,9 @@ class Runner {
   /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
   void* allocate_by_node(std::size_t bytes);
   const KvMemory& kv() const { return kv_; }
-  Plan& body() { return body_; }      ///< from token ids to the hidden state
-  Plan& head() { return head_; }      ///< from the hidden state to logits, for `logit_rows`
-  Plan& states() { return states_; }  ///< from the hidden state to that which the head reads, as f32 rows
+  Plan& body() { return body_; }                    ///< from token ids to the hidden state
+  Plan& head() { return head_; }                    ///< from the hidden state to logits, for `logit_rows`
+  Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
   /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
   /// them.
@@ -83,8 +84,8 @@ class Runner {
   /// The last `num_drafts` tokens of a sequence (none without that argument) are drafts. At each of them, and after the
   /// last, a token is sampled exactly as it would be without drafts, as long as the drafts are what was sampled; then
   /// come the tokens that the constraint forces, unless log probabilities are asked for. The span takes the place of
-  /// the drafts; the sequence keeps its pages. Of a sequence of n tokens afterwards, the first
-  /// min(n - 1, start + count) are computed.
+  /// the drafts, which are gone too where sampling or the whole step fails; the sequence keeps its pages. Of a sequence
+  /// of n tokens afterwards, the first min(n - 1, start + count) are computed.
   ///
   /// Constrained sequences are sampled last and deferred: the caller goes on with the others until it calls `collect`.
   /// Constraints follow the spans. A late one is waited for a little while if others have sampled: the span stays empty
@@ -92,11 +93,11 @@ class Runner {
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                   std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts = {});
 
-  /// Adds deferred spans to the result of the last step and returns their indices: the next ones in the batch, as many
+  /// Adds deferred spans to the result of the last step and returns them by index: the next ones in the batch, as many
   /// as are sampled, but at least one, which is waited for. Returns none when none is pending; then all threads are
   /// idle. Throws std::invalid_argument for the result of another step; if it throws anything else, nothing is sampled
   /// for those that are still pending.
-  std::vector<std::int32_t> collect(StepResult& result);
+  std::map<std::int32_t, std::vector<std::int32_t>> collect(StepResult& result);
 
   /// Calls Sequences::fork and copies the page in which the two sequences diverge: both write to it next, so there is
   /// nothing to gain from copying later.
@@ -120,6 +121,7 @@ class Runner {
   void sample(TokenConstraint::Clock::time_point begun, Dims& dims, StepResult& result);
   std::int32_t take_next(std::size_t end, StepResult& result);
   void take_span(const SamplingTask& task, SampledSpan& span, StepResult& result);
+  void cancel();
 
   RunnerConfig config_;
   Arena arena_;
@@ -127,9 +129,10 @@ class Runner {
   KvMemory kv_;
   Sequences sequences_;
   StepInputs inputs_;
-  Plan body_, head_, states_;
-  std::size_t num_sequences_ = 0;  ///< of the last step
+  Plan body_, head_, hidden_states_;
+  std::int64_t step_number_ = 0;  ///< of the last step
   std::vector<SamplingTask> tasks_;
+  std::size_t num_taken_ = 0;  ///< tasks whose outcome has been taken, the first ones
   std::vector<StateRow> state_rows_;
   BatchSampler sampler_;
 };

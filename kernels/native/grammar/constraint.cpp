@@ -35,6 +35,7 @@ void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
 bool Constraint::restart() {
   const bool is_writing = has_mask_ && !mask_.is_ready();  // another thread
   if (is_writing || error_ || !matcher_.reset()) return false;
+  num_taken_ = 0;
   forced_.clear();
   is_stopped_ = is_past_stop_ = has_mask_ = false;
   force();
@@ -46,10 +47,15 @@ void Constraint::rollback(std::int64_t num_tokens) {
   if (error_) throw std::runtime_error(*error_);
   if (has_mask_ && !mask_.is_ready())
     throw std::runtime_error("a constraint cannot go back while another thread writes its mask; wait for it first");
-  if (!matcher_.rollback(static_cast<std::size_t>(num_tokens) + forced_.size() - is_past_stop_)) {
+  const std::int64_t ahead = std::ssize(forced_) - is_past_stop_;  // of the tokens that the constraint is past
+  if (num_tokens < 0 || num_tokens > num_taken_ - ahead)
+    throw std::runtime_error("a constraint cannot go back by " + std::to_string(num_tokens) +
+                             " tokens; it has advanced past " + std::to_string(num_taken_ - ahead));
+  if (!matcher_.rollback(static_cast<std::size_t>(num_tokens + ahead))) {
     fail();
     throw std::runtime_error(*error_);
   }
+  num_taken_ -= num_tokens + ahead;
   forced_.clear();
   is_stopped_ = is_past_stop_ = has_mask_ = false;
   force();
@@ -80,10 +86,10 @@ void Constraint::follow(std::int32_t token) {
     is_stopped_ = is_past_stop_ = true;
   } else if (!matcher_.take({&token, 1})) {
     fail();
-  } else if (matcher_.is_stopped()) {
-    is_stopped_ = true;
   } else {
-    force();
+    ++num_taken_;
+    is_stopped_ = matcher_.is_stopped();
+    if (!is_stopped_) force();
   }
 }
 
@@ -94,6 +100,7 @@ void Constraint::force() {
   if (next.empty()) return;
   if (!matcher_.take(next)) return fail();
   forced_.assign(next.begin(), next.end());
+  num_taken_ += std::ssize(next);
   num_followed_ += std::ssize(next);
   is_stopped_ = matcher_.is_stopped();
 }

@@ -37,6 +37,9 @@ class Constraint final : public TokenConstraint {
   const TokenMask& mask() override;  ///< Throws std::runtime_error if there is an `error`.
   void follow(std::int32_t token) override;
   std::optional<std::int32_t> take_forced() override;
+
+  /// Changes nothing if it has not advanced past so many tokens. If the grammar itself cannot go back, there is an
+  /// `error` then.
   void rollback(std::int64_t num_tokens) override;
 
   /// Number of tokens that must come next; see `take_forced`.
@@ -69,6 +72,7 @@ class Constraint final : public TokenConstraint {
   std::deque<std::int32_t> forced_;
   std::optional<std::string> error_;
   std::int64_t num_followed_ = 0;
+  std::int64_t num_taken_ = 0;  ///< by the matcher, since the beginning of the grammar
   bool is_stopped_ = false;
   bool is_past_stop_ = false;          ///< the last token was one that stops, which the matcher has not taken
   std::atomic<bool> has_mask_{false};  ///< or a thread writes it; read by other threads while one samples

@@ -115,7 +115,7 @@ bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   return pages_.allocate(count, sequence.pages);
 }
 
-std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens) {
+std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens, bool recompute_last) {
   Sequence& sequence = at(slot);
   const std::int64_t least = std::max<std::int64_t>(sequence.num_prompt_tokens, 1);
   if (num_tokens < least || num_tokens > std::ssize(sequence.tokens))
@@ -129,8 +129,8 @@ std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens) {
   for (; std::ssize(sequence.tokens) > num_tokens; sequence.tokens.pop_back())
     sequence.sampling.remove(sequence.tokens.back());
   std::int64_t kept = std::min((num_tokens + page_size_ - 1) / page_size_, std::ssize(sequence.pages));
-  if (kept * page_size_ > num_tokens && pages_.references(sequence.pages[static_cast<std::size_t>(kept - 1)]) > 1)
-    kept--;
+  const std::int64_t written = (num_tokens - recompute_last) / page_size_;
+  if (written < kept && pages_.references(sequence.pages[static_cast<std::size_t>(written)]) > 1) kept = written;
   for (; std::ssize(sequence.pages) > kept; sequence.pages.pop_back()) tree_.release(sequence.pages.back());
   sequence.shared = std::min(sequence.shared, kept);
   return std::min(num_tokens, kept * page_size_);

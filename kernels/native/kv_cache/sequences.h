@@ -83,11 +83,12 @@ class Sequences {
   bool reserve(std::int32_t slot, std::int64_t num_tokens);
 
   /// Keeps the first `num_tokens` tokens, of which the prompt is a part; sampling state and constraint go back with
-  /// them. Gives back the pages that hold none of them, and the page that holds the last one if it would have to be
-  /// rewritten in part and another sequence or the prefix cache has it too: a shared page is never written. Returns the
-  /// number of positions whose pages are left. Throws std::invalid_argument, and std::runtime_error where the
-  /// constraint cannot go back; nothing has changed then.
-  std::int64_t truncate(std::int32_t slot, std::int64_t num_tokens);
+  /// them. Gives back the pages that hold none of them, and the page that is written next if another sequence or the
+  /// prefix cache has it too: a shared page is never written. That is the page of the last token, which is computed
+  /// again to sample the one after it, or without `recompute_last` the page of the token that the caller appends next.
+  /// Returns the number of positions whose pages are left. Throws std::invalid_argument, and std::runtime_error where
+  /// the constraint cannot go back; neither tokens nor pages have changed then.
+  std::int64_t truncate(std::int32_t slot, std::int64_t num_tokens, bool recompute_last = true);
 
   /// Puts the pages that the first `num_computed` tokens fill, which are computed, into the prefix cache.
   void share(std::int32_t slot, std::int64_t num_computed);

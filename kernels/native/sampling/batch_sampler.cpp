@@ -14,6 +14,11 @@ constexpr std::chrono::milliseconds kLook{1};           // then how often to loo
 
 }  // namespace
 
+void take_back(const SamplingTask& task, const SampledSpan& span) {
+  for (const std::int32_t token : span.token_ids) task.sequence->sampling.remove(token);
+  task.sequence->tokens.resize(static_cast<std::size_t>(task.position));
+}
+
 BatchSampler::BatchSampler(ThreadPool& threads)
     : threads_(threads), scratch_(static_cast<std::size_t>(threads.size())) {}
 
@@ -46,6 +51,13 @@ SampledSpan& BatchSampler::take(std::size_t end) {
     if (!is_worth_running(end) || !run_next(0)) threads_.wait_while(span.is_done, 0);
   if (++num_taken_ == tasks_.size()) stop();
   return span;
+}
+
+void BatchSampler::cancel() {
+  if (!is_running_) return;
+  stop();
+  for (std::size_t i = num_taken_; i < tasks_.size(); i++)
+    if (tasks_[i].samples) take_back(tasks_[i], spans_[i]);
 }
 
 void BatchSampler::stop() {

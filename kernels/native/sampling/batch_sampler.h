@@ -37,6 +37,10 @@ struct SampledSpan {
   Waitable is_done{};  ///< 1 if it is
 };
 
+/// Makes the sampling state of a task's sequence forget the tokens of its outcome, and truncates the sequence to the
+/// sampled position: its drafts are gone.
+void take_back(const SamplingTask& task, const SampledSpan& span);
+
 /// Samples tokens for the sequences of a step, with all threads, a task at a time. The caller takes the outcomes in
 /// order, and may do other work in between. While an outcome is left to be taken, the threads cannot be used for
 /// anything else.
@@ -69,10 +73,11 @@ class BatchSampler {
   /// tasks that no thread has begun, unless their constraint is late.
   SampledSpan& take(std::size_t end);
 
-  /// Begins no other task, and waits for those that have begun.
-  void stop();
+  /// Begins no other task, waits for those that have begun, and takes back the outcomes that have not been taken.
+  void cancel();
 
  private:
+  void stop();
   bool run_next(int thread);
   bool is_worth_running(std::size_t end) const;
   Clock::time_point deadline() const { return has_others_.load() ? soon_ : late_; }

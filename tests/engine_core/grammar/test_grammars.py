@@ -657,6 +657,41 @@ def test_a_request_that_fails_while_pending_ends_once_it_is_collected(tokenizer:
     assert bench.engine.end("other").finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("num_rows_at_once", [128, 1 << 30])
+def test_masks_are_prepared_after_each_token_wherever_it_was_sampled(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch, num_rows_at_once: int
+) -> None:
+    """The executor defers the samples of its last rows of logits alone; the other rows come with the step."""
+    limits = {"max_num_seqs": 200, "max_num_batched_tokens": 600, "num_pages": 1000}
+    bench = Bench(tokenizer, is_open=True, **limits)
+    bench.add("before")
+    bench.finish()
+    bench.engine.executor.num_rows_at_once = num_rows_at_once
+    bench.engine.expect_no_output()
+    for index in range(140):
+        bench.add(str(index), StructuredOutputs(regex="(the end|[a-z ]){60}"), seed=index)
+    while any(not bench.engine.outputs(str(index)) for index in range(140)):
+        if not bench.engine.core.has_work:
+            assert bench.woken.acquire(timeout=60)
+        bench.engine.step()
+    prepared: list[Constraint] = []
+    num_decoded: list[int] = []
+    monkeypatch.setattr(bench.engine.core._constrained._masks, "prepare", prepared.append)
+    monkeypatch.setattr(bench.engine.core.scheduler.admission, "decoded", num_decoded.append)
+    running = list(bench.engine.core.scheduler.running)
+    assert len(running) > 100
+    num_tokens = {request: request.num_tokens for request in running}
+    decoding = sum(request.num_new_tokens == 1 for request in running)
+    bench.engine.step()
+    left = [request for request in running if not request.is_finished]
+    assert len(prepared) == len(left)
+    assert {id(each) for each in prepared} == {id(request.constraint) for request in left}
+    spans = [request.num_tokens - num_tokens[request] for request in running]
+    assert sum(num_decoded) == decoding + sum(span for span in spans if span > 1)
+    monkeypatch.undo()
+    bench.finish()
+
+
 def test_no_sample_is_pending_when_the_engine_fails(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -667,9 +702,9 @@ def test_no_sample_is_pending_when_the_engine_fails(
     collected: list[int] = []
     collect = bench.engine.executor.collect
 
-    def collect_too(result: Any) -> list[int]:
-        collected.extend(rows := collect(result))
-        return rows
+    def collect_too(result: Any) -> dict[int, list[int]]:
+        collected.extend(spans := collect(result))
+        return spans
 
     def fail(*_: object) -> None:
         raise OSError("it failed")

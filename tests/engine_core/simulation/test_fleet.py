@@ -15,7 +15,7 @@ from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, times
 from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
-from quire.protocol.messages import ErrorKind, EventType
+from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, EngineCoreOutputs, ErrorKind, EventType
 from quire.protocol.simulation import ClientTime, Rest, SimulatedRequest, StepTime, StepWork
 
 
@@ -232,6 +232,18 @@ def test_samples_are_left_out_while_no_engine_has_work(client: ClientTime) -> No
 def test_requests_out_of_order_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"request 1 comes at 1.0 s, after one that comes at 2.0 s"):
         FleetRun(setup(), [request(0, 2.0, 10, 1, [0]), request(1, 1.0, 10, 1, [0])])
+
+
+def test_each_token_of_an_output_counts() -> None:
+    """An output has more than one token after drafts or forced tokens."""
+    firsts: list[SimulatedAnswer] = []
+    engine = SimulatedEngine(limits_of(setup().engine), STEP_TIME, on_first_token=firsts.append)
+    engine.send(request(0, 0.0, 100, 5, range(2)), 0.0, 0.0)
+    event = EngineCoreEvent(EventType.FIRST_TOKEN, 1.0)
+    engine._take(b"", EngineCoreOutputs([EngineCoreOutput("0", [7, 8, 9], events=[event])], None, 2.0))
+    engine._take(b"", EngineCoreOutputs([EngineCoreOutput("0", [7, 8], events=[event])], None, 3.0))
+    assert engine.num_output_tokens == 5
+    assert [list(answer.token_times) for answer in firsts] == [[2.0, 2.0, 2.0, 3.0, 3.0]]
 
 
 def test_steps_that_take_no_time_are_an_error() -> None:
