@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -181,7 +182,7 @@ class Conversation:
         return AssistantAnswer(completion, parser.message, parser.finish_reason(completion.finish_reason) or "stop")
 
 
-class EventWriter(Generic[Answer, StreamEvent]):
+class EventWriter(ABC, Generic[Answer, StreamEvent]):
     """Writes the answer of a conversation as events, or as the whole `answer` that these events build.
 
     `field_names`: names of fields in errors, with their names in this API.
@@ -218,12 +219,13 @@ class EventWriter(Generic[Answer, StreamEvent]):
                     for each in self._take(delta):
                         yield each
 
+    @abstractmethod
     def _encoded(self, each: StreamEvent) -> bytes:
-        raise NotImplementedError
+        """Return an event as the API's stream has it."""
 
+    @abstractmethod
     def _take(self, delta: AnswerDelta) -> Iterator[StreamEvent]:
         """Yield the events of a delta, and update the answer."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
