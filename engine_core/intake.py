@@ -7,7 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from quire.engine_core.decoding import decoding_for
+from quire.engine_core.decoding import decoding_type
+from quire.engine_core.decoding.parallel_samples import share_prompt
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
@@ -17,7 +18,6 @@ from quire.engine_core.validation import (
     RejectedError,
     ShuttingDownError,
     check_queue,
-    check_request,
     check_shared_prompt,
 )
 from quire.protocol.engine_shape import EngineShape
@@ -89,7 +89,8 @@ class Intake:
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
         self._check_room(message)
-        check_request(message, limits)
+        kind = decoding_type(message)
+        kind.check(message, limits)
         if message.shares_prompt_with is not None:
             other = self._requests.find(client_id, message.shares_prompt_with)
         if other is not None:
@@ -98,13 +99,15 @@ class Intake:
             grammar = self._constrained.find(message.sampling_params)
         except ValueError as error:
             raise RejectedError(str(error)) from None
-        now, decoding = self._clock(), decoding_for(message, limits)
+        now, decoding = self._clock(), kind(message, limits)
         request = Request.from_message(
             client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits
         )
         self._constrained.begin(request, grammar)
         request.record(EventType.QUEUED, now)
-        self._requests.add(request, other)
+        if other is not None:
+            share_prompt(request, other, limits)
+        self._requests.add(request)
 
     def _check_room(self, message: EngineCoreRequest, num_requests: int = 0, num_tokens: int = 0) -> None:
         """Raise RejectedError if the queue is full, counting these inbound requests and prompt tokens."""

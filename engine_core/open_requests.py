@@ -52,9 +52,9 @@ class OpenRequests:
         """Return a client's requests, the latest first: no successor starts in the place of one that ends with it."""
         return list(reversed(self._by_client.get(client_id, {}).values()))
 
-    def add(self, request: Request, shares_prompt_with: Request | None) -> None:
+    def add(self, request: Request) -> None:
         """Add and queue a request, whose id its client does not use for another one."""
-        self._scheduler.add(request, shares_prompt_with)
+        self._scheduler.add(request)
         self._by_client.setdefault(request.client_id, {})[request.request_id] = request
         self._deadlines.add(request)
         if self._tracer.subscribers:

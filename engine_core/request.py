@@ -64,9 +64,16 @@ class Decoding(ABC):
 
     width = 1  # most sequences that the request may have at a time
     needs_every_token = False  # each prompt token yields a result of its own, which KV pages do not hold
+    can_fork_prompt = False  # it is one sequence, which may take the prompt's pages over from another
 
-    def __init__(self, limits: EngineShape) -> None:
+    def __init__(self, message: EngineCoreRequest, limits: EngineShape) -> None:
+        """Decode the request of a message that `check` has accepted."""
         self._limits = limits
+
+    @staticmethod
+    @abstractmethod
+    def check(message: EngineCoreRequest, limits: EngineShape) -> None:
+        """Raise RejectedError for the first thing in a message that this engine cannot serve."""
 
     @abstractmethod
     def open(self, request: Request, sequences: Sequences) -> int:
@@ -79,8 +86,24 @@ class Decoding(ABC):
         The computed tokens are counted already. A request that ends is added to `outcome.ended` with its output.
         """
 
+    def max_total_tokens(self, message: EngineCoreRequest) -> int:
+        """Return the tokens, with the prompt's, at which the request ends."""
+        max_tokens = message.sampling_params.max_tokens
+        return self._limits.max_model_len if max_tokens is None else len(message.prompt_token_ids) + max_tokens
+
+    def queue(self, request: Request) -> None:  # noqa: B027 - most requests wait for nobody
+        """Wait, maybe again after a preemption, for a start that is possible from now on."""
+
+    def source(self, request: Request) -> Request | None:
+        """Return the running request to fork from; None if only the prefix cache may hold some of the prompt."""
+        return None
+
     def begin(self, request: Request) -> None:  # noqa: B027 - one sequence has nothing to prepare
         """Start, maybe again after a preemption, with the prompt's sequence in `request.slot`."""
+
+    def leave(self, request: Request) -> Request | None:
+        """End, before the pages go; return the waiting request that is to fork from them first, if there is one."""
+        return None
 
     def slots(self, request: Request) -> list[int]:
         """Return the slots of all its open sequences: the rows that it puts into the next step."""
@@ -152,11 +175,9 @@ class Request:
         cls, client_id: bytes, message: EngineCoreRequest, decoding: Decoding, *, seed: int, now: float,
         limits: EngineShape,
     ) -> Request:  # fmt: skip
-        """Make the request of a message that `check_request` has accepted; `seed` is used if it names none."""
+        """Make the request of a message that its decoding has accepted; `seed` is used if it names none."""
         sampling, prompt = message.sampling_params, message.prompt_token_ids
-        max_total_tokens = limits.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
-        if message.pooling is not None:
-            max_total_tokens = len(prompt)
+        max_total_tokens = decoding.max_total_tokens(message)
         eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
         return cls(
             client_id=client_id,
@@ -195,6 +216,15 @@ class Request:
     def num_new_tokens(self) -> int:
         """Tokens that are not computed yet: at least 1 while the request is not finished."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_forked_tokens(self) -> int:
+        """Prompt positions that it takes over from a request of the same prompt: one token is left to compute."""
+        return min(self.num_prompt_tokens, self.num_tokens - 1)
+
+    def can_fork_from(self, source: Request) -> bool:
+        """Return True if `source`, which has the same prompt, has computed all that this request takes over."""
+        return 0 < self.num_forked_tokens <= source.num_computed_tokens and not self.needs_every_token
 
     @property
     def slots(self) -> list[int]:

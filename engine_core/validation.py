@@ -6,12 +6,10 @@ Each check returns nothing or raises RejectedError; a request that passes all of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from quire.engine_core.decoding.beam_search import num_candidates
 from quire.engine_core.grammar.text import grammar_text
 from quire.engine_core.request import Request
-from quire.engine_core.scheduling.admission import pages_of_sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     LOGIT_BIAS,
@@ -45,47 +43,32 @@ class ShuttingDownError(RejectedError):
     kind = ErrorKind.SHUTTING_DOWN
 
 
-def check_request(request: EngineCoreRequest, limits: EngineShape) -> None:
-    """Raise RejectedError for the first thing that is wrong with `request`."""
-    for check in _CHECKS if request.pooling is None else _POOLING_CHECKS:
+def check_generation(request: EngineCoreRequest, limits: EngineShape) -> None:
+    """Raise RejectedError for the first thing that is wrong with a request that generates tokens."""
+    check_service(request, limits)
+    check_prompt(request, limits, room=1)
+    for check in (_check_engine_fields, _check_length, _check_numbers, _check_tokens, _check_structured_outputs):
         check(request, limits)
 
 
-def _check_prompt(request: EngineCoreRequest, limits: EngineShape) -> None:
+def check_prompt(request: EngineCoreRequest, limits: EngineShape, *, room: int) -> None:
+    """Raise RejectedError unless the prompt, and `room` tokens after it, fit the model and the KV cache."""
     prompt = request.prompt_token_ids
     if not prompt:
         raise RejectedError("the prompt is empty; give at least one token")
-    answer = 1 if request.pooling is None else 0  # tokens that must have room after it
-    if len(prompt) + answer > limits.max_model_len:
-        words = "leaves no room for an answer" if answer else "is too long"
+    if len(prompt) + room > limits.max_model_len:
+        words = "leaves no room for an answer" if room else "is too long"
         raise RejectedError(
             f"a prompt of {len(prompt)} tokens {words}, as this model's maximum context length is "
-            f"{limits.max_model_len} tokens; shorten it to {limits.max_model_len - answer} tokens or fewer"
+            f"{limits.max_model_len} tokens; shorten it to {limits.max_model_len - room} tokens or fewer"
         )
-    if len(prompt) + answer > limits.pool_tokens:
+    if len(prompt) + room > limits.pool_tokens:
         raise RejectedError(
             f"a prompt of {len(prompt)} tokens can never be served: the engine's {limits.num_pages} KV pages hold "
-            f"{limits.pool_tokens} tokens; shorten it to {limits.pool_tokens - answer} tokens or fewer, "
+            f"{limits.pool_tokens} tokens; shorten it to {limits.pool_tokens - room} tokens or fewer, "
             "or start the engine with more KV memory"
         )
     _check_token_ids("prompt_token_ids", prompt, limits)
-
-
-def _check_pooling(request: EngineCoreRequest, limits: EngineShape) -> None:
-    assert request.pooling is not None
-    dimensions = request.pooling.dimensions
-    if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
-        raise RejectedError(
-            f"dimensions={dimensions} is out of range; the model's embeddings have {limits.hidden_size} values, so it "
-            f"must be from 1 to {limits.hidden_size}, or None for all"
-        )
-    if request.sampling_params != SamplingParams():
-        raise RejectedError("an embedding generates no tokens; leave sampling_params at their defaults")
-    if request.shares_prompt_with is not None:
-        raise RejectedError(
-            "an embedding has no samples that could share its prompt, which is all it computes; leave out "
-            "shares_prompt_with"
-        )
 
 
 def _check_length(request: EngineCoreRequest, limits: EngineShape) -> None:
@@ -123,67 +106,10 @@ _NOT_OF_ENGINE = {
 }
 
 
-def _check_policy(request: EngineCoreRequest, _limits: EngineShape) -> None:
-    sampling = request.sampling_params
-    if sampling.beam_width and not 1 <= sampling.n <= sampling.beam_width:
-        raise RejectedError(f"n={sampling.n} with beam_width={sampling.beam_width}; it must be from 1 to beam_width")
-    if sampling.n != 1 and not sampling.beam_width:
-        raise RejectedError(f"n={sampling.n}: the engine gives one answer a request; send a request for each of them")
+def _check_engine_fields(request: EngineCoreRequest, _limits: EngineShape) -> None:
     for name, advice in _NOT_OF_ENGINE.items():
-        if (value := getattr(sampling, name)) not in (None, []):
+        if (value := getattr(request.sampling_params, name)) not in (None, []):
             raise RejectedError(f"{name}={value!r}: {advice}")
-
-
-# Fields without meaning in a beam search, with the values that change nothing.
-_NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
-    "temperature": (0.0, 1.0),
-    "top_k": (0, -1),
-    "top_p": (1.0,),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "min_tokens": (0,),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None,),
-    "bad_words_token_ids": (None, []),
-    "prompt_logprobs": (None,),
-    "structured_outputs": (None,),
-}
-
-
-def _check_beams(request: EngineCoreRequest, limits: EngineShape) -> None:
-    sampling = request.sampling_params
-    width = sampling.beam_width
-    if width == 0:
-        if sampling.length_penalty != 1.0 or sampling.early_stopping is not False:
-            raise RejectedError(
-                "length_penalty and early_stopping belong to a beam search; set beam_width, or omit them"
-            )
-        return
-    for name, allowed in _NOT_WITH_BEAMS.items():
-        if (value := getattr(sampling, name)) not in allowed:
-            raise RejectedError(f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0")
-    most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    if not 1 <= width <= most:
-        raise RejectedError(
-            f"beam_width={width} is out of range; it must be 0, for no beam search, or from 1 to {most}, the sequences "
-            "that the engine runs at a time (--max-num-seqs, --max-num-batched-tokens)"
-        )
-    stop = set(sampling.stop_token_ids or ()).union(() if sampling.ignore_eos else request.eos_token_ids)
-    if (needed := num_candidates(width, len(stop))) > limits.vocab_size:
-        raise RejectedError(
-            f"beam_width={width} with {len(stop)} stop tokens needs {needed} continuations a step, and the "
-            f"vocabulary has {limits.vocab_size} tokens; lower beam_width, or give fewer stop_token_ids"
-        )
-    num_prompt = len(request.prompt_token_ids)
-    total = limits.max_model_len if sampling.max_tokens is None else num_prompt + sampling.max_tokens
-    if (pages := pages_of_sequences(num_prompt, total - 1, width, limits)) > limits.num_pages:
-        raise RejectedError(
-            f"beam_width={width} with a prompt of {num_prompt} tokens and max_tokens={total - num_prompt} may need "
-            f"{pages} KV pages, and the engine has {limits.num_pages}; lower beam_width or max_tokens, or start the "
-            "engine with more KV memory"
-        )
 
 
 def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineShape) -> None:
@@ -204,7 +130,8 @@ def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineShape) 
         )
 
 
-def _check_service(request: EngineCoreRequest, limits: EngineShape) -> None:
+def check_service(request: EngineCoreRequest, limits: EngineShape) -> None:
+    """Raise RejectedError for a priority, a timeout or a salt that cannot be honoured."""
     if request.priority != 0 and limits.scheduling_policy != "priority":
         raise RejectedError(
             f"priority={request.priority} has no effect under the scheduling policy {limits.scheduling_policy}; leave "
@@ -305,20 +232,3 @@ def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineShape) -
             f"{name} has the token id {wrong} at position {position}; the model's vocabulary allows 0 to "
             f"{limits.vocab_size - 1}; check that the tokenizer belongs to the model"
         )
-
-
-_CHECKS: tuple[Callable[[EngineCoreRequest, EngineShape], None], ...] = (
-    _check_policy,
-    _check_service,
-    _check_prompt,
-    _check_length,
-    _check_numbers,
-    _check_tokens,
-    _check_beams,
-    _check_structured_outputs,
-)
-_POOLING_CHECKS: tuple[Callable[[EngineCoreRequest, EngineShape], None], ...] = (
-    _check_service,
-    _check_prompt,
-    _check_pooling,
-)

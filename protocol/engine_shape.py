@@ -40,3 +40,8 @@ class EngineShape(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     def pages_for(self, num_tokens: int) -> int:
         """Return how many KV pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def pages_of_sequences(self, num_prompt_tokens: int, num_tokens: int, num_sequences: int) -> int:
+        """Return the pages of sequences of `num_tokens` each, which share the full pages of their prompt."""
+        shared = num_prompt_tokens // self.block_size if num_sequences > 1 else 0
+        return shared + num_sequences * (self.pages_for(num_tokens) - shared)

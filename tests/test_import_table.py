@@ -30,7 +30,7 @@ LAYERS = {
     " < sockets",
     "kernels": "errors < config emit < host rope < graph.operations weights.checkpoint < operands"
     " < weights.quantized < weights.quantization < plan < weights < graph models < options < *",
-    "engine_core": "executor grammar.text < request < decoding < scheduling < validation < grammar"
+    "engine_core": "executor grammar.text < request < validation < decoding < scheduling < grammar"
     " < trace transport < stats < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
     " < cli",

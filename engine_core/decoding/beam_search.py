@@ -16,11 +16,13 @@ from typing import NamedTuple
 from quire.engine_core.decoding.single import open_sequence, sampling_config
 from quire.engine_core.executor import Executor, LogprobsEntry
 from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
+from quire.engine_core.validation import RejectedError, check_generation
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     BeamSequence,
     EngineCoreOutput,
+    EngineCoreRequest,
     EventType,
     FinishReason,
     SamplingParams,
@@ -86,15 +88,66 @@ def num_candidates(beam_width: int, num_stop_tokens: int) -> int:
     return max(2, 1 + num_stop_tokens) * beam_width
 
 
+# Fields without meaning in a beam search, with the values that change nothing.
+_NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_k": (0, -1),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_tokens": (0,),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None,),
+    "bad_words_token_ids": (None, []),
+    "prompt_logprobs": (None,),
+    "structured_outputs": (None,),
+}
+
+
 class BeamSearch(Decoding):
     """One search: its live beams, each a sequence in a slot of its own, and the best finished continuations."""
 
     __slots__ = ("_max_tokens", "_sequences", "done", "finished", "length", "live", "num_candidates", "width")
 
-    def __init__(self, beam_width: int, limits: EngineShape) -> None:
-        super().__init__(limits)
-        self.width = beam_width
+    def __init__(self, message: EngineCoreRequest, limits: EngineShape) -> None:
+        super().__init__(message, limits)
+        self.width = message.sampling_params.beam_width
         self._restart()
+
+    @staticmethod
+    def check(message: EngineCoreRequest, limits: EngineShape) -> None:
+        """Check the width, and that all beams fit the engine at once."""
+        sampling, width = message.sampling_params, message.sampling_params.beam_width
+        if not 1 <= sampling.n <= width:
+            raise RejectedError(f"n={sampling.n} with beam_width={width}; it must be from 1 to beam_width")
+        for name, allowed in _NOT_WITH_BEAMS.items():
+            if (value := getattr(sampling, name)) not in allowed:
+                raise RejectedError(
+                    f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0"
+                )
+        check_generation(message, limits)
+        most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        if not 1 <= width <= most:
+            raise RejectedError(
+                f"beam_width={width} is out of range; it must be 0, for no beam search, or from 1 to {most}, the "
+                "sequences that the engine runs at a time (--max-num-seqs, --max-num-batched-tokens)"
+            )
+        stop = set(sampling.stop_token_ids or ()).union(() if sampling.ignore_eos else message.eos_token_ids)
+        if (needed := num_candidates(width, len(stop))) > limits.vocab_size:
+            raise RejectedError(
+                f"beam_width={width} with {len(stop)} stop tokens needs {needed} continuations a step, and the "
+                f"vocabulary has {limits.vocab_size} tokens; lower beam_width, or give fewer stop_token_ids"
+            )
+        num_prompt = len(message.prompt_token_ids)
+        total = limits.max_model_len if sampling.max_tokens is None else num_prompt + sampling.max_tokens
+        if (pages := limits.pages_of_sequences(num_prompt, total - 1, width)) > limits.num_pages:
+            raise RejectedError(
+                f"beam_width={width} with a prompt of {num_prompt} tokens and max_tokens={total - num_prompt} may need "
+                f"{pages} KV pages, and the engine has {limits.num_pages}; lower beam_width or max_tokens, or start "
+                "the engine with more KV memory"
+            )
 
     def _restart(self) -> None:
         """Go back to the prompt. The same steps follow as before, since nothing is random."""

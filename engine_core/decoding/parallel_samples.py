@@ -8,7 +8,9 @@ running member ends, a waiting one takes its place at once: the successor.
 
 from __future__ import annotations
 
+from quire.engine_core.decoding.single import SingleSequence
 from quire.engine_core.request import Request, RequestStatus
+from quire.protocol.engine_shape import EngineShape
 
 
 class SharedPromptGroup:
@@ -17,64 +19,53 @@ class SharedPromptGroup:
     __slots__ = ("running", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: dict[Request, None] = {}
+        self.waiting: dict[Request, None] = {}  # those that could start
         self.running: dict[Request, None] = {}
 
 
-class ParallelSamples:
-    """Shared-prompt groups by their members. Requests that share no prompt are in none, and cost nothing."""
+class ParallelSample(SingleSequence):
+    """One sample of a prompt that others are taken from too."""
 
-    def __init__(self) -> None:
-        self._groups: dict[Request, SharedPromptGroup] = {}
+    __slots__ = ("group",)
 
-    def join(self, request: Request, member: Request) -> None:
-        """Add a new request to the group of another one, which may have been alone so far."""
-        group = self._groups.get(member)
-        if group is None:
-            group = self._groups[member] = SharedPromptGroup()
-            if member.status is RequestStatus.RUNNING:
-                group.running[member] = None
-            elif (
-                member.status is not RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-            ):  # it enters when it may start
-                group.waiting[member] = None
-        self._groups[request] = group
+    def __init__(self, limits: EngineShape, group: SharedPromptGroup) -> None:
+        self._limits = limits
+        self.group = group
 
-    def waits(self, request: Request) -> None:
-        """Note that a request waits from now on, and could start."""
-        if (group := self._groups.get(request)) is not None:
-            group.running.pop(request, None)
-            group.waiting[request] = None
+    def queue(self, request: Request) -> None:
+        """Wait for a member that has computed the prompt, or for a start of its own."""
+        self.group.running.pop(request, None)
+        self.group.waiting[request] = None
 
-    def runs(self, request: Request) -> None:
-        """Note that a request runs from now on."""
-        if (group := self._groups.get(request)) is not None:
-            group.waiting.pop(request, None)
-            group.running[request] = None
+    def begin(self, request: Request) -> None:
+        """Run from now on, as a source for those that wait."""
+        self.group.waiting.pop(request, None)
+        self.group.running[request] = None
+
+    def source(self, request: Request) -> Request | None:
+        """Return the running member that has computed most of the prompt."""
+        return None if request.needs_every_token else next(iter(self.group.running), None)
 
     def leave(self, request: Request) -> Request | None:
-        """Forget a request that ends; return its successor, if only its pages hold the prompt for waiting members."""
-        group = self._groups.pop(request, None)
-        if group is None:
-            return None
-        group.waiting.pop(request, None)
+        """Return the successor, if only this request's pages hold the prompt for waiting members."""
+        group = self.group
         was_running = request in group.running
+        group.waiting.pop(request, None)
         group.running.pop(request, None)
         if not was_running or group.running:
             return None
-        return next((member for member in group.waiting if can_fork(member, request)), None)
-
-    def source_of(self, request: Request) -> Request | None:
-        """Return the running member that has computed most of the prompt; None if a request must compute it itself."""
-        group = self._groups.get(request)
-        return None if group is None or request.needs_every_token else next(iter(group.running), None)
+        return next((member for member in group.waiting if member.can_fork_from(request)), None)
 
 
-def num_shared_tokens(request: Request) -> int:
-    """Return the prompt positions that a request can take over from another member: one token is left to compute."""
-    return min(request.num_prompt_tokens, request.num_tokens - 1)
-
-
-def can_fork(request: Request, source: Request) -> bool:
-    """Return True if `source`, of the same group, has computed all that the request can take over."""
-    return 0 < num_shared_tokens(request) <= source.num_computed_tokens and not request.needs_every_token
+def share_prompt(request: Request, other: Request, limits: EngineShape) -> None:
+    """Make parallel samples of a new request and another of the same prompt, if each of them is one sequence."""
+    if not (request.decoding.can_fork_prompt and other.decoding.can_fork_prompt):
+        return
+    if not isinstance(other.decoding, ParallelSample):
+        group = SharedPromptGroup()
+        other.decoding = ParallelSample(limits, group)
+        if other.status is RequestStatus.RUNNING:
+            group.running[other] = None
+        elif other.status is not RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            group.waiting[other] = None
+    request.decoding = ParallelSample(limits, other.decoding.group)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from quire.engine_core.decoding.stopping import end_output
 from quire.engine_core.request import Decoding, Request, StepOutcome
+from quire.engine_core.validation import RejectedError, check_generation
 from quire.kernels.runner import PoolingConfig, SamplingConfig, Sequences
-from quire.protocol.messages import EngineCoreOutput, EventType, TokenLogprobs
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, EventType, TokenLogprobs
 
 _INT32_MAX = 2**31 - 1
 
@@ -14,6 +16,22 @@ class SingleSequence(Decoding):
     """One sequence, which goes on until a token, its grammar or a length ends it."""
 
     __slots__ = ()
+
+    can_fork_prompt = True
+
+    @staticmethod
+    def check(message: EngineCoreRequest, limits: EngineShape) -> None:
+        """Check everything that a sequence is sampled by."""
+        sampling = message.sampling_params
+        if sampling.n != 1:
+            raise RejectedError(
+                f"n={sampling.n}: the engine gives one answer a request; send a request for each of them"
+            )
+        check_generation(message, limits)
+        if sampling.length_penalty != 1.0 or sampling.early_stopping is not False:
+            raise RejectedError(
+                "length_penalty and early_stopping belong to a beam search; set beam_width, or omit them"
+            )
 
     def open(self, request: Request, sequences: Sequences) -> int:
         """Open the sequence with the request's sampling state and token constraint."""

@@ -80,7 +80,7 @@ class Admission:
     def projected_pages(self, request: Request) -> int:
         """Return the pages that a request is likely to have at its end."""
         tokens = max(self._likely_tokens(request), request.num_tokens, request.num_reserved_tokens)
-        return pages_of_sequences(request.num_prompt_tokens, tokens, request.width, self._limits)
+        return self._limits.pages_of_sequences(request.num_prompt_tokens, tokens, request.width)
 
     def _likely_tokens(self, request: Request) -> int:
         """Tokens at its end. A request past the estimate may well go on for half of it."""
@@ -89,10 +89,4 @@ class Admission:
 
     def _held_pages(self, request: Request) -> int:
         num_sequences = len(request.slots)
-        return pages_of_sequences(request.num_prompt_tokens, request.num_reserved_tokens, num_sequences, self._limits)
-
-
-def pages_of_sequences(num_prompt_tokens: int, num_tokens: int, num_sequences: int, limits: EngineShape) -> int:
-    """Return the pages of sequences of `num_tokens` each, which share the full pages of their prompt and no more."""
-    shared = num_prompt_tokens // limits.block_size if num_sequences > 1 else 0
-    return shared + num_sequences * (limits.pages_for(num_tokens) - shared)
+        return self._limits.pages_of_sequences(request.num_prompt_tokens, request.num_reserved_tokens, num_sequences)

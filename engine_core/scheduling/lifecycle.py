@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.engine_core.decoding.parallel_samples import ParallelSamples, num_shared_tokens
 from quire.engine_core.executor import Executor
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
 from quire.engine_core.scheduling.batch import ScheduleEvent
@@ -33,7 +32,6 @@ class RequestLifecycle:
         self.running: dict[Request, None] = {}  # in order of start
         self.waiting = WaitingQueue(policy)
         self.pins = Pins(executor.sequences)
-        self.samples = ParallelSamples()
         self.counters = ScheduleCounters()
         self._executor = executor
         self._sequences = executor.sequences
@@ -52,12 +50,10 @@ class RequestLifecycle:
         """Sequences that the running requests may have."""
         return sum([request.width for request in self.running])
 
-    def add(self, request: Request, shares_prompt_with: Request | None = None) -> None:
-        """Queue a request that `check_request` has accepted."""
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
         self._num_added += 1
         request.number = self._num_added
-        if shares_prompt_with is not None:
-            self.samples.join(request, shares_prompt_with)
         if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             self.waiting.hold(request)
         else:
@@ -75,7 +71,7 @@ class RequestLifecycle:
             del self.running[request]
         else:
             self.waiting.remove(request)
-        if (successor := self.samples.leave(request)) is not None:
+        if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
         request.decoding.close(request, self._sequences)
 
@@ -134,20 +130,16 @@ class RequestLifecycle:
 
     def _wait(self, request: Request) -> None:
         self.waiting.add(request)
-        self.samples.waits(request)
+        request.decoding.queue(request)
 
     def _fork(self, request: Request, source: Request) -> int | None:
         """Give a request the pages of a prompt that `source` has computed; return how many tokens they hold."""
-        shared = num_shared_tokens(request)
+        shared = request.num_forked_tokens
         return shared if self._executor.fork(request.slot, source.slot, shared, request.num_tokens) else None
 
     def _transfer_pages(self, source: Request, successor: Request) -> None:
         """Start a waiting request in the place of one that ends, if it can; else the prompt is computed again."""
-        if (
-            successor.width > source.width
-            or self.open(successor) is not None
-            or self._sequences.match(successor.slot)[0] >= num_shared_tokens(successor)
-        ):
+        if self.open(successor) is not None or self._sequences.match(successor.slot)[0] >= successor.num_forked_tokens:
             return
         if (found := self._fork(successor, source)) is not None:
             self.waiting.remove(successor)
@@ -156,7 +148,6 @@ class RequestLifecycle:
     def _run(self, request: Request, found: int) -> None:
         """Let a request run from now on; it has pages for its tokens, of which `found` are computed."""
         self.running[request] = None
-        self.samples.runs(request)
         request.decoding.begin(request)
         if request.status is RequestStatus.PREEMPTED:
             self.counters.wasted_tokens += max(0, request.num_lost_tokens - found)

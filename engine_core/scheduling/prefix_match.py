@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.engine_core.decoding.parallel_samples import ParallelSamples, can_fork, num_shared_tokens
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.policies import Policy
 from quire.kernels.runner import Sequences
@@ -31,20 +30,19 @@ class PrefixMatch(NamedTuple):
 class PrefixMatcher:
     """Looks up what a request can start with. Changes nothing."""
 
-    def __init__(self, sequences: Sequences, limits: EngineShape, policy: Policy, samples: ParallelSamples) -> None:
+    def __init__(self, sequences: Sequences, limits: EngineShape, policy: Policy) -> None:
         self._sequences = sequences
         self._limits = limits
         self._policy = policy
-        self._samples = samples
 
     def find(self, request: Request, computing: set[NextPage | None]) -> PrefixMatch | None:
         """Return the match of an open request; None if it should wait for what another one is `computing`."""
         may_wait = self._policy.may_wait(request) and not request.needs_every_token
         found, cached, end = self._sequences.match(request.slot)
-        source = self._samples.source_of(request)
-        if source is not None and num_shared_tokens(request) > found:
-            if can_fork(request, source):
-                return PrefixMatch(num_shared_tokens(request), source=source)
+        source = request.decoding.source(request)
+        if source is not None and request.num_forked_tokens > found:
+            if request.can_fork_from(source):
+                return PrefixMatch(request.num_forked_tokens, source=source)
             if may_wait:
                 return None
         page = self._next_page(request, found, end)

@@ -37,7 +37,7 @@ class Scheduler:
         self._sequences = executor.sequences
         self._clock = clock
         self._requests = requests = RequestLifecycle(executor, limits, self.policy, clock)
-        self._prefixes = PrefixMatcher(executor.sequences, limits, self.policy, requests.samples)
+        self._prefixes = PrefixMatcher(executor.sequences, limits, self.policy)
         self.running, self.waiting, self.pins, self.counters = (
             requests.running, requests.waiting, requests.pins, requests.counters,
         )  # fmt: skip

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine_core.validation import RejectedError, check_request
+from quire.engine_core.decoding import decoding_type
+from quire.engine_core.validation import RejectedError
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, SamplingParams, StructuredOutputs
 
@@ -23,7 +24,8 @@ def refusal(prompt: list[int] | None = None, limits: EngineShape = LIMITS, **fie
     of_request = {name: fields.pop(name) for name in ("eos_token_ids", "priority") if name in fields}
     prompt = [1, 2, 3] if prompt is None else prompt
     try:
-        check_request(EngineCoreRequest("a", prompt, SamplingParams(**fields), **of_request), limits)
+        message = EngineCoreRequest("a", prompt, SamplingParams(**fields), **of_request)
+        decoding_type(message).check(message, limits)
     except RejectedError as error:
         return str(error)
     return None

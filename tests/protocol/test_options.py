@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine_core.arguments import load_options, parse_arguments
+from quire.engine_core.decoding.single import SingleSequence
 from quire.engine_core.scheduling.policies import POLICIES
-from quire.engine_core.validation import RejectedError, check_request
+from quire.engine_core.validation import RejectedError
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, EngineProcessFlags, HttpFlags, SamplingFlags
 from quire.frontend.cli.info import option_reference
 from quire.frontend.cli.simulate import ShapeFlags
@@ -179,7 +180,7 @@ def test_frontend_and_engine_reject_the_same_numbers(name: str, value: float) ->
     with pytest.raises(ValueError, match=name):
         validate(params)
     with pytest.raises(RejectedError, match=name):
-        check_request(EngineCoreRequest("a", [1], params), LIMITS)
+        SingleSequence.check(EngineCoreRequest("a", [1], params), LIMITS)
 
 
 def test_the_printed_reference_is_up_to_date() -> None:

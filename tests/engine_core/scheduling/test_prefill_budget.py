@@ -19,7 +19,7 @@ LIMITS = EngineShape(
 
 def prompt_of(num_tokens: int) -> Request:
     message = EngineCoreRequest("a", [1] * num_tokens, SamplingParams())
-    return Request.from_message(b"client", message, SingleSequence(LIMITS), seed=0, now=0.0, limits=LIMITS)
+    return Request.from_message(b"client", message, SingleSequence(message, LIMITS), seed=0, now=0.0, limits=LIMITS)
 
 
 @pytest.mark.parametrize("num_decodes", [0, 4])
