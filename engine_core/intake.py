@@ -103,7 +103,10 @@ class Intake:
         request = Request.from_message(
             client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits
         )
-        self._constrained.begin(request, grammar)
+        try:
+            self._constrained.begin(request, grammar)
+        except ValueError as error:
+            raise RejectedError(str(error)) from None
         request.record(EventType.QUEUED, now)
         if other is not None:
             share_prompt(request, other, limits)

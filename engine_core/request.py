@@ -152,6 +152,7 @@ class Request:
     max_total_tokens: int  # ends with LENGTH at this many tokens
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
     num_tokens: int  # prompt + sampled
+    generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
     number: int = 0  # in order of arrival
     priority: int = 0  # lower values are more urgent
     cache_salt: str | None = None  # shares KV pages with requests of the same salt; None: with none
@@ -176,7 +177,7 @@ class Request:
         limits: EngineShape,
     ) -> Request:  # fmt: skip
         """Make the request of a message that its decoding has accepted; `seed` is used if it names none."""
-        sampling, prompt = message.sampling_params, message.prompt_token_ids
+        sampling, prompt, generated = message.sampling_params, message.prompt_token_ids, message.generated_token_ids
         max_total_tokens = decoding.max_total_tokens(message)
         eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
         return cls(
@@ -194,7 +195,8 @@ class Request:
             max_total_tokens=max_total_tokens,
             # A last token is sampled at the pool's last position; it could not be computed in its turn.
             token_limit=min(max_total_tokens, limits.pool_tokens + 1),
-            num_tokens=len(prompt),
+            num_tokens=len(prompt) + len(generated),
+            generated_token_ids=generated,
             priority=message.priority,
             cache_salt=message.cache_salt if limits.enable_prefix_caching else None,
             arrival=now,

@@ -47,7 +47,14 @@ def check_generation(request: EngineCoreRequest, limits: EngineShape) -> None:
     """Raise RejectedError for the first thing that is wrong with a request that generates tokens."""
     check_service(request, limits)
     check_prompt(request, limits, room=1)
-    for check in (_check_engine_fields, _check_length, _check_numbers, _check_tokens, _check_structured_outputs):
+    for check in (
+        _check_engine_fields,
+        _check_length,
+        _check_generated,
+        _check_numbers,
+        _check_tokens,
+        _check_structured_outputs,
+    ):
         check(request, limits)
 
 
@@ -69,6 +76,24 @@ def check_prompt(request: EngineCoreRequest, limits: EngineShape, *, room: int) 
             "or start the engine with more KV memory"
         )
     _check_token_ids("prompt_token_ids", prompt, limits)
+
+
+def check_is_new(request: EngineCoreRequest, kind: str) -> None:
+    """Raise RejectedError for a request of a kind that always begins with its prompt, if it brings generated tokens."""
+    if request.generated_token_ids:
+        raise RejectedError(f"{kind} begins with its prompt, and goes on after no tokens; omit generated_token_ids")
+
+
+def _check_generated(request: EngineCoreRequest, limits: EngineShape) -> None:
+    _check_token_ids("generated_token_ids", request.generated_token_ids, limits)
+    num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling_params.max_tokens
+    most = min(limits.max_model_len, limits.pool_tokens + 1) - num_prompt
+    most = most if max_tokens is None else min(most, max_tokens)
+    if len(request.generated_token_ids) >= most:
+        raise RejectedError(
+            f"generated_token_ids has {len(request.generated_token_ids)} tokens, and the request ends with its token "
+            f"{most}; there is nothing left to generate"
+        )
 
 
 def _check_length(request: EngineCoreRequest, limits: EngineShape) -> None:

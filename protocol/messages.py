@@ -208,6 +208,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     `shares_prompt_with` is the id of an earlier request of this client with the same prompt and salt: the prompt is
     computed once for both. It is ignored if that request has ended already. With `pooling` nothing is generated: the
     request ends with its embedding when the prompt is computed; `sampling_params` must be the defaults.
+    `generated_token_ids` are those that an engine which is gone has generated already: the request goes on after them
+    as it would have there, and they count for its lengths, penalties and grammar.
     """
 
     request_id: str
@@ -220,6 +222,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     timeout: float | None = None
     shares_prompt_with: str | None = None
     pooling: PoolingParams | None = None
+    generated_token_ids: list[int] = []
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):

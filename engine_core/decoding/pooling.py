@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.engine_core.decoding.single import open_sequence
 from quire.engine_core.request import Decoding, Request, StepOutcome
-from quire.engine_core.validation import RejectedError, check_prompt, check_service
+from quire.engine_core.validation import RejectedError, check_is_new, check_prompt, check_service
 from quire.kernels.runner import PoolingConfig, Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, PoolingParams, SamplingParams
@@ -25,6 +25,7 @@ class Pooling(Decoding):
         """Check the prompt and the vector that it is to become."""
         check_service(message, limits)
         check_prompt(message, limits, room=0)
+        check_is_new(message, "an embedding")
         dimensions = message.pooling.dimensions if message.pooling is not None else None
         if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
             raise RejectedError(

@@ -78,7 +78,7 @@ def open_sequence(
 ) -> int:
     """Open a slot with the prompt, or these tokens, without pages. Raises ValueError if the executor rejects it."""
     return sequences.open(
-        request.prompt_token_ids if token_ids is None else token_ids,
+        [*request.prompt_token_ids, *request.generated_token_ids] if token_ids is None else token_ids,
         request.num_prompt_tokens,
         sampling=sampling,
         cache_salt=request.cache_salt,

@@ -48,7 +48,10 @@ class ConstrainedRequests:
         return grammar
 
     def begin(self, request: Request, grammar: Grammar | None) -> None:
-        """Constrain a request by its grammar, or let it wait while the grammar is being compiled."""
+        """Constrain a request by its grammar, or let it wait while the grammar is being compiled.
+
+        Raises ValueError if the tokens that it brings are not of the grammar.
+        """
         if grammar is None:
             return
         if grammar.is_ready:
@@ -63,10 +66,15 @@ class ConstrainedRequests:
         assert self._grammars is not None
         for grammar in self._grammars.take_compiled():
             for request in list(grammar.requests):
-                if grammar.error is None:
-                    self._grammars.leave(grammar, request)
+                try:
+                    if grammar.error is not None:
+                        raise ValueError(_explain(grammar))
                     self._constrain(request, grammar)
-                yield request, None if grammar.error is None else _explain(grammar)
+                except ValueError as error:
+                    yield request, str(error)
+                else:
+                    self._grammars.leave(grammar, request)
+                    yield request, None
 
     def prepare(self, batch: Batch) -> None:
         """Have the first masks of requests that start written, if that takes long. `advance` begins later ones."""
@@ -107,7 +115,10 @@ class ConstrainedRequests:
 
     def _constrain(self, request: Request, grammar: Grammar) -> None:
         assert self._grammars is not None
-        request.constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
+        constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
+        if request.generated_token_ids:
+            constraint.replay(request.generated_token_ids)
+        request.constraint = constraint
 
 
 def _explain(grammar: Grammar) -> str:

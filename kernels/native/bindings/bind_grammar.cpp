@@ -98,6 +98,9 @@ void bind_grammar(nb::module_& m) {
       .def(nb::init<const Matcher&, std::int32_t, Tokens>(), "grammar"_a, "vocab_size"_a, "stop_token_ids"_a)
       .def("restart", &Constraint::restart,
            "Go back to the beginning, for another request; return False if it cannot, and must not be used again.")
+      .def(
+          "replay", [](Constraint& self, const Tokens& tokens) { self.replay(tokens); }, "token_ids"_a,
+          "Advance past tokens that were generated before; ValueError for one that the grammar does not allow.")
       .def_prop_ro("num_followed", &Constraint::num_followed,
                    "Number of tokens that it has advanced past for all its requests.")
       .def("stop_at", &Constraint::stop_at, "stop_token_ids"_a, "Replace the stop tokens, at the beginning.")

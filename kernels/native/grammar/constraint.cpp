@@ -61,6 +61,15 @@ void Constraint::rollback(std::int64_t num_tokens) {
   force();
 }
 
+void Constraint::replay(std::span<const std::int32_t> tokens) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (has_ended() || !allows(tokens[i]))
+      throw std::invalid_argument("the grammar does not allow token " + std::to_string(tokens[i]) + " at position " +
+                                  std::to_string(i));
+    follow(tokens[i]);
+  }
+}
+
 bool Constraint::wait_until(Clock::time_point deadline) { return !has_mask_ || mask_.wait_until(deadline); }
 
 bool Constraint::allows(std::int32_t token) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ class Constraint final : public TokenConstraint {
   /// Goes back to the beginning of the grammar, for another request, which is faster by what is known of the grammar by
   /// now. Returns false if it cannot; then it must not be used again.
   bool restart();
+
+  /// Advances past tokens that were generated before, at the beginning of the grammar. Throws std::invalid_argument for
+  /// one that the grammar does not allow.
+  void replay(std::span<const std::int32_t> tokens);
 
   /// Number of tokens that it has advanced past for all its requests. Each may have left a KiB of lexer states.
   std::int64_t num_followed() const { return num_followed_; }
