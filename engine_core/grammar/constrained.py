@@ -67,8 +67,6 @@ class ConstrainedRequests:
         for grammar in self._grammars.take_compiled():
             for request in list(grammar.requests):
                 try:
-                    if grammar.error is not None:
-                        raise ValueError(_explain(grammar))
                     self._constrain(request, grammar)
                 except ValueError as error:
                     yield request, str(error)
@@ -115,6 +113,8 @@ class ConstrainedRequests:
 
     def _constrain(self, request: Request, grammar: Grammar) -> None:
         assert self._grammars is not None
+        if grammar.error is not None:
+            raise ValueError(_explain(grammar))
         constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
         if request.generated_token_ids:
             constraint.replay(request.generated_token_ids)
