@@ -62,6 +62,7 @@ class EngineCore:
         self.server_stats = server_stats
         self.last_batch = Batch()
         self.last_step = SchedulerStats()  # without queues and pages
+        self.last_stats = SchedulerStats()  # as of the end of the last step; any thread may read it
         self._totals = EngineTotals()
         self._outputs = outputs = Outputs(send, clock)
         self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission)
@@ -166,7 +167,8 @@ class EngineCore:
         )
         self.record_step(record)
         add_step(self._totals, record)
-        self.flush(stats := self.stats)
+        self.last_stats = stats = self.stats
+        self.flush(stats)
         if self.tracer.subscribers:
             self.tracer.stepped(begun, stats)
 

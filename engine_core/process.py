@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -9,6 +10,8 @@ import os
 import queue
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -75,6 +78,8 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     try:
         server.start(core.reject_early)
         print("READY", server.address, flush=True)
+        if parsed.beat_seconds is not None:
+            Heart(parsed.beat_seconds, core, server).start()
         tune_interpreter()
         loop.run()
         status = 0
@@ -83,6 +88,25 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         if not core.stop():
             _leave(status)
     return status
+
+
+class Heart(threading.Thread):
+    """The thread that tells the engine's supervisor that it is alive, and how it fares, by lines on stdout."""
+
+    def __init__(self, seconds: float, core: EngineCore, server: EngineServer) -> None:
+        super().__init__(name="quire-engine-heart", daemon=True)
+        self._seconds = seconds
+        self._core = core
+        self._server = server
+
+    def run(self) -> None:
+        """Write a line from time to time until the process ends, or nobody reads them."""
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                age = max(0.0, time.monotonic() - self._server.last_step)  # -inf while there is nothing to do
+                beat = {"step_age": age, "state": self._core.last_stats}
+                print("BEAT", msgspec.json.encode(beat).decode(), flush=True)
+                time.sleep(self._seconds)
 
 
 def _leave(status: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, cast
 
 from quire.frontend.vllm_args import reject
-from quire.protocol.engine_options import ClientOptions, EngineOptions
+from quire.protocol.engine_options import ClientOptions, EngineOptions, SupervisionOptions
 from quire.protocol.options import Option, command_line, options_of
 
 DEMO_MODEL = str(Path(__file__).parent / "demo_model")
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs(ClientOptions, EngineOptions):
+class EngineArgs(ClientOptions, SupervisionOptions, EngineOptions):
     """Arguments with which an engine is started, or reached if it is running at `engine_address`.
 
     `quire info --options` lists them. Raises `ValueError` for the first argument that is not allowed.

@@ -16,6 +16,7 @@ from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
+from quire.frontend.client.streams import apply_delivery
 from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
@@ -244,7 +245,7 @@ class LLM(AnswerParsing):
 
     def _wait_for(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
         while not self._inbox.empty():
-            self._inbox.get()  # outputs of requests that were dropped
+            apply_delivery(self._table, self._inbox.get())  # outputs of requests that were dropped
         for request in requests:
             self._table.submit(request)
         with progress_bar(len(requests), use_tqdm) as advance:
@@ -252,7 +253,7 @@ class LLM(AnswerParsing):
                 delivery = self._inbox.get()
                 if isinstance(delivery, EngineDeadError):
                     raise EngineDeadError(*delivery.args)
-                for request in self._table.update(delivery):
+                for request in apply_delivery(self._table, delivery):
                     if request.error is not None:
                         raise _of_prompt(request.error, requests.index(request))
                     if request.finished:

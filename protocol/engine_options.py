@@ -129,6 +129,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
         heartbeat_seconds: Seconds between heartbeats.
         log_level: Least level of messages on stderr.
         die_with_parent: End when this process is gone; 0: the one that started the engine. Default: no process.
+        beat_seconds: Write a sign of life to stdout each time these seconds have passed. Default: none.
     """
 
     engine_address: Annotated[str | None, Option("ADDRESS")] = None
@@ -137,6 +138,22 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     heartbeat_seconds: Annotated[float, Option("S", SECONDS)] = 1.0
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "warning"
     die_with_parent: Annotated[int | None, Option("PID", Range(0, MAX_INT32))] = None
+    beat_seconds: Annotated[float | None, Option("S", SECONDS)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisionOptions:
+    """Options of the supervisor of an engine, which is the process that starts it.
+
+    Supervision:
+        max_restarts: Start an engine that died or hung again, this many times if each lives for less than 30 seconds;
+            requests go on where they were. 0: end with the engine.
+        step_timeout: Seconds without the end of a step, while there are requests, after which the engine counts as
+            hung; 0: never.
+    """
+
+    max_restarts: Annotated[int, Option("N", Range(0, MAX_INT32))] = 10
+    step_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +164,7 @@ class ClientOptions(SocketOptions):
         engine_address: Attach to the engine at ipc://PATH or tcp://HOST:PORT instead of starting one. Options of the
             model and the scheduler were set when that engine was started, and are rejected. Default: start an engine.
         start_timeout: Seconds after which an engine that is not ready or does not answer is given up.
+        reconnect_timeout: Seconds that requests wait for a running engine to come back when the connection is lost.
         tokenizer: Folder of the tokenizer. Default: the model's.
         skip_tokenizer_init: Use no tokenizer: prompts and answers are token ids.
         seed: Seed of the seeds that requests without one are given. Default: a fresh one.
@@ -158,6 +176,7 @@ class ClientOptions(SocketOptions):
 
     engine_address: Annotated[str | None, Option("ADDRESS")] = None
     start_timeout: Annotated[float, Option("S", SECONDS)] = 600.0
+    reconnect_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 60.0
     tokenizer: Annotated[str | None, Option("FOLDER")] = None
     skip_tokenizer_init: Annotated[bool, Option()] = False
     seed: Annotated[int | None, Option("N", Range(0, MAX_INT64))] = None

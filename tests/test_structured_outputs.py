@@ -299,8 +299,8 @@ def test_an_engine_ends_while_it_compiles(demo_model: Path) -> None:
             await begun
 
     llm = AsyncLLM(str(demo_model), num_pages=64)
-    process = llm._engine._process
-    assert process is not None
+    supervisor = llm._engine._supervisor
+    assert supervisor is not None
     asyncio.run(run(llm))
     llm.close()
-    assert process._process.returncode == 0
+    assert supervisor.status == 0

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quire.frontend.cli.flags import EngineFlags, EngineProcessFlags, takes_flags
 from quire.frontend.cli.output import write
-from quire.protocol.options import command_line
+from quire.frontend.errors import EngineDeadError
+from quire.protocol.engine_options import EngineProcessOptions, SupervisionOptions
+from quire.protocol.options import command_line, options_of
+
+if TYPE_CHECKING:
+    from quire.frontend.client.supervisor import Supervisor
 
 
 @takes_flags
-def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> NoReturn:
+def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     """Run an engine without a frontend.
 
-    It prints `READY <address>` once others can attach with --engine-address. SIGTERM lets running requests finish,
+    It prints `READY <address>` whenever others can attach with --engine-address. SIGTERM lets running requests finish,
     Ctrl-C aborts them.
     """
+    from quire.frontend.client.supervisor import Supervision, Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
+    from quire.protocol.address import default_address
 
-    flags = command_line({"model": DEMO_MODEL, **engine.given, **process.given})
-    sys.stdout.flush()
-    # -P: folders in the current directory must not shadow packages.
-    command = [sys.executable, "-P", "-m", "quire.engine_core", *flags]
-    os.execv(sys.executable, command)  # noqa: S606 - the engine replaces this process, and gets its signals
+    engine.check()
+    process.check()
+    given = {"model": DEMO_MODEL, **engine.given, **process.given}
+    supervised = {name: given.pop(name, row.default) for name, row in options_of(SupervisionOptions).items()}
+    shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
+    supervision = Supervision(start_timeout=math.inf, shutdown_timeout=shutdown_timeout, **supervised)
+    address = given.pop("engine_address", None) or default_address()
+    supervisor = Supervisor(address, command_line(given), supervision, lambda ready: print("READY", ready, flush=True))
+    with _ended_by_signals(supervisor):
+        supervisor.wait_ready()
+        supervisor.join()
+    if supervisor.failure is not None:
+        raise EngineDeadError(supervisor.failure)
+
+
+@contextmanager
+def _ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
+    """End the engine with the `with`, and at SIGTERM and SIGHUP in its time, at SIGINT at once."""
+
+    def end(number: int, _frame: object) -> None:
+        threading.Thread(target=supervisor.interrupt if number == signal.SIGINT else supervisor.stop).start()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        supervisor.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @takes_flags

@@ -15,7 +15,7 @@ import typer
 
 from quire.frontend.cli.failures import DEBUG
 from quire.frontend.http.args import ServerArgs
-from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions
+from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
 from quire.protocol.messages import SamplingParams
 from quire.protocol.options import Option, flag_of, options_of
 
@@ -103,16 +103,18 @@ def rows_of(table: type[Any], names: Iterable[str] | None = None, **changes: Any
 
 
 class EngineFlags(Flags):
-    """Options of the model and the scheduler, of the engine that a command starts."""
+    """Options of the model and the scheduler, of the engine that a command starts, and of its supervisor."""
 
-    rows = rows_of(EngineOptions)
+    rows = rows_of(EngineOptions) | rows_of(SupervisionOptions)
 
 
 class AttachFlags(Flags):
     """Options for reaching a running engine, and the tokenizer to use with it."""
 
     rows = rows_of(
-        ClientOptions, ("engine_address", "curve_keys", "insecure_tcp", "tokenizer"), section="A running engine"
+        ClientOptions,
+        ("engine_address", "reconnect_timeout", "curve_keys", "insecure_tcp", "tokenizer"),
+        section="A running engine",
     )
 
 

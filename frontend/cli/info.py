@@ -14,7 +14,7 @@ from quire.frontend.cli.flags import Flags, rows_of, switch, takes_flags
 from quire.frontend.cli.output import write
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.version import installed_version
-from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions
+from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
 from quire.protocol.messages import SamplingParams
 from quire.protocol.options import command_line, reference
 
@@ -50,7 +50,7 @@ def info(
 
 def option_reference() -> str:
     """Return the reference of all options, as Markdown."""
-    tables = (EngineProcessOptions, ClientOptions, SamplingParams, ServerArgs)
+    tables = (EngineProcessOptions, SupervisionOptions, ClientOptions, SamplingParams, ServerArgs)
     return f"""# Options
 
 Every option of Python (`LLM(max_num_seqs=8)`), of the command line (`--max-num-seqs 8`; a switch is turned off by

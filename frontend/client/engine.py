@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quire.frontend.client.engine_client import CoreClient, Delivery
-from quire.frontend.client.launcher import EngineProcess
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
 from quire.frontend.client.request import (
     EmbeddingRequest,
@@ -18,6 +18,7 @@ from quire.frontend.client.request import (
     check_embedding,
     validate_pooling,
 )
+from quire.frontend.client.supervisor import Supervision, Supervisor
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import RequestOutput
@@ -27,9 +28,13 @@ from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncate
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
+from quire.protocol.address import default_address
 
 if TYPE_CHECKING:
     from quire.frontend.text.chat.template import ChatTemplate
+
+_DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
+_LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
 
 
 class TemplateOptions(TypedDict, total=False):
@@ -58,17 +63,17 @@ class ConnectedEngine:
         self.args = args
         self._seeds = SeedSource(args.seed)
         self._chat_template: ChatTemplate | None = None
-        self._process = EngineProcess(args) if args.engine_address is None else None
+        self._supervisor = None if args.engine_address is not None else _supervise(args)
         try:
             # Meanwhile the engine loads its model.
-            self.tokenizer = None if self._process is None else self._load_tokenizer(args.model)
+            self.tokenizer = None if self._supervisor is None else self._load_tokenizer(args.model)
             self.client = self._connect(deliver)
         except BaseException:
-            if self._process is not None:
-                self._process.stop()
+            if self._supervisor is not None:
+                self._supervisor.stop()
             raise
         try:
-            if self._process is None:
+            if self._supervisor is None:
                 self.tokenizer = self._load_tokenizer(self.client.ready.model)
         except BaseException:
             self.close()
@@ -86,8 +91,8 @@ class ConnectedEngine:
     def close(self) -> None:
         """Disconnect, and stop the engine if it was started here. Idempotent."""
         self.client.close()
-        if self._process is not None:
-            self._process.stop()
+        if self._supervisor is not None:
+            self._supervisor.stop()
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises `RequestError` if there is none."""
@@ -226,17 +231,29 @@ class ConnectedEngine:
             return None
         if self.args.tokenizer is not None:
             return Tokenizer(self.args.tokenizer)
-        if self._process is None and not Path(model).is_dir():
+        if self._supervisor is None and not Path(model).is_dir():
             return None  # the engine runs on another machine
         return load_tokenizer(model)
 
     def _connect(self, deliver: Callable[[Delivery], None]) -> CoreClient:
-        args, timeout = self.args, self.args.start_timeout
-        if self._process is not None:
-            address = self._process.wait_ready(timeout)
-            return CoreClient(address, deliver, exit_report=self._process.exit_report)
+        args, supervisor = self.args, self._supervisor
+        if supervisor is not None:
+            address = supervisor.wait_ready()
+            return CoreClient(address, deliver, reconnect_timeout=math.inf, final_report=lambda: supervisor.failure)
         assert args.engine_address is not None
-        return CoreClient(args.engine_address, deliver, security=args.security, timeout=min(timeout, 10.0))
+        return CoreClient(
+            args.engine_address,
+            deliver,
+            security=args.security,
+            timeout=min(args.start_timeout, _LONGEST_HANDSHAKE),
+            reconnect_timeout=args.reconnect_timeout,
+        )
+
+
+def _supervise(args: EngineArgs) -> Supervisor:
+    """Start the engine of an `LLM` or `AsyncLLM`, on a socket in a private folder."""
+    supervision = Supervision(args.start_timeout, args.step_timeout, args.max_restarts, _DRAIN_SECONDS)
+    return Supervisor(default_address(), args.command_line(), supervision)
 
 
 # Variables of the chat template that are set by other arguments.

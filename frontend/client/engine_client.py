@@ -15,11 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from quire.frontend.client.request_table import FIRST_SESSION
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.codec import ClientDecoder, encode
 from quire.protocol.keys import Security
@@ -141,17 +143,37 @@ class Connection:
 
 
 SILENT_HEARTBEATS = 10  # consecutive heartbeats without a message from the engine, after which it counts as dead
+_RETRY_SECONDS = 0.02  # between attempts to reach an engine that is gone
+_HANDSHAKE_SECONDS = 5.0  # for an engine that has come back
+_AWAY_SECONDS = 0.1  # between notices that there is still no engine
 
-# Outputs of the engine, or the error that ends every open request.
-Delivery = EngineCoreOutputs | EngineDeadError
+
+@dataclass(frozen=True, slots=True)
+class EngineAway:
+    """Notice that the engine is gone with all it had, for `reason`; repeated until there is one again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBack:
+    """Notice that there is an engine again: the client is in a new session, in which nothing has been sent yet."""
+
+    session: int
+
+
+# Outputs of the engine, how the engine fares, or the error that ends every open request.
+Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineDeadError
 
 
 class CoreClient:
     """One client of the engine at `address`, ready to use once constructed.
 
-    `deliver` is called on the client's thread and must return at once. It gets every `EngineCoreOutputs`, and an
-    `EngineDeadError` when all open requests are lost; the client is unusable once `dead` is set.
-    `exit_report` returns how the engine process ended, None if it is not known.
+    `deliver` is called on the client's thread and must return at once. It gets every `EngineCoreOutputs`; an
+    `EngineAway` when the engine is gone and `EngineBack` when there is one again, which begins a new session; and an
+    `EngineDeadError` when all open requests are lost. The client is unusable once `dead` is set.
+    `final_report` returns why the engine does not come back, None if it may. Without an engine for `reconnect_timeout`
+    seconds the client gives up; 0: at once.
     Raises `EngineConnectionError` if no engine answers within `timeout` seconds, or it speaks another version of the
     protocol.
     """
@@ -163,42 +185,52 @@ class CoreClient:
         *,
         security: Security | None = None,
         timeout: float = 10.0,
-        exit_report: Callable[[], str | None] = lambda: None,
+        reconnect_timeout: float = 0.0,
+        final_report: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.address = address
         self.dead: EngineDeadError | None = None
         self.last_stats: SchedulerStats | None = None
         self.last_step_age = 0.0
         self._deliver = deliver
-        self._exit_report = exit_report
+        self._security = security or Security()
+        self._reconnect_timeout = reconnect_timeout
+        self._final_report = final_report
         self._hello = Hello(PROTOCOL_VERSION, f"quire.frontend {os.getpid()}")
         self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count(1)
-        self._lock = threading.Lock()  # no message is posted and no call started once `dead` is set
-        self._closing = False
+        self._lock = threading.Lock()  # guards the attributes below; nothing is posted to a session that is over
+        self._session = FIRST_SESSION
+        self._away: str | None = None  # why there is no engine
+        self._closing = threading.Event()
         self._on_step: Callable[[StepTrace], None] | None = None
-        self._awaits_ready = False  # a Hello was sent that the engine has not answered yet
-        self._connection = Connection(address, security or Security())
-        try:
-            self.ready = self._shake_hands(timeout)
-        except BaseException:
-            self._connection.close()
-            raise
+        self._connection, self.ready = self._connect(timeout)
         self._thread = threading.Thread(target=self._run, name="quire-client", daemon=True)
         self._thread.start()
 
-    def send(self, message: ClientMessage) -> None:
-        """Queue a message for the engine. Any thread. Raises `EngineDeadError`, `ProtocolError` if it is too large."""
+    @property
+    def away(self) -> str | None:
+        """Why there is no engine now, although one may come back; None if there is one."""
+        return self._away
+
+    def send(self, message: ClientMessage, session: int | None = None) -> None:
+        """Queue a message for the engine, unless its `session` is over. Any thread.
+
+        Raises `EngineDeadError`, `ProtocolError` if it is too large.
+        """
         frames = encode(message)
         with self._lock:
             if self.dead is not None:
                 raise EngineDeadError(*self.dead.args)
-            self._connection.post(frames)
+            if self._away is None and session in (None, self._session):
+                self._connection.post(frames)
+            elif session is None:
+                raise EngineDeadError(f"{self._away}; it is being started again, try again then")
 
     def call(self, method: str, token_ids: Sequence[int] = (), cache_salt: str = "") -> Future[Any]:
         """Start a utility call; some calls take a prefix.
 
-        The future gets its result, or a `RuntimeError` with the engine's message.
+        The future gets its result, a `RuntimeError` with the engine's message, or `EngineDeadError`.
         """
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
@@ -223,17 +255,26 @@ class CoreClient:
     def close(self) -> None:
         """Send a goodbye, so that the engine ends open requests, and end the thread. Idempotent."""
         with self._lock:
-            self._closing = True
-            if self.dead is None:
+            self._closing.set()
+            if self.dead is None and self._away is None:
                 self._connection.wake()
         if threading.current_thread() is not self._thread:  # a finalizer may run on any thread
             self._thread.join()
 
-    def _shake_hands(self, timeout: float) -> Ready:
-        self._connection.post(encode(self._hello))
+    def _connect(self, timeout: float) -> tuple[Connection, Ready]:
+        """Return a new connection, and the engine's answer to the Hello. Raises `EngineConnectionError`."""
+        connection = Connection(self.address, self._security)
+        try:
+            return connection, self._shake_hands(connection, timeout)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _shake_hands(self, connection: Connection, timeout: float) -> Ready:
+        connection.post(encode(self._hello))
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            for message in self._connection.exchange(left):
+            for message in connection.exchange(left):
                 if isinstance(message, Ready):
                     return message
                 if isinstance(message, (ErrorMessage, EngineGoodbye)):
@@ -247,32 +288,39 @@ class CoreClient:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            while not self._closing.is_set():
+                try:
+                    self._serve()
+                except EngineConnectionError as error:
+                    self._leave_session(str(error))
+                    self._reconnect(str(error))
             reason = "the client was closed"
-        except (EngineConnectionError, EngineDeadError) as error:
+        except EngineDeadError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may wait forever
             reason = f"the connection to the engine at {self.address} failed: {type(error).__name__}: {error}"
-        if not self._closing:
-            reason = self._exit_report() or reason
         self._end(EngineDeadError(reason))
 
     def _serve(self) -> None:
-        """Exchange messages and heartbeats until the client is closed. Raises `EngineDeadError`."""
+        """Exchange messages and heartbeats until the client is closed.
+
+        Raises `EngineConnectionError` if the engine is gone, `EngineDeadError` if it has said so.
+        """
         interval = self.ready.heartbeat_seconds
         next_beat = time.monotonic() + interval
         missed = 0
-        while not self._closing:
+        while not self._closing.is_set():
             messages = self._connection.exchange(next_beat - time.monotonic())
             for message in messages:
                 self._handle(message)
-            if messages and not self._awaits_ready:
+            if messages:
                 missed = 0
             if time.monotonic() >= next_beat:
                 # Heartbeats are counted, not timed: a client that was itself suspended for an hour has missed only one.
                 missed += 1
                 if missed > SILENT_HEARTBEATS:
-                    raise EngineDeadError(f"the engine at {self.address} has not answered for {missed * interval:g} s")
+                    text = f"the engine at {self.address} has not answered for {missed * interval:g} s"
+                    raise EngineConnectionError(text)
                 self._connection.post(encode(Ping()))
                 next_beat = time.monotonic() + interval
         self._connection.post(encode(Goodbye()))
@@ -288,13 +336,12 @@ class CoreClient:
         elif isinstance(message, StepTrace):
             self._trace(message)
         elif isinstance(message, ErrorMessage):
-            self._handle_rejection(message)
+            text = f"the engine at {self.address} rejected a message: {message.message}"
+            if message.fatal:  # it has forgotten this client, which was suspended, or was too slow
+                raise EngineConnectionError(text)
+            self._deliver(EngineDeadError(text))  # the affected requests are not known, so all of them end
         elif isinstance(message, EngineGoodbye):
             raise EngineDeadError(f"the engine at {self.address} has ended: {message.reason or 'it was stopped'}")
-        else:
-            self.ready, self._awaits_ready = message, False
-            if self._on_step is not None:  # the engine may have dropped this client, and its subscription
-                self.call("trace_start")
 
     def _trace(self, message: StepTrace) -> None:
         if self._on_step is not None:
@@ -311,22 +358,62 @@ class CoreClient:
         else:
             future.set_result(message.result)
 
-    def _handle_rejection(self, message: ErrorMessage) -> None:
-        """Handle that the engine rejected a frame, or declared this client dead while it was suspended.
+    def _leave_session(self, reason: str) -> None:
+        with self._lock:
+            self._away = reason
+            self._session += 1
+        self._connection.close()
+        self._fail_calls(EngineDeadError(f"{reason}; the call is lost with it"))
 
-        The affected requests are not known, so all of them end with an error, and the client sends a new Hello.
-        """
-        if not self._awaits_ready:
-            self._awaits_ready = True
-            self._connection.post(encode(self._hello))
-        self._deliver(EngineDeadError(f"the engine at {self.address} rejected a message: {message.message}"))
+    def _reconnect(self, reason: str) -> None:
+        """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
+        if self._reconnect_timeout == 0:
+            raise EngineDeadError(reason)
+        deadline = time.monotonic() + self._reconnect_timeout
+        next_notice = 0.0
+        while not self._closing.is_set():
+            if (report := self._final_report()) is not None:
+                raise EngineDeadError(report)
+            if (now := time.monotonic()) >= next_notice:
+                self._deliver(EngineAway(reason))
+                next_notice = now + _AWAY_SECONDS
+            try:
+                connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, deadline - now)))
+            except EngineConnectionError:
+                if time.monotonic() >= deadline:
+                    text = f"{reason}, and no engine has come back within {self._reconnect_timeout:g} s"
+                    raise EngineDeadError(text) from None
+                self._closing.wait(_RETRY_SECONDS)
+            else:
+                self._begin_session(connection, ready)
+                return
+
+    def _begin_session(self, connection: Connection, ready: Ready) -> None:
+        """Go on with an engine of the same model. Raises `EngineDeadError` if it has another one."""
+        same = ("model", "vocab_size", "eos_token_ids", "hidden_size")
+        if any(getattr(ready, name) != getattr(self.ready, name) for name in same):
+            connection.close()
+            raise EngineDeadError(
+                f"the engine at {self.address} has gone, and the one that is there now has another model, "
+                f"{ready.model} in place of {self.ready.model}; connect to it anew"
+            )
+        with self._lock:
+            self._connection, self.ready, self._away = connection, ready, None
+        self._deliver(EngineBack(self._session))
+        if self._on_step is not None:
+            self.call("trace_start")
 
     def _end(self, error: EngineDeadError) -> None:
         with self._lock:
             self.dead = error
-        self._connection.close()
+            is_away, self._away = self._away is not None, None
+        if not is_away:
+            self._connection.close()
+        self._fail_calls(error)
+        if not self._closing.is_set():
+            self._deliver(error)
+
+    def _fail_calls(self, error: EngineDeadError) -> None:
         for call_id in list(self._calls):
             if (future := self._calls.pop(call_id, None)) is not None:
                 future.set_exception(error)
-        if not self._closing:
-            self._deliver(error)

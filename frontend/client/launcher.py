@@ -1,4 +1,4 @@
-"""The engine process of an `LLM` or `AsyncLLM`: started, watched, and ended without leaving anything behind."""
+"""The process of an engine: started, watched, and ended without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import subprocess
 import sys
 import threading
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 
-from quire.frontend.engine_args import EngineArgs
+import msgspec
+
 from quire.frontend.errors import EngineStartError
-from quire.protocol.address import default_address, remove_address
+from quire.protocol.messages import SchedulerStats
 
 _TAIL_CHARS = 4000
 _ERROR = "error: "  # begins the line with the reason why an engine can't start
@@ -100,28 +101,48 @@ def _find_error(text: str, at_line_start: bool) -> int:
     return found + 1 if found >= 0 else -1
 
 
-DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 KILL_SECONDS = 10.0  # after which an engine that does not end is killed
+_DUMP_SECONDS = 2.0  # for an engine that hangs to write its stacks
+
+
+class Beat(msgspec.Struct):
+    """A sign of life of an engine process, on its stdout every second: `BEAT` and this as JSON.
+
+    `step_age`: seconds since a step ended, or since there is something to do; 0 while there is nothing.
+    """
+
+    step_age: float
+    state: SchedulerStats
 
 
 class EngineProcess:
-    """An engine in a process of its own, on a socket in a private folder; `wait_ready` waits until it can be used.
+    """One run of an engine in a process of its own; `wait_ready` waits until it can be used.
 
     It has no terminal, so that Ctrl-C reaches only its owner, and it ends by itself when its owner is gone.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
+    def __init__(self, flags: Sequence[str], *, kept_fds: Sequence[int] = ()) -> None:
+        """Start it with these flags of `python -m quire.engine_core`; it inherits `kept_fds` by their numbers."""
         self._owner = os.getpid()
-        self.address = default_address()
         self._ready: Future[str] = Future()
         self._log = EngineLog()
-        try:
-            self._process = self._spawn(args)
-        except BaseException as error:  # a signal too may arrive here
-            remove_address(self.address)
-            if isinstance(error, OSError):
+        self.ended = threading.Event()
+        self.num_beats = 0
+        self.last_beat: Beat | None = None
+        # -P: folders in the current directory must not shadow packages.
+        command = [sys.executable, "-P", "-m", "quire.engine_core", *flags, "--die-with-parent", str(self._owner)]
+        with self._log.open() as stderr:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    start_new_session=True,
+                    pass_fds=kept_fds,
+                )
+            except OSError as error:
                 raise EngineStartError(f"the engine process could not be started: {error}") from error
-            raise
         self._watcher = threading.Thread(target=self._watch, name="quire-engine-watch", daemon=True)
         self._watcher.start()
 
@@ -130,24 +151,23 @@ class EngineProcess:
         """Process id of the engine."""
         return self._process.pid
 
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.returncode if self.ended.is_set() else None
+
     def wait_ready(self, timeout: float) -> str:
         """Wait until the engine listens; return its address. Raises `EngineStartError` with the engine's message."""
         try:
-            self.address = self._ready.result(timeout)
+            return self._ready.result(timeout)
         except FutureTimeoutError:
             raise EngineStartError(
                 f"the engine was not ready within {timeout:g} s; raise start_timeout\n{self._log.stderr_tail}"
             ) from None
-        return self.address
 
-    def exit_report(self, timeout: float = 1.0) -> str | None:
-        """Return how the process ended, with its stderr tail; None if it does not end within `timeout` seconds."""
-        try:
-            status = self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        if threading.current_thread() is not self._watcher:
-            self._watcher.join(timeout)
+    def exit_report(self) -> str:
+        """Return how the process has ended, with its stderr tail."""
+        status = self._process.wait()
         how = f"exited with status {status}"
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
@@ -156,30 +176,31 @@ class EngineProcess:
         tail = f"; the end of its stderr:\n{self._log.stderr_tail}" if self._log.stderr_tail else ""
         return f"the engine process {self.pid} {how}{tail}"
 
-    def stop(self) -> None:
-        """Terminate the process, and kill it if it does not end. Return when it and its socket are gone. Idempotent."""
+    def stop(self, seconds: float) -> None:
+        """Terminate the process, and kill it after `seconds`. Return when it is gone. Idempotent."""
         if os.getpid() != self._owner:
             return  # a forked child inherits the object, but does not own the engine
         try:
             self._process.terminate()
-            self._process.wait(DRAIN_SECONDS + KILL_SECONDS)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             pass
         finally:
             self._process.kill()
             self._process.wait()
-            remove_address(self.address)
         self._watcher.join(1.0)
 
-    def _spawn(self, args: EngineArgs) -> subprocess.Popen[bytes]:
-        # -P: folders in the current directory must not shadow packages.
-        command = [sys.executable, "-P", "-m", "quire.engine_core", *args.command_line()]
-        command += ["--engine-address", self.address]
-        command += ["--die-with-parent", str(self._owner), "--shutdown-timeout", str(DRAIN_SECONDS)]
-        with self._log.open() as stderr:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-            )
+    def interrupt(self) -> None:
+        """Have the engine abort its requests, and end."""
+        self._process.send_signal(signal.SIGINT)
+
+    def abort(self) -> None:
+        """End a process that hangs or is stopped; it gets some time to write the stacks of its threads."""
+        self._process.send_signal(signal.SIGABRT)
+        self._process.send_signal(signal.SIGCONT)  # a stopped process takes no other signal
+        self.ended.wait(_DUMP_SECONDS)
+        self._process.kill()
+        self.ended.wait()
 
     def _watch(self) -> None:
         """Forward the engine's output until it ends; runs on a thread of its own."""
@@ -192,11 +213,14 @@ class EngineProcess:
                 if word == "READY" and not self._ready.done():
                     self._log.mark_started()
                     self._ready.set_result(rest)
+                elif word == "BEAT":
+                    self.last_beat = msgspec.json.decode(rest, type=Beat)
+                    self.num_beats += 1
         self._process.wait()
         reader.join()
+        self.ended.set()
         if not self._ready.done():
             self._ready.set_exception(EngineStartError(self._start_failure()))
 
     def _start_failure(self) -> str:
-        reason = self._log.error or self.exit_report()
-        return f"the engine did not start: {reason}"
+        return f"the engine did not start: {self._log.error or self.exit_report()}"

@@ -80,6 +80,9 @@ class OpenRequest(Protocol):
     def append(self, index: int, output: EngineCoreOutput, timestamp: float, /) -> bool:
         """Take an increment of engine request `index`; return True if the engine must be told that it has ended."""
 
+    def continuation(self, index: int, /) -> tuple[SamplingParams, list[int]]:
+        """Return the parameters with which engine request `index` goes on, and the tokens after which it does."""
+
 
 class Observer(Protocol):
     """Callbacks for the requests of a client, on the thread or event loop that handles them; they must return at once.

@@ -43,7 +43,7 @@ class CompletionState:
         self.index = index
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self._token_ids: list[int] = []
+        self.token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
         self._num_output = 0
@@ -63,20 +63,20 @@ class CompletionState:
     @property
     def num_tokens(self) -> int:
         """Number of tokens so far."""
-        return len(self._token_ids)
+        return len(self.token_ids)
 
     @property
     def mean_logprob(self) -> float:
         """Mean log probability of the tokens; minus infinity without tokens."""
-        return self._cumulative_logprob / len(self._token_ids) if self._token_ids else -math.inf
+        return self._cumulative_logprob / len(self.token_ids) if self.token_ids else -math.inf
 
     def append(self, output: EngineCoreOutput) -> bool:
         """Take an increment; return True if a stop string ended the completion, which the engine cannot know."""
         token_ids = output.new_token_ids
         stop_string = self._detokenize(output)
         if self._detokenizer is not None:
-            token_ids = token_ids[: self._detokenizer.num_tokens - len(self._token_ids)]
-        self._token_ids += token_ids
+            token_ids = token_ids[: self._detokenizer.num_tokens - len(self.token_ids)]
+        self.token_ids += token_ids
         if self._logprobs is not None and output.new_logprobs is not None:
             for entry in output.new_logprobs[: len(token_ids)]:
                 self._logprobs.append(position_logprobs(entry, self._tokenizer))
@@ -90,12 +90,12 @@ class CompletionState:
     def output(self, delta: bool) -> CompletionOutput:
         """Return the completion so far, or with `delta` the part added since the last call."""
         start = self._num_output if delta else 0
-        self._num_output = len(self._token_ids)
+        self._num_output = len(self.token_ids)
         text = "" if self._detokenizer is None else self._detokenizer.delta() if delta else self._detokenizer.text
         return CompletionOutput(
             self.index,
             text,
-            self._token_ids[start:],
+            self.token_ids[start:],
             None if self._logprobs is None else self._cumulative_logprob,
             None if self._logprobs is None else self._logprobs[start:],
             self.finish_reason,
@@ -198,6 +198,14 @@ class GenerationRequest:
         if self._num_open == 0:
             metrics.finished_time = max(timestamp, metrics.last_token_time or timestamp)
         return stopped
+
+    def continuation(self, index: int) -> tuple[SamplingParams, list[int]]:
+        """Return what engine request `index` still lacks: prompt logprobs come once, and beams only at the end."""
+        params = self.engine_params[index]
+        generated = [] if params.beam_width else self._completions[index].token_ids
+        if generated and params.prompt_logprobs is not None:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return params, generated
 
     def output(self, delta: bool = False) -> RequestOutput:
         """Return the request so far; with `delta`, completions contain only the part added since the last call."""
@@ -362,6 +370,10 @@ class EmbeddingRequest:
         if self.finished:
             self.metrics.finished_time = output.events[-1].timestamp if output.events else timestamp
         return False
+
+    def continuation(self, index: int) -> tuple[SamplingParams, list[int]]:
+        """Return its parameters: it begins again with the prompt."""
+        return self.engine_params[index], []
 
     def output(self) -> EmbeddingRequestOutput:
         """Return the embedding. Raises the error that ended the request."""

@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.frontend.client.observer import Observer, OpenRequest
-from quire.frontend.errors import EngineDeadError
-from quire.protocol.messages import Abort, ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from quire.frontend.client.probation import Probation
+from quire.frontend.errors import EngineDeadError, RequestError
+from quire.protocol.errors import ProtocolError
+from quire.protocol.messages import (
+    Abort,
+    ClientMessage,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    ErrorKind,
+    FinishReason,
+)
+
+FIRST_SESSION = 1
+"""Number of a client's first session with an engine; each that follows has the next one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenCompletion:
-    """A completion that the engine works on; `last_increment` is when it last grew, None without observers."""
+    """A completion that has not ended. `last_increment` is when it last grew, None without observers."""
 
     request: OpenRequest
     index: int
+    wire_id: str | None = None  # in the engine's present session; None: it is still to be sent
     last_increment: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """An open request, with its open completions by index."""
+
+    deadline: float
+    completions: dict[int, OpenCompletion] = field(default_factory=dict)
+
+    @property
+    def wire_ids(self) -> list[str]:
+        """Ids of the completions that are in the engine."""
+        return [completion.wire_id for completion in self.completions.values() if completion.wire_id is not None]
 
 
 class RequestTable:
     """The table that sends requests to the engine and passes each increment to its request.
+
+    A request outlives the engine that works on it: when the engine is gone, `suspend` takes everything back, and
+    `resume` sends it to the next one, with the tokens that have been received.
 
     Wire ids are counters, never the user's ids: an output that was in flight when its request was aborted can
     then not be mistaken for one of a later request with the same id. Not thread-safe.
@@ -31,49 +62,44 @@ class RequestTable:
 
     def __init__(
         self,
-        send: Callable[[ClientMessage], None],
+        send: Callable[[ClientMessage, int], None],
         eos_token_ids: list[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`send(message, session)` drops messages of a session that is over."""
         self._send = send
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._ids = itertools.count()
+        self._session: int | None = FIRST_SESSION  # None: there is no engine
+        self._requests: dict[OpenRequest, Submission] = {}
         self._open: dict[str, OpenCompletion] = {}  # by wire id
-        self._wire_ids: dict[OpenRequest, list[str]] = {}
+        self._probation = Probation()
         self._observers: tuple[Observer, ...] = ()
 
     def __len__(self) -> int:
-        return len(self._wire_ids)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[OpenRequest]:
-        return iter(list(self._wire_ids))
+        return iter(list(self._requests))
 
     def add_observer(self, observer: Observer) -> None:
         """Let `observer` observe every request submitted from now on."""
         self._observers = (*self._observers, observer)
 
     def submit(self, request: OpenRequest) -> None:
-        """Send the engine requests of `request`. Raises `EngineDeadError`, or `ProtocolError` if it is too large."""
-        wire_ids = self._wire_ids[request] = []
+        """Send the engine requests of `request`, now or when there is an engine again.
+
+        Raises `EngineDeadError`, or `ProtocolError` if it is too large.
+        """
+        timeout = request.options.timeout
+        submission = Submission(math.inf if timeout is None else self._clock() + timeout)
+        for index in range(len(request.engine_params)):
+            submission.completions[index] = OpenCompletion(request, index)
+        self._requests[request] = submission
         try:
-            for index, params in enumerate(request.engine_params):
-                wire_id = str(next(self._ids))
-                message = EngineCoreRequest(
-                    wire_id,
-                    request.prompt.token_ids,
-                    params,
-                    self._eos_token_ids,
-                    request.metrics.arrival_time,
-                    request.options.priority,
-                    request.options.cache_salt,
-                    request.options.timeout,
-                    wire_ids[0] if wire_ids else None,
-                    request.pooling,
-                )
-                self._send(message)
-                wire_ids.append(wire_id)
-                self._open[wire_id] = OpenCompletion(request, index)
+            if self._session is not None and self._probation.admits(request):
+                self._start(request, submission, self._session)
         except BaseException:
             self._forget([request])
             raise
@@ -99,26 +125,74 @@ class RequestTable:
                 num_tokens += self._note_growth(entry, output, now, gaps)
             if ended_here:
                 stopped.append(output.request_id)
+            if ended_here or output.finish_reason is not None:
                 del self._open[output.request_id]
-            elif output.finish_reason is not None:
-                del self._open[output.request_id]
+                del self._requests[request].completions[entry.index]
             grown[request] = None
         self._end(stopped)
         if num_tokens:
             for observer in self._observers:
                 observer.on_tokens(num_tokens, gaps, now)
-        done = [request for request in grown if request.finished]
-        if done:
-            self.drop(done)
+        if self._probation.release(grown):
+            grown.update(dict.fromkeys(self._start_admitted()))
+        self._drop_finished(grown)
         return list(grown)
 
-    def abort(self, request: OpenRequest) -> None:
-        """Ask the engine to end `request`; its outputs still arrive, the last with finish reason "abort"."""
-        self._end(self._running([request]))
+    def suspend(self, reason: str) -> list[OpenRequest]:
+        """Take everything back from an engine that is gone for `reason`; to be repeated while there is none.
+
+        Returns the requests that end now: those whose time is up, and one that has killed the engine, which is clear
+        when this happens while it is the only one.
+        """
+        grown = []
+        if self._session is not None:
+            self._session = None
+            running = [request for request, submission in self._requests.items() if submission.wire_ids]
+            for completion in self._open.values():
+                completion.wire_id = None
+            self._open.clear()
+            if (guilty := self._probation.accuse(running)) is not None:
+                guilty.error = RequestError(
+                    "the engine has died whenever it worked on this request, the last time with no other to work on; "
+                    f"it is not tried again ({reason})",
+                    kind=ErrorKind.FAILED,
+                )
+                grown.append(guilty)
+        now = self._clock()
+        late = [request for request, submission in self._requests.items() if submission.deadline <= now]
+        for request in late:
+            error = (
+                f"the time of {request.options.timeout:g} s that the request was given was up while there was no "
+                f"engine ({reason}), after {request.num_output_tokens} tokens"
+            )
+            self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.TIMEOUT, error=error))
+        grown += late
+        self._drop_finished(grown)
+        return grown
+
+    def resume(self, session: int) -> list[OpenRequest]:
+        """Send all requests to the engine of a new session, with the tokens they have; return those that fail."""
+        self._session = session
+        return self._start_admitted()
+
+    def abort(self, request: OpenRequest) -> bool:
+        """Ask the engine to end `request`; its outputs still arrive, the last with finish reason "abort".
+
+        Return True if it has ended at once, since it is in no engine.
+        """
+        submission = self._requests.get(request)
+        if submission is None:
+            return False
+        if wire_ids := submission.wire_ids:
+            self._end(wire_ids)
+            return False
+        self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
+        self._drop_finished([request])
+        return True
 
     def drop(self, requests: Iterable[OpenRequest]) -> None:
         """Remove these requests, and abort those that have not ended."""
-        known = [request for request in requests if request in self._wire_ids]
+        known = [request for request in requests if request in self._requests]
         self._forget(known)
         if known and self._observers:
             now = self._clock()
@@ -134,13 +208,63 @@ class RequestTable:
         self.drop(failed)
         return failed
 
+    def _start_admitted(self) -> list[OpenRequest]:
+        """Send the requests that wait for it, if there is an engine; return those that fail."""
+        failed: list[OpenRequest] = []
+        for request, submission in self._requests.items():
+            if self._session is None or submission.wire_ids or not self._probation.admits(request):
+                continue
+            try:
+                self._start(request, submission, self._session)
+            except (EngineDeadError, ProtocolError) as error:
+                request.error = error
+                failed.append(request)
+        self.drop(failed)
+        return failed
+
+    def _start(self, request: OpenRequest, submission: Submission, session: int) -> None:
+        """Send the open completions of a request."""
+        timeout = None if submission.deadline == math.inf else max(1e-3, submission.deadline - self._clock())
+        first = None
+        for completion in submission.completions.values():
+            wire_id = str(next(self._ids))
+            params, generated = request.continuation(completion.index)
+            message = EngineCoreRequest(
+                wire_id,
+                request.prompt.token_ids,
+                params,
+                self._eos_token_ids,
+                request.metrics.arrival_time,
+                request.options.priority,
+                request.options.cache_salt,
+                timeout,
+                first,
+                request.pooling,
+                generated,
+            )
+            self._send(message, session)
+            completion.wire_id = wire_id
+            self._open[wire_id] = completion
+            first = first or wire_id
+
+    def _conclude(self, request: OpenRequest, output: EngineCoreOutput) -> None:
+        """End the completions that are in no engine with a terminal output of this side."""
+        for index in self._requests[request].completions:
+            request.append(index, output, self._clock())
+
+    def _drop_finished(self, requests: Iterable[OpenRequest]) -> None:
+        if done := [request for request in requests if request.finished]:
+            self.drop(done)
+
     def _forget(self, requests: list[OpenRequest]) -> None:
-        wire_ids = self._running(requests)
+        wire_ids = [wire_id for request in requests for wire_id in self._requests[request].wire_ids]
         for request in requests:
-            del self._wire_ids[request]
+            del self._requests[request]
         for wire_id in wire_ids:
             del self._open[wire_id]
         self._end(wire_ids)
+        if requests and self._probation.forget(requests):
+            self._start_admitted()
 
     def _note_growth(self, entry: OpenCompletion, output: EngineCoreOutput, now: float, gaps: list[float]) -> int:
         """Return the number of new tokens; append the time since the previous increment to `gaps`."""
@@ -157,9 +281,6 @@ class RequestTable:
         return num_tokens
 
     def _end(self, wire_ids: list[str]) -> None:
-        if wire_ids:
+        if wire_ids and self._session is not None:
             with suppress(EngineDeadError):  # in which case they have already ended
-                self._send(Abort(wire_ids))
-
-    def _running(self, requests: Iterable[OpenRequest]) -> list[str]:
-        return [wire_id for request in requests for wire_id in self._wire_ids.get(request, ()) if wire_id in self._open]
+                self._send(Abort(wire_ids), self._session)

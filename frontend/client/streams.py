@@ -6,10 +6,24 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from quire.frontend.client.engine_client import Delivery
+from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.errors import EngineDeadError, RequestError
+from quire.protocol.messages import EngineCoreOutputs
+
+
+def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]:
+    """Pass a delivery on to the table; return the requests that have grown or ended."""
+    match delivery:
+        case EngineCoreOutputs():
+            return table.update(delivery)
+        case EngineAway():
+            return table.suspend(delivery.reason)
+        case EngineBack():
+            return table.resume(delivery.session)
+        case EngineDeadError():
+            return table.fail(delivery)
 
 
 class DeliveryQueue:
@@ -106,8 +120,8 @@ class RequestStreams:
     def abort(self, request_id: str) -> None:
         """Abort a request; its stream ends with finish reason "abort". Unknown ids are ignored: they have ended."""
         stream = self._streams.get(request_id)
-        if stream is not None:
-            self._table.abort(stream.request)
+        if stream is not None and self._table.abort(stream.request):
+            stream.notify()
 
     def _bind(self) -> None:
         loop, bound = asyncio.get_running_loop(), self._deliveries.loop
@@ -125,9 +139,5 @@ class RequestStreams:
 
     def _on_deliveries(self) -> None:
         for delivery in self._deliveries.take():
-            if isinstance(delivery, EngineDeadError):
-                grown = self._table.fail(delivery)
-            else:
-                grown = self._table.update(delivery)
-            for request in grown:
+            for request in apply_delivery(self._table, delivery):
                 self._streams[request.request_id].notify()

@@ -81,7 +81,7 @@ class _CountingTable(RequestTable):
     Increments that arrive faster than they are read are merged, and then have the time of their last step.
     """
 
-    def __init__(self, send: Callable[[ClientMessage], None], eos_token_ids: list[int]) -> None:
+    def __init__(self, send: Callable[[ClientMessage, int], None], eos_token_ids: list[int]) -> None:
         super().__init__(send, eos_token_ids)
         self.first_counts: dict[str, int] = {}  # by ids in the order of submission
 

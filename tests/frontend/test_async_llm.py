@@ -354,7 +354,7 @@ def test_closing_ends_open_streams_with_an_error(llm: LLM) -> None:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_every_stream_ends_with_an_error_when_the_engine_dies(demo_model: Path, run: Callable[..., None]) -> None:
     async def main() -> None:
-        async with AsyncLLM(str(demo_model), num_pages=1024) as each:
+        async with AsyncLLM(str(demo_model), num_pages=1024, max_restarts=0) as each:
             streams = [each.generate("a", greedy(max_tokens=1900)) for _ in range(8)]
             for stream in streams:
                 await anext(stream)

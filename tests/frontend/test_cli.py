@@ -367,7 +367,7 @@ def test_serve_without_a_terminal_listens_until_a_signal(place: Workplace, numbe
 
 @needs_kernels
 def test_serve_ends_when_its_engine_dies(place: Workplace) -> None:
-    with place.start("serve") as process:
+    with place.start("serve", "--max-restarts", "0") as process:
         address_of(line_of(process))
         os.kill(place.engine(exclude=process.pid), signal.SIGKILL)
         _, err = process.communicate(timeout=PATIENCE)
@@ -424,7 +424,9 @@ def test_trace_of_a_running_engine_keeps_what_there_is(place: Workplace, number:
     out = place.folder / "t.json"
     with place.start("engine", "--max-num-seqs", "4", "--engine-address", f"ipc://{place.folder}/e.sock") as engine:
         address = line_of(engine).split()[1]
-        with place.start("trace", "--engine-address", address, "--out", str(out)) as recorder:
+        with place.start(
+            "trace", "--engine-address", address, "--reconnect-timeout", "0", "--out", str(out)
+        ) as recorder:
             assert recorder.stderr is not None
             assert recorder.stderr.readline() == f"recording {address}; Ctrl-C ends it\n"
             for _ in range(2):
@@ -437,8 +439,8 @@ def test_trace_of_a_running_engine_keeps_what_there_is(place: Workplace, number:
         names = [event["name"] for event in json.loads(out.read_text())]
         assert names.count("finished: length") == 2
         engine.terminate()
-    if number == signal.SIGKILL:
-        (place.folder / "e.sock").unlink()
+    if number == signal.SIGKILL:  # the engine ends by itself, without its supervisor
+        (place.folder / "e.sock").unlink(missing_ok=True)
 
 
 @needs_kernels

@@ -363,7 +363,7 @@ def test_a_model_that_cannot_be_loaded_raises_the_message_of_the_engine(tmp_path
 
 
 def test_an_engine_that_is_killed_is_reported_with_its_signal(demo_model: Path) -> None:
-    with LLM(str(demo_model), num_pages=64) as llm:
+    with LLM(str(demo_model), num_pages=64, max_restarts=0) as llm:
         killer = threading.Timer(0.0, os.kill, (llm._engine.client.ready.engine_pid, signal.SIGKILL))
         killer.start()
         with pytest.raises(EngineDeadError, match="SIGKILL"):

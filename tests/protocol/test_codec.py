@@ -140,8 +140,8 @@ def test_unknown_sampling_fields_are_refused() -> None:
     ("frames", "expected"),
     [
         (
-            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, "json"),
-            "EngineCoreRequest: 1 unknown field follows pooling",
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "json"),
+            "EngineCoreRequest: 1 unknown field follows generated_token_ids",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),

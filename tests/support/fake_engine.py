@@ -62,9 +62,9 @@ class FakeEngine:
         """Start to construct a client; it waits for an answer to its Hello."""
         return self._pool.submit(CoreClient, self.address, self.deliveries.put, **{"timeout": PATIENCE, **options})
 
-    def attach(self, heartbeat: float = NEVER) -> CoreClient:
+    def attach(self, heartbeat: float = NEVER, **options: Any) -> CoreClient:
         """Return a client that is ready."""
-        future = self.connect()
+        future = self.connect(**options)
         self.receive(Hello)
         self.send(ready(heartbeat))
         self._clients.append(future.result(PATIENCE))

@@ -9,12 +9,14 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from engine_watch import wait_until
 from fake_engine import FakeEngine, ready
 from patience import PATIENCE
 
-from quire.frontend.client.engine_client import CoreClient
+from quire.frontend.client.engine_client import CoreClient, EngineAway, EngineBack
+from quire.frontend.client.request_table import FIRST_SESSION
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import AddressError
 from quire.protocol.messages import (
@@ -75,7 +77,7 @@ def test_traces_go_to_their_subscriber_until_the_last() -> None:
 
 def test_a_trace_is_requested_again_after_the_engine_dropped_the_client() -> None:
     with FakeEngine() as engine:
-        client = engine.attach()
+        client = engine.attach(reconnect_timeout=PATIENCE)
         client.start_trace(lambda trace: None)
         engine.receive(UtilityCall)
         engine.send(ErrorMessage("the engine does not know this connection", fatal=True))
@@ -192,18 +194,53 @@ def test_an_engine_that_says_goodbye_is_dead() -> None:
         assert "it was told to" in str(error)
 
 
-def test_a_client_that_was_dropped_loses_its_requests_and_sends_hello_again() -> None:
+def test_a_client_that_was_dropped_begins_a_new_session() -> None:
     with FakeEngine() as engine:
-        client = engine.attach()
-        client.send(Abort(["r"]))
+        client = engine.attach(reconnect_timeout=PATIENCE)
+        client.send(Abort(["r"]), FIRST_SESSION)
         engine.receive(Abort)
         engine.send(ErrorMessage("say Hello first", fatal=True))
-        assert isinstance(engine.delivered(), EngineDeadError)
+        away = engine.delivered()
+        assert isinstance(away, EngineAway)
+        assert "say Hello first" in away.reason
+        assert "say Hello first" in (client.away or "")
+        with pytest.raises(EngineDeadError, match="being started again"):
+            client.call("stats")
+        client.send(Abort(["late"]), FIRST_SESSION)  # dropped: its session is over
         engine.receive(Hello)
         engine.send(ready())
-        assert client.dead is None
-        client.send(Abort(["s"]))
+        while isinstance(back := engine.delivered(), EngineAway):
+            pass
+        assert back == EngineBack(FIRST_SESSION + 1)
+        assert client.away is client.dead is None
+        client.send(Abort(["late"]), FIRST_SESSION)
+        client.send(Abort(["s"]), FIRST_SESSION + 1)
         assert engine.receive(Abort).request_ids == ["s"]
+
+
+def test_an_engine_that_comes_back_with_another_model_is_another_engine() -> None:
+    with FakeEngine() as engine:
+        engine.attach(reconnect_timeout=PATIENCE)
+        engine.send(ErrorMessage("say Hello first", fatal=True))
+        engine.receive(Hello)
+        engine.send(msgspec.structs.replace(ready(), vocab_size=7))
+        while isinstance(error := engine.delivered(), EngineAway):
+            pass
+        assert isinstance(error, EngineDeadError)
+        assert "another model" in str(error)
+
+
+def test_an_engine_that_does_not_come_back_in_time_is_dead() -> None:
+    with FakeEngine() as engine:
+        client = engine.attach(reconnect_timeout=0.1)
+        call = client.call("stats")
+        engine.die()
+        while isinstance(error := engine.delivered(), EngineAway):
+            pass
+        assert isinstance(error, EngineDeadError)
+        assert "no engine has come back within 0.1 s" in str(error)
+        with pytest.raises(EngineDeadError, match="lost"):
+            call.result(PATIENCE)
 
 
 def test_an_error_in_deliver_ends_the_client() -> None:

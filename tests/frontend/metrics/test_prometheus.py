@@ -362,7 +362,7 @@ def test_neither_a_silent_nor_a_dead_engine_blocks_a_scrape(demo_model: Path, mo
     monkeypatch.setattr(server, "STATS_SECONDS", 0.1)
 
     async def main() -> None:
-        async with AsyncLLM(str(demo_model), num_pages=64) as each, asyncio.timeout(PATIENCE):
+        async with AsyncLLM(str(demo_model), num_pages=64, max_restarts=0) as each, asyncio.timeout(PATIENCE):
             metrics = ServerMetrics(model_name="demo", max_model_len=each.engine_info.max_model_len)
             each.add_observer(metrics.requests)
             await complete(each, "Once", greedy(5))

@@ -143,8 +143,10 @@ def test_a_signal_ends_the_run_and_keeps_the_measurements(
 
 def test_a_dying_engine_ends_the_run_and_keeps_the_measurements(long_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
-    with LLM(num_pages=64) as llm:
-        process = start(long_trace, "--engine-address", llm.engine_address, "--output", output)
+    with LLM(num_pages=64, max_restarts=0) as llm:
+        process = start(
+            long_trace, "--engine-address", llm.engine_address, "--reconnect-timeout", "0", "--output", output
+        )
         wait_until_running(llm)
         os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
         _, err = process.communicate(timeout=PATIENCE)

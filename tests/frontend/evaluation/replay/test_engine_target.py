@@ -124,8 +124,8 @@ def test_refused_requests_are_counted() -> None:
 
 def test_a_killed_engine_ends_the_run_with_the_results_so_far() -> None:
     async def main() -> None:
-        with LLM(num_pages=64) as llm:
-            target = EngineTarget.from_options(engine_address=llm.engine_address)
+        with LLM(num_pages=64, max_restarts=0) as llm:
+            target = EngineTarget.from_options(engine_address=llm.engine_address, reconnect_timeout=0)
             kept = KeptRun()
             run = Replay(target, kept, Prompts(1000).tokens, Load())
             requests = [request(), *(request(0.2, output=1500, block=place) for place in range(1, 9)), request(1e6)]

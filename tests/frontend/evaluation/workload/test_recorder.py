@@ -39,7 +39,7 @@ class RecordedFrontend:
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
-        self.table = RequestTable(lambda message: None, [])
+        self.table = RequestTable(lambda message, session: None, [])
         self.recorder = TraceRecorder(path, **options)
         self.table.add_observer(self.recorder)
         self._num_sent = 0

@@ -35,7 +35,7 @@ def kill_engine(server: Server) -> None:
 
 
 def test_a_failed_stream_ends_with_an_error_event() -> None:
-    with Server.start() as server:
+    with Server.start("--max-restarts", "0") as server:
         long = {"max_output_tokens": 1900, "ignore_eos": True}
         responses = begin(server, "/v1/responses", {"input": "Tell me a tale", **long})
         messages = begin(server, "/v1/messages", {"messages": TALE, "max_tokens": 1900, "output_config": LONG})

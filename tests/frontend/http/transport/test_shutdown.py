@@ -96,7 +96,7 @@ def test_sigint_ends_the_server_at_once_and_leaves_nothing_behind(tmp_path: Path
 
 
 def test_requests_get_an_error_and_the_server_ends_when_the_engine_dies() -> None:
-    with Server.start() as server:
+    with Server.start("--max-restarts", "0") as server:
         many = {"n": 16, "max_tokens": 2000}
         stream = streaming(server, **many)
         whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **many, "stream": False}))

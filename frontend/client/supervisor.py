@@ -1,0 +1,178 @@
+"""The supervisor of an engine: it starts the process, and starts it again when it dies or hangs.
+
+An engine that was told to end, and did so with status 0, stays ended. One that dies again and again within a short time
+is started after ever longer pauses, and at last no more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess
+from quire.frontend.errors import EngineStartError
+from quire.protocol.address import remove_address
+
+_HEALTHY_SECONDS = 30.0  # an engine that lives longer has not died "again"
+_RESTARTS_AT_ONCE = 2  # without a pause; later pauses are twice as long each time
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_TICK_SECONDS = 1.0
+_SILENT_TICKS = 10  # without a beat, after which a process counts as stopped
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How long an engine may take, and how often it is started again.
+
+    `start_timeout`: seconds until it is ready. `step_timeout`: seconds without the end of a step while there is
+    something to do, after which it counts as hung; 0: never. `max_restarts`: of engines that die within 30 seconds, one
+    after the other; 0: it is not started again.
+    """
+
+    start_timeout: float
+    step_timeout: float
+    max_restarts: int
+    shutdown_timeout: float
+
+
+class Supervisor:
+    """The owner of an engine at `address`, whose processes come and go.
+
+    `on_ready` is called on another thread, with the address, whenever one can be used. `failure` tells why there will
+    be no other one; None as long as there may be.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        flags: Sequence[str],
+        supervision: Supervision,
+        on_ready: Callable[[str], None] = lambda _address: None,
+    ) -> None:
+        """Start the first process. Raises `EngineStartError`."""
+        self.address = address
+        self.failure: str | None = None
+        self.num_restarts = 0
+        self._flags = flags
+        self._supervision = supervision
+        self._on_ready = on_ready
+        self._stopping = threading.Event()
+        self._owner = os.getpid()
+        self._process = self._spawn()
+        self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine's last process."""
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Exit status of the last process, negative for a signal; None while it runs."""
+        return self._process.status
+
+    def wait_ready(self) -> str:
+        """Wait until the first process can be used; return its address. From then on it is watched.
+
+        Raises `EngineStartError`: what keeps the first process from starting would keep the next ones too.
+        """
+        self.address = self._process.wait_ready(self._supervision.start_timeout)
+        self._on_ready(self.address)
+        self._thread.start()
+        return self.address
+
+    def join(self) -> None:
+        """Wait until there will be no other process."""
+        self._thread.join()
+
+    def interrupt(self) -> None:
+        """Have the engine abort what it does, and end."""
+        self._stopping.set()
+        self._process.interrupt()
+
+    def stop(self) -> None:
+        """End the engine. Return when its process and its socket are gone. Idempotent."""
+        if os.getpid() != self._owner:
+            return  # a forked child inherits the object, but does not own the engine
+        self._stopping.set()
+        self._process.stop(self._supervision.shutdown_timeout + KILL_SECONDS)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+            self._process.stop(KILL_SECONDS)  # one that was started meanwhile
+        remove_address(self.address)
+
+    def _spawn(self) -> EngineProcess:
+        flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
+        flags += ["--shutdown-timeout", str(self._supervision.shutdown_timeout)]
+        try:
+            return EngineProcess(flags)
+        except BaseException:  # a signal too may arrive here
+            remove_address(self.address)
+            raise
+
+    def _run(self) -> None:
+        deaths = 0  # without a healthy time between them
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            cause = self._watch(self._process)
+            if self._stopping.is_set():
+                return
+            if self._process.status == 0:
+                self.failure = "the engine was told to end, and has done so"
+                return
+            deaths = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else deaths + 1
+            report = cause + self._process.exit_report()
+            while not self._restart(deaths, report):
+                if self._stopping.is_set() or self.failure is not None:
+                    return
+                deaths += 1
+
+    def _restart(self, deaths: int, report: str) -> bool:
+        """Start the next process; return True once it can be used."""
+        if deaths > self._supervision.max_restarts:
+            times = f"; it has died {deaths} times in a row and is not started again" if deaths > 1 else ""
+            self.failure = f"{report}{times}"
+            return False
+        pause = 0.0
+        if deaths > _RESTARTS_AT_ONCE:
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (deaths - _RESTARTS_AT_ONCE - 1))
+        print(f"quire: {report}", file=sys.stderr)
+        print(f"quire: starting the engine again{f' in {pause:g} s' * (pause > 0)}", file=sys.stderr, flush=True)
+        if self._stopping.wait(pause):
+            return False
+        self.num_restarts += 1
+        try:
+            self._process = self._spawn()
+            if self._stopping.is_set():  # `stop` has ended the one before
+                self._process.stop(KILL_SECONDS)
+                return False
+            self._on_ready(self._process.wait_ready(self._supervision.start_timeout))
+        except EngineStartError as error:
+            print(f"quire: {error}", file=sys.stderr, flush=True)
+            self._process.stop(KILL_SECONDS)
+            return False
+        return True
+
+    def _watch(self, process: EngineProcess) -> str:
+        """Wait until a process ends, and end one that hangs; return what is to be said of that."""
+        silent_ticks, num_beats = 0, -1
+        while not process.ended.wait(_TICK_SECONDS):
+            silent_ticks = silent_ticks + 1 if process.num_beats == num_beats else 0
+            num_beats = process.num_beats
+            beat = process.last_beat
+            # Ticks are counted, not timed: if this process was suspended too, the engine is not to blame.
+            if silent_ticks >= _SILENT_TICKS:
+                words = f"gave no sign of life for {silent_ticks} s"
+            elif beat is not None and 0 < self._supervision.step_timeout < beat.step_age:
+                words = f"ended no step for {beat.step_age:.0f} s (step_timeout={self._supervision.step_timeout:g})"
+            else:
+                continue
+            state = "" if beat is None else f"; its last state: {beat.state}"
+            process.abort()
+            return f"the engine {words} and was ended{state}; "
+        return ""
