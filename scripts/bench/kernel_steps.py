@@ -215,7 +215,7 @@ class BenchModel:
 
 def page_bytes(plan: ModelPlan) -> int:
     """Return the bytes of a KV page of one layer."""
-    return plan.limits.page_size * plan.heads.token_bytes(plan.dtypes)
+    return plan.limits.page_size * plan.kv_layout.token_bytes
 
 
 def kv_bytes_of(plan: ModelPlan, step: Step) -> int:
