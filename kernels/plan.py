@@ -82,7 +82,7 @@ class ModelPlan:
     @property
     def page_bytes(self) -> int:
         """Bytes of a KV page, in all layers."""
-        return self.layers * self.limits.page_size * self.kv_layout.token_bytes
+        return self.layers * self.limits.block_size * self.kv_layout.token_bytes
 
     @property
     def attention_context(self) -> float:

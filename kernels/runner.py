@@ -69,7 +69,7 @@ class ModelRunner:
         self.hidden_size = plan.hidden_size
         self.max_model_len = plan.limits.max_model_len
         self.attention_context = plan.attention_context
-        self.page_size = plan.limits.page_size
+        self.block_size = plan.limits.block_size
         self.num_pages = pages
         self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
         self.kv_bytes = pages * plan.page_bytes
@@ -154,7 +154,7 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv)
     config = RunnerConfig(
-        threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
+        threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, block_size=limits.block_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,

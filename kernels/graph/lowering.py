@@ -235,7 +235,7 @@ class _Lowering:
         self._split_heads(qkv, operation, queries, layer)
         out = self._activations("attended", heads.query * heads.dim)
         kernel = AttentionKernel(
-            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.page_size // KV_TILE,
+            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.block_size // KV_TILE,
             operation.window if operation.window < plan.limits.max_model_len else 0, operation.softcap,
             bool(operation.sinks),
         )  # fmt: skip
