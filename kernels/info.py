@@ -66,7 +66,7 @@ def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
         "quantized_weights": quantized_formats(plan),
         "kv": plan.dtypes.kv.weights,
         "weight_bytes": plan.weight_bytes,
-        "kv_bytes_per_token": plan.heads.token_bytes(plan.dtypes) * plan.layers,
+        "kv_bytes_per_token": plan.kv_layout.token_bytes * plan.layers,
         "launches_per_step": len(plan.launches),
         "kernels": launches,
     }

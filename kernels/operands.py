@@ -205,4 +205,4 @@ class PlanLimits:
 
     max_num_batched_tokens: int
     max_model_len: int
-    page_size: int
+    block_size: int

@@ -112,7 +112,7 @@ def choose_num_pages(
     if options.num_pages is not None:
         pages = options.num_pages
     else:
-        longest, given = -(-limits.max_model_len // limits.page_size), options.kv_cache_memory_bytes
+        longest, given = -(-limits.max_model_len // limits.block_size), options.kv_cache_memory_bytes
         if given is None:
             pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
         else:
@@ -121,7 +121,7 @@ def choose_num_pages(
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
         raise ModelError(
-            f"KV memory of {given} bytes holds no page: a page of {limits.page_size} tokens takes {page_bytes} bytes; "
+            f"KV memory of {given} bytes holds no page: a page of {limits.block_size} tokens takes {page_bytes} bytes; "
             "raise kv_cache_memory_bytes"
         )
     if pages * page_bytes > left:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.kv import Heads
+from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import Dtypes
+from quire.kernels.graph.operations import Heads
 from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, Weight
 from quire.kernels.weights.quantization import Quantization
 
@@ -74,9 +75,14 @@ class ModelPlan:
         return sum(weight.bytes(self.dtypes) for weight in self.weights if isinstance(weight, Matrix))
 
     @property
+    def kv_layout(self) -> KvLayout:
+        """Layout of every layer's KV tiles."""
+        return KvLayout(self.heads, self.dtypes)
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of a KV page, in all layers."""
-        return self.layers * self.limits.page_size * self.heads.token_bytes(self.dtypes)
+        return self.layers * self.limits.block_size * self.kv_layout.token_bytes
 
     @property
     def attention_context(self) -> float:

@@ -69,7 +69,7 @@ class ModelRunner:
         self.hidden_size = plan.hidden_size
         self.max_model_len = plan.limits.max_model_len
         self.attention_context = plan.attention_context
-        self.page_size = plan.limits.page_size
+        self.block_size = plan.limits.block_size
         self.num_pages = pages
         self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
         self.kv_bytes = pages * plan.page_bytes
@@ -148,17 +148,17 @@ def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
 
 def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = None) -> Assembly:
     """Put the plan into memory: pack weights, compile kernels, map KV memory."""
-    dtypes, limits, heads = plan.dtypes, plan.limits, plan.heads
+    limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv)
     config = RunnerConfig(
-        threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, page_size=limits.page_size,
+        threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, block_size=limits.block_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
-        tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=heads.tile_bytes(dtypes),
-        value_offset=heads.value_offset(dtypes),
+        tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
+        value_offset=layout.value_offset,
     )  # fmt: skip
     native = Runner(config)
     if options.pin_threads and not native.pinned:
@@ -167,9 +167,10 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
         )
     isa = host.choose_isa(options.isa)
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
-    assembly = Assembly(native, jit, plan, Loader(native, plan.quantization, dtypes, progress, options.weight_cache))
+    loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache)
+    assembly = Assembly(native, jit, plan, loader)
     assembly.compile(isa.name, progress)
-    assembly.loader.load(plan.weights)
+    loader.load(plan.weights)
     assembly.allocate()
     return assembly
 

@@ -99,7 +99,7 @@ def _memory(plan: ModelPlan, launch: Launch, operand: Operand, step: Step) -> in
             tokens = rows
             if isinstance(launch.kernel, AttentionKernel):
                 tokens = sum(chunk.context(launch.kernel.window) for chunk in step.chunks_of(launch))
-            return plan.heads.token_bytes(plan.dtypes) * tokens
+            return plan.kv_layout.token_bytes * tokens
         case Table(array=array):
             return array.nbytes if array.ndim == 1 else array.nbytes // len(array) * rows
         case TensorRows():

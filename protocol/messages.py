@@ -380,14 +380,14 @@ class HotPrefix(msgspec.Struct, array_like=True, gc=False):
 
 
 class PageMap(msgspec.Struct, array_like=True, gc=False):
-    """Picture of the KV pool, its pages of `page_size` tokens in order.
+    """Picture of the KV pool, its pages of `block_size` tokens in order.
 
     `num_pages`: numbers of free pages, of pages held by one request, shared by several, cached (held by the prefix
     cache alone), and pinned. With one page a cell, `cells` has a byte for each page: the index of its state in that
     order. With more, it is [cells][5]: the share of each state in the cell's pages, out of 255.
     """
 
-    page_size: int
+    block_size: int
     num_pages: list[int]
     pages_per_cell: int
     cells: bytes

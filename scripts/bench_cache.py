@@ -82,7 +82,7 @@ def measure_pauses(arguments: argparse.Namespace) -> dict[str, Any]:
     run = search_trees(
         clients=arguments.clients,
         steps=arguments.steps,
-        page_size=arguments.block_size,
+        block_size=arguments.block_size,
         num_pages=arguments.num_pages,
         answer_tokens=arguments.answer,
         policy=arguments.policy,

@@ -255,7 +255,7 @@ def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[ModelP
     isa, pool = host.choose_isa(options.isa), ThreadPool(choose_threads(options))
     page = page_bytes(plan)
     most = max(plan.layers * kv_bytes_of(plan, case.step) for case in cases)
-    least = plan.limits.max_num_batched_tokens // plan.limits.page_size * page
+    least = plan.limits.max_num_batched_tokens // plan.limits.block_size * page
     model = BenchModel(assembly, pool, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
     limits = HostLimits(assembly.native, pool, isa)
     return plan, Benchmark(model, limits, isa.name, cases, arguments.only, arguments.best), pool

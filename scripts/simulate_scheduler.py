@@ -103,7 +103,7 @@ def describe(run: dict[str, Any]) -> str:
     )
 
 
-def save_figure(found: dict[str, Any], page_size: int, path: Path) -> None:
+def save_figure(found: dict[str, Any], block_size: int, path: Path) -> None:
     """Draw the hit rate against the pool's size, a line for each policy. Needs matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -114,7 +114,7 @@ def save_figure(found: dict[str, Any], page_size: int, path: Path) -> None:
     for policy in dict.fromkeys(run["policy"] for run in found["runs"]):
         runs = [run for run in found["runs"] if run["policy"] == policy]
         axis.plot(
-            [run["pages"] * page_size / 1e6 for run in runs], [run["hit_rate"] for run in runs], "o-", label=policy
+            [run["pages"] * block_size / 1e6 for run in runs], [run["hit_rate"] for run in runs], "o-", label=policy
         )
     axis.axhline(found["infinite_hit_rate"], color="black", linestyle="dashed", linewidth=1, label="unbounded")
     axis.set(xscale="log", ylim=(0, None), xlabel="KV pool, million tokens", ylabel="prompt tokens found in the cache")

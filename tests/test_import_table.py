@@ -28,7 +28,7 @@ MAY_IMPORT = {
 LAYERS = {
     "protocol": "errors engine_shape totals < * < address keys messages < codec engine_options pipe simulation"
     " < sockets",
-    "kernels": "errors < config emit < host rope < graph.operations weights.checkpoint < operands"
+    "kernels": "errors < config < rope < graph.operations < emit < host weights.checkpoint < operands"
     " < weights.quantized < weights.quantization < plan < weights < graph models < options < *",
     "engine_core": "executor grammar.text < request < validation < decoding < scheduling < grammar"
     " < trace transport < stats < *",

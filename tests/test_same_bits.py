@@ -238,9 +238,9 @@ def test_samples_of_one_prompt(demo: Subject, engine: EngineFactory, cache: bool
         assert answers(few, length, 8, 70) == answers(three, length, 8, 70) == alone
 
 
-@pytest.mark.parametrize("page_size", [64, 128])
-def test_with_other_pages(demo: Subject, engine: EngineFactory, page_size: int) -> None:
-    assert demo.ask(engine(**demo.options, block_size=page_size)) == demo.together
+@pytest.mark.parametrize("block_size", [64, 128])
+def test_with_other_pages(demo: Subject, engine: EngineFactory, block_size: int) -> None:
+    assert demo.ask(engine(**demo.options, block_size=block_size)) == demo.together
 
 
 def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class _SimulatedSequences(Sequences):
     def __init__(self, limits: EngineShape) -> None:
         super().__init__(limits.num_pages, limits.block_size, limits.vocab_size)
         self.answers: dict[int, _SimulatedSequence] = {}  # by slot
-        self.page_size = limits.block_size
+        self.block_size = limits.block_size
         self._num_opened = 0
 
     def open(
@@ -118,7 +118,7 @@ class SimulatedExecutor(UnconstrainedExecutor):
         assert num_drafts is None
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))
         sequences, answers = self.sequences, self.sequences.answers
-        page_size = sequences.page_size
+        block_size = sequences.block_size
         spans: list[list[int]] = []
         for slot, start, count in zip(slots, starts, counts, strict=True):
             span, end, answer = [], start + count, answers[slot]
@@ -127,7 +127,7 @@ class SimulatedExecutor(UnconstrainedExecutor):
                 token = EOS if answer.length >= answer.least_length else answer.tokens[end & 15]
                 sequences.append(slot, token)
                 span = [token]
-            if count > 1 or end % page_size == 0:
+            if count > 1 or end % block_size == 0:
                 sequences.share(slot, end)
             spans.append(span)
         return PlainStepResult(spans)

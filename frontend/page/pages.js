@@ -22,7 +22,7 @@ export class PagesView {
     pages.num_pages.forEach((number, state) => write(this.counts[state], whole(number)));
     const total = pages.num_pages.reduce((sum, number) => sum + number);
     const each = pages.pages_per_cell > 1 ? `, ${pages.pages_per_cell} per square` : "";
-    write(this.size, `${whole(total)} of ${count(pages.page_size, "token")}${each}`);
+    write(this.size, `${whole(total)} of ${count(pages.block_size, "token")}${each}`);
     this.#map = { cells: Uint8Array.fromBase64?.(pages.cells) ?? decode(pages.cells), perCell: pages.pages_per_cell };
     this.paint();
   }

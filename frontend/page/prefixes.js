@@ -14,7 +14,7 @@ export class PrefixesView {
 
   show({ prefixes, pages }) {
     this.none.hidden = prefixes.length > 0;
-    fillRows(this.list, prefixes.slice(0, ROWS), make, (row, prefix) => fill(row, prefix, prefixes[0].hits, pages.page_size));
+    fillRows(this.list, prefixes.slice(0, ROWS), make, (row, prefix) => fill(row, prefix, prefixes[0].hits, pages.block_size));
   }
 }
 
@@ -22,11 +22,11 @@ function make() {
   return rowOf("li", ["div", "text first"], ["div", "text last"], ["div", "heat"], ["p", "figures"]);
 }
 
-function fill(row, { hits, pages, users, is_salted: isSalted, first, last }, most, pageSize) {
+function fill(row, { hits, pages, users, is_salted: isSalted, first, last }, most, blockSize) {
   write(row.querySelector(".first"), isSalted ? "hidden: it has a cache salt" : first);
   write(row.querySelector(".last"), last && `… ${last.slice(-END)}`);
   row.title = isSalted ? "" : `${first} … ${last}`;
   row.querySelector(".heat").style.width = `${(100 * hits) / most}%`;
-  const length = `${count(pages, "page")}, ${count(pages * pageSize, "token")}`;
+  const length = `${count(pages, "page")}, ${count(pages * blockSize, "token")}`;
   write(row.querySelector(".figures"), `${count(hits, "hit")} · ${length} · ${users} now`);
 }

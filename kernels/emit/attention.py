@@ -21,7 +21,7 @@ from quire.kernels import _native
 from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
 from quire.kernels.emit.builder import F32, I32, I64, PTR, VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
-from quire.kernels.emit.kv import KV_TILE, Heads
+from quire.kernels.emit.kv import KV_TILE, KvLayout, blocks_of
 from quire.kernels.emit.layout import (
     BLOCK,
     TILE_ROWS,
@@ -33,6 +33,7 @@ from quire.kernels.emit.layout import (
 )
 from quire.kernels.emit.math import LOG2_E, exp2, softcap
 from quire.kernels.emit.products import PackedColumns, Panels, Products
+from quire.kernels.graph.operations import Heads
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
 NO_SCORE = -1e30
@@ -124,7 +125,7 @@ class AttentionKernel(Kernel):
         rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
         u = b.scratch(rows * BLOCK_TOKENS * 4)
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.uses_tiles else u
-        out = b.scratch(rows * self.heads.blocks * BLOCK * 4)
+        out = b.scratch(rows * blocks_of(self.heads) * BLOCK * 4)
         m, l, a, c = (b.scratch(rows * 4) for _ in range(4))  # noqa: E741
         return Frame(u, p, out, m, l, a, c, b.scratch(2 * BLOCK_TOKENS * 4))
 
@@ -136,12 +137,13 @@ class AttentionKernel(Kernel):
         h, dtypes = self.heads, products.dtypes
         rows = b.index(entry.tokens) * h.group
         _start(b, h, rows, frame.out, frame.m, frame.l, entry.kv_head, sinks)
+        query_bytes = KvLayout(h, dtypes).query_bytes
         first_row = (entry.kv_head * b.dim("max_num_batched_tokens") + entry.row) * h.group
         q = Panels(
-            b.address(queries, first_row * h.query_bytes(dtypes)),
-            h.query_bytes(dtypes),
+            b.address(queries, first_row * query_bytes),
+            query_bytes,
             BLOCK * dtypes.activation_bytes,
-            TILE_ROWS * h.query_bytes(dtypes),
+            TILE_ROWS * query_bytes,
         )
         context = entry.position + entry.tokens
         first = (entry.position + (1 - self.window)).max(0) // BLOCK_TOKENS if self.window else b.index(0)
@@ -162,18 +164,18 @@ class AttentionKernel(Kernel):
         """Return the address of the entry's KV head in the sequence's KV tile `number`."""
         page = b.convert("arith.extui", b.load(entry.pages, number // self.page_tiles * 4, I32), I64)
         tile = page * self.page_tiles + number % self.page_tiles if self.page_tiles > 1 else page
-        return self.heads.tile_at(b, products.dtypes, tiles, entry.kv_head, tile)
+        return KvLayout(self.heads, products.dtypes).tile_at(b, tiles, entry.kv_head, tile)
 
     def _copy_scales(
         self, b: Builder, products: Products, entry: Entry, tiles: Value, first: Value, count: Value, frame: Frame
     ) -> None:
         """Copy the scales of the block's keys, then of its values, each [256], from their tiles."""
-        h, dtypes = self.heads, products.dtypes
+        layout = KvLayout(self.heads, products.dtypes)
         with b.loop(0, count) as tile:
             keys = self._tile(b, products, entry, tiles, first + tile.index)
-            for source, target in ((0, 0), (h.value_offset(dtypes), BLOCK_TOKENS * 4)):
+            for source, target in ((0, 0), (layout.value_offset, BLOCK_TOKENS * 4)):
                 for part in (0, 64):
-                    value = b.load(keys, source + h.scales_offset(dtypes) + part, VF32, 64)
+                    value = b.load(keys, source + layout.scales_offset + part, VF32, 64)
                     b.store(value, frame.scales, tile.index * (KV_TILE * 4) + (target + part), 64)
 
     def _scores(
@@ -184,7 +186,7 @@ class AttentionKernel(Kernel):
         factor = b.constant(self.scale * LOG2_E, VF32) if not self.softcap else None
         with b.loop(0, count) as tile:
             keys = self._tile(b, products, entry, tiles, first + tile.index)
-            values_after = b.address(keys, self.heads.value_offset(products.dtypes))
+            values_after = b.address(keys, KvLayout(self.heads, products.dtypes).value_offset)
 
             def sink(row: Value, values: Sequence[Value]) -> None:
                 at = b.address(frame.u, (row * BLOCK_TOKENS + tile.index * KV_TILE) * 4)
@@ -196,7 +198,9 @@ class AttentionKernel(Kernel):
 
             size = products.dtypes.block_bytes
             columns = PackedColumns(
-                self.heads.blocks, lambda j: b.address(keys, j * size), lambda j: [b.address(values_after, j * size)]
+                blocks_of(self.heads),
+                lambda j: b.address(keys, j * size),
+                lambda j: [b.address(values_after, j * size)],
             )
             products.emit(b, q, rows, columns, sink)
 
@@ -242,15 +246,16 @@ class AttentionKernel(Kernel):
         frame: Frame,
     ) -> None:  # fmt: skip
         """Compute O_b of every row and reduce it into O; prefetch the keys of the next block."""
-        h, dtypes = self.heads, products.dtypes
+        dtypes, blocks = products.dtypes, blocks_of(self.heads)
+        value_offset = KvLayout(self.heads, dtypes).value_offset
         row_bytes = BLOCK_TOKENS * dtypes.activation_bytes
         p = Panels(frame.p, row_bytes, BLOCK * dtypes.activation_bytes, TILE_ROWS * row_bytes)
         last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
-        with b.loop(0, h.blocks) as block:
+        with b.loop(0, blocks) as block:
 
             def values_at(tile: Value) -> Value:
                 base = self._tile(b, products, entry, tiles, first + tile)
-                return b.address(base, block.index * dtypes.block_bytes + h.value_offset(dtypes))
+                return b.address(base, block.index * dtypes.block_bytes + value_offset)
 
             def keys_after(tile: Value) -> list[Value]:
                 number = (first + tile + BLOCK_TOKENS // KV_TILE).min(last)
@@ -258,14 +263,14 @@ class AttentionKernel(Kernel):
 
             def sink(row: Value, values: Sequence[Value]) -> None:
                 a, c = (b.broadcast(b.load(source, row * 4, F32)) for source in (frame.a, frame.c))
-                at = b.address(frame.out, (row * h.blocks + block.index) * (BLOCK * 4))
+                at = b.address(frame.out, (row * blocks + block.index) * (BLOCK * 4))
                 for i, value in enumerate(values):
                     b.store(b.fma(b.load(at, 64 * i, VF32, 64), a, value * c), at, 64 * i, 64)
 
             products.emit(b, p, rows, PackedColumns(count, values_at, keys_after), sink)
 
     def _write_split(self, b: Builder, frame: Frame, out: Value) -> None:
-        width = self.heads.blocks * 2
+        width = blocks_of(self.heads) * 2
         with b.loop(0, self.heads.group) as row:
             target = b.address(out, row.index * split_bytes(self.heads))
             with b.loop(0, width) as part:
@@ -288,7 +293,7 @@ class SplitReductionKernel(Kernel):
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b = Builder(self.name)
-        h, width = self.heads, self.heads.blocks * 2
+        h, width = self.heads, blocks_of(self.heads) * 2
         reductions, splits, target = (b.buffer(i) for i in range(3))
         sinks = b.buffer(3) if self.sinks else None
         out = b.scratch(h.group * width * 64)
@@ -314,7 +319,7 @@ class SplitReductionKernel(Kernel):
 
 def split_bytes(heads: Heads) -> int:
     """Return the bytes of the result of one KV split for one query row."""
-    return heads.blocks * BLOCK * 4 + 64
+    return blocks_of(heads) * BLOCK * 4 + 64
 
 
 def _start(
@@ -327,8 +332,9 @@ def _start(
             score = b.load(sinks, (kv_head * heads.group + row.index % heads.group) * 4, F32) * LOG2_E
         b.store(score, m, row.index * 4)
         b.store(b.constant(0.0 if sinks is None else 1.0, F32), l, row.index * 4)
-        with b.loop(0, heads.blocks * 2) as part:
-            b.store(b.constant(0.0, VF32), out, (row.index * (heads.blocks * 2) + part.index) * 64, 64)
+        width = blocks_of(heads) * 2
+        with b.loop(0, width) as part:
+            b.store(b.constant(0.0, VF32), out, (row.index * width + part.index) * 64, 64)
 
 
 def _reduce_row(
@@ -350,7 +356,7 @@ def _write_output(
     """Write O / l of the entry's rows as activations."""
     h = heads
     with b.loop(0, b.index(entry.tokens) * h.group) as row, b.loop(0, h.dim // 16) as part:
-        value = b.load(source, (row.index * (h.blocks * 2) + part.index) * 64, VF32, 64)
+        value = b.load(source, (row.index * (blocks_of(h) * 2) + part.index) * 64, VF32, 64)
         value = value / b.broadcast(b.load(l, row.index * 4, F32))
         column = (entry.kv_head * h.group + row.index % h.group) * h.dim + part.index * 16
         at = packed_offset(dtypes, h.query * h.dim, entry.row + row.index // h.group, column)

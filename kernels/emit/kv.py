@@ -18,55 +18,52 @@ from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, VI32, Bui
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, round_activation, round_up, store_activation
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
+from quire.kernels.graph.operations import Heads
 
 KV_TILE = _native.KV_TILE_TOKENS
 """Tokens of a KV tile."""
 
 
+def blocks_of(heads: Heads) -> int:
+    """Return the number of blocks of 32 that cover a head."""
+    return round_up(heads.dim, BLOCK) // BLOCK
+
+
 @dataclass(frozen=True)
-class Heads:
-    """The heads of an attention layer: number of query heads, number of KV heads, and elements of each."""
+class KvLayout:
+    """Layout of an attention layer's queries and KV tiles."""
 
-    query: int
-    kv: int
-    dim: int
-
-    @property
-    def group(self) -> int:
-        """Number of query heads that share a KV head."""
-        return self.query // self.kv
+    heads: Heads
+    dtypes: Dtypes
 
     @property
-    def blocks(self) -> int:
-        """Number of blocks of 32 that cover a head."""
-        return round_up(self.dim, BLOCK) // BLOCK
+    def tile_bytes(self) -> int:
+        """Bytes of K and V of one head in a KV tile."""
+        return 2 * self.value_offset
 
-    def tile_bytes(self, dtypes: Dtypes) -> int:
-        """Return the bytes of K and V of one head in a KV tile."""
-        return 2 * self.value_offset(dtypes)
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of a token in one layer."""
+        return self.heads.kv * self.tile_bytes // KV_TILE
 
-    def token_bytes(self, dtypes: Dtypes) -> int:
-        """Return the bytes of K and V of a token in one layer."""
-        return self.kv * self.tile_bytes(dtypes) // KV_TILE
+    @property
+    def value_offset(self) -> int:
+        """Offset of V in a tile of a head, in bytes."""
+        return self.scales_offset + (KV_TILE * 4 if self.dtypes.quantized_kv else 0)
 
-    def value_offset(self, dtypes: Dtypes) -> int:
-        """Return the offset of V in a tile of a head, in bytes."""
-        return self.scales_offset(dtypes) + (KV_TILE * 4 if dtypes.quantized_kv else 0)
+    @property
+    def scales_offset(self) -> int:
+        """Offset of the int8 scales from the start of K, or of V, in a tile of a head, in bytes."""
+        return blocks_of(self.heads) * self.dtypes.kv.block_bytes
 
-    def scales_offset(self, dtypes: Dtypes) -> int:
-        """Return the offset of the int8 scales from the start of K, or of V, in a tile of a head, in bytes."""
-        return self.blocks * dtypes.kv.block_bytes
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of one query head of one token."""
+        return blocks_of(self.heads) * BLOCK * self.dtypes.activation_bytes
 
-    def tile_at(self, b: Builder, dtypes: Dtypes, layer: Value, head: Value, tile: Value) -> Value:
+    def tile_at(self, b: Builder, layer: Value, head: Value, tile: Value) -> Value:
         """Return the address of a KV head's tile number `tile` in the pages of a layer."""
-        return b.address(layer, (head * b.dim("kv_tiles") + tile) * self.tile_bytes(dtypes))
-
-    def query_bytes(self, dtypes: Dtypes) -> int:
-        """Return the bytes of one query head of one token."""
-        return self.blocks * BLOCK * dtypes.activation_bytes
-
-    def __str__(self) -> str:
-        return f"{self.query}/{self.kv} x {self.dim}"
+        return b.address(layer, (head * b.dim("kv_tiles") + tile) * self.tile_bytes)
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class SplitHeadsKernel(Kernel):
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b, dtypes = Builder(self.name), context.dtypes
-        h = self.heads
+        h, layout = self.heads, KvLayout(self.heads, dtypes)
         qkv, positions, slots, queries, pages = (b.buffer(i) for i in range(5))
         head = b.scratch(h.dim * 4)
         with b.items() as item:
@@ -95,15 +92,15 @@ class SplitHeadsKernel(Kernel):
             row = b.address(qkv, token * (round_up((h.query + 2 * h.kv) * h.dim, BLOCK) * 4))
             position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
             slot = b.load(slots, token * 8, I64)
-            base, place = h.tile_at(b, dtypes, pages, kv_head, slot // KV_TILE), slot % KV_TILE
+            base, place = layout.tile_at(b, pages, kv_head, slot // KV_TILE), slot % KV_TILE
             with b.loop(0, h.group) as q:
                 self._prepare(b, row, kv_head * h.group + q.index, position, head, 0)
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
-                self._store_query(b, dtypes, head, b.address(queries, at * h.query_bytes(dtypes)))
+                self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
             self._prepare(b, row, kv_head + h.query, position, head, 1)
             self._store_key(b, dtypes, head, base, place)
             source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
-            self._store_value(b, dtypes, source, b.address(base, h.value_offset(dtypes)), place)
+            self._store_value(b, dtypes, source, b.address(base, layout.value_offset), place)
         return b.text()
 
     def _prepare(self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int) -> None:
@@ -186,7 +183,7 @@ class SplitHeadsKernel(Kernel):
             part.carry(magnitude_bits(b, b.load(source, part.index * 64, VF32, 4)).max(part.state[0]))
         largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
         scale, inverse = int8_scale(b, largest)
-        b.store(scale, base, place * 4 + self.heads.scales_offset(dtypes))
+        b.store(scale, base, place * 4 + KvLayout(self.heads, dtypes).scales_offset)
         return inverse
 
     def _store_quantized_key(self, b: Builder, dtypes: Dtypes, head: Value, base: Value, place: Value) -> None:

@@ -231,11 +231,11 @@ class _Lowering:
         plan, heads, layer = self._plan, operation.heads, KvLayer(self._next_layer)
         self._next_layer += 1
         query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
-        queries = plan.buffer("queries", query_rows * heads.query_bytes(plan.dtypes))
+        queries = plan.buffer("queries", query_rows * plan.kv_layout.query_bytes)
         self._split_heads(qkv, operation, queries, layer)
         out = self._activations("attended", heads.query * heads.dim)
         kernel = AttentionKernel(
-            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.page_size // KV_TILE,
+            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.block_size // KV_TILE,
             operation.window if operation.window < plan.limits.max_model_len else 0, operation.softcap,
             bool(operation.sinks),
         )  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.emit.kv import Heads
 from quire.kernels.rope import Rope
 
 
@@ -44,6 +43,23 @@ class Embedding:
     scale: float = 1.0
     positions: str = ""
     num_positions: int = 0
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of an attention layer: number of query heads, number of KV heads, and elements of each."""
+
+    query: int
+    kv: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that share a KV head."""
+        return self.query // self.kv
+
+    def __str__(self) -> str:
+        return f"{self.query}/{self.kv} x {self.dim}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.kv import Heads
 from quire.kernels.emit.math import ACTIVATIONS
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
@@ -15,6 +14,7 @@ from quire.kernels.graph.operations import (
     FeedForward,
     Graph,
     HeadNorms,
+    Heads,
     Linear,
     Logits,
     Norm,

@@ -20,10 +20,10 @@ class CheckedCache:
     The model costs as much as the tokens that an operation touches, which allows for millions of operations.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, num_pages: int, block_size: int) -> None:
+        self.block_size = block_size
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(self.pool, page_size)
+        self.tree = RadixTree(self.pool, block_size)
         self.pages: dict[Key, int] = {}
         self.unused: dict[Key, None] = {}  # in order of last use, least recent first
         self.sequences: list[tuple[str, int, list[int], list[int]]] = []  # salt, root, tokens, pages
@@ -32,11 +32,11 @@ class CheckedCache:
 
     def keys(self, salt: str, tokens: list[int]) -> Iterator[Key]:
         """Yield the keys of the full pages of `tokens`."""
-        for end in range(self.page_size, len(tokens) + 1, self.page_size):
+        for end in range(self.block_size, len(tokens) + 1, self.block_size):
             yield salt, tuple(tokens[:end])
 
     def _parent(self, key: Key) -> Key:
-        return key[0], key[1][: -self.page_size]
+        return key[0], key[1][: -self.block_size]
 
     def add(self, salt: str, tokens: list[int]) -> bool:
         """Add a sequence that matches its prefix, computes the rest and shares it; False if there are too few pages."""
@@ -58,7 +58,7 @@ class CheckedCache:
         pages = [*found, *own]
         for i in range(len(found), len(keys)):
             parent = pages[i - 1] if i else root
-            assert self.tree.insert(parent, keys[i][1][-self.page_size :], pages[i]) == pages[i]
+            assert self.tree.insert(parent, keys[i][1][-self.block_size :], pages[i]) == pages[i]
             self.pages[keys[i]] = pages[i]
             self._users[keys[i]] += 1
             self._children[self._parent(keys[i])] += 1
@@ -99,13 +99,13 @@ class CheckedCache:
         assert self.pool.free_pages == self.pool.total - len(self.pages)
 
 
-def check_random_operations(count: int, seed: int, num_pages: int = 300, page_size: int = 4) -> None:
+def check_random_operations(count: int, seed: int, num_pages: int = 300, block_size: int = 4) -> None:
     """Run `count` operations: sequences with shared prefixes come and go, under several salts; pages are evicted.
 
     Raises AssertionError where the tree differs from the dictionary.
     """
     choose = random.Random(seed)
-    cache = CheckedCache(num_pages, page_size)
+    cache = CheckedCache(num_pages, block_size)
     for _ in range(count):
         what = choose.random()
         if what < 0.1:

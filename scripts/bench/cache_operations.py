@@ -16,11 +16,11 @@ ROOM = 512  # pages beyond the tree's, for running sequences
 class FullCache:
     """A prefix cache of `nodes` pages, filled by ended sequences of one shape."""
 
-    def __init__(self, shape: str, nodes: int, page_size: int, seed: int) -> None:
+    def __init__(self, shape: str, nodes: int, block_size: int, seed: int) -> None:
         self.nodes = nodes
-        self.page_size = page_size
-        self.shape = SHAPES[shape](page_size, seed)
-        self.sequences = Sequences(nodes + ROOM, page_size, VOCAB_SIZE)
+        self.block_size = block_size
+        self.shape = SHAPES[shape](block_size, seed)
+        self.sequences = Sequences(nodes + ROOM, block_size, VOCAB_SIZE)
         self.seconds: dict[str, list[float]] = {}  # a touched token, for each call; by operation
         self._choose = random.Random(seed)
         while self.sequences.tree.size < nodes:
@@ -47,17 +47,17 @@ class FullCache:
         slot, _ = self._open(ends[self._choose.randrange(first, len(ends))])
         began = time.perf_counter()
         found, _, _ = self.sequences.match(slot)
-        self._note("match", began, max(found, self.page_size))
+        self._note("match", began, max(found, self.block_size))
         self.sequences.close(slot)
 
     def _add(self) -> None:
         """Add the next sequence: it matches its prefix, computes the rest, shares it and ends."""
         sequences = self.sequences
         slot, tokens = self._open(self.shape.extend())
-        missing = (tokens - sequences.match(slot)[0]) // self.page_size
+        missing = (tokens - sequences.match(slot)[0]) // self.block_size
         began = time.perf_counter()
         sequences.tree.evict(missing)
-        self._note("evict", began, missing * self.page_size)
+        self._note("evict", began, missing * self.block_size)
         began = time.perf_counter()
         sequences.start(slot, tokens)
         sequences.share(slot, tokens)

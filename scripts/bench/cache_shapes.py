@@ -13,10 +13,10 @@ VOCAB_SIZE = 32_000
 class Shape(ABC):
     """A tree that grows at its branches. The number of a page determines its tokens."""
 
-    def __init__(self, page_size: int, seed: int) -> None:
+    def __init__(self, block_size: int, seed: int) -> None:
         self.parents: list[int] = []  # of each page ever made, -1 for a first page
         self.ends: list[int] = []  # the last page of each sequence
-        self._page_size = page_size
+        self._block_size = block_size
         self._first = seed % 1024 << 22  # so that up to 1024 shapes share no page
         self._choose = random.Random(seed)
 
@@ -34,8 +34,8 @@ class Shape(ABC):
 
     def tokens(self, end: int) -> list[int]:
         """Return the tokens on the path to a page."""
-        first = np.array(self.pages(end)) * self._page_size + self._first
-        positions = first[:, None] + np.arange(self._page_size)
+        first = np.array(self.pages(end)) * self._block_size + self._first
+        positions = first[:, None] + np.arange(self._block_size)
         tokens: list[int] = (positions * 2_654_435_761 % 2**32 // 256 % VOCAB_SIZE).ravel().tolist()
         return tokens
 
@@ -53,8 +53,8 @@ class TreeSearch(Shape):
     SEARCH_PAGES = 500
     NEWEST = 8  # thoughts, one of which the next one follows
 
-    def __init__(self, page_size: int, seed: int) -> None:
-        super().__init__(page_size, seed)
+    def __init__(self, block_size: int, seed: int) -> None:
+        super().__init__(block_size, seed)
         self._open: list[list[int]] = []  # last page of a thought, and the number of thoughts to follow it
         self._search_end = 0
 
@@ -80,8 +80,8 @@ class Conversations(Shape):
     SYSTEM_PAGES = 32
     CONVERSATIONS = 16
 
-    def __init__(self, page_size: int, seed: int) -> None:
-        super().__init__(page_size, seed)
+    def __init__(self, block_size: int, seed: int) -> None:
+        super().__init__(block_size, seed)
         self._systems = [self._grow(-1, self.SYSTEM_PAGES) for _ in range(self.SYSTEM_PROMPTS)]
         self._open = [self._begin() for _ in range(self.CONVERSATIONS)]
 

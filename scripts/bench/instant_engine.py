@@ -63,14 +63,16 @@ class Pause:
 class InstantEngine:
     """An EngineCore, and clients of which each sends its next request when the last one has ended."""
 
-    def __init__(self, sequences: Sequences, page_size: int, num_pages: int, *, policy: str, max_num_seqs: int) -> None:
+    def __init__(
+        self, sequences: Sequences, block_size: int, num_pages: int, *, policy: str, max_num_seqs: int
+    ) -> None:
         self.executor = PlannedExecutor(sequences)
         limits = EngineShape(
             vocab_size=VOCAB_SIZE,
             max_model_len=1 << 17,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=2048,
-            block_size=page_size,
+            block_size=block_size,
             num_pages=num_pages,
             scheduling_policy=policy,
         )

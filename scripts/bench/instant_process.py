@@ -25,7 +25,7 @@ from quire.protocol.address import default_address
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import PROTOCOL_VERSION, Ready
 
-PAGE_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
+BLOCK_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
 TOKEN = 7
 
 
@@ -34,7 +34,7 @@ class ConstantExecutor(UnconstrainedExecutor):
 
     def __init__(self, num_pages: int, step_seconds: float) -> None:
         self.step_seconds = step_seconds
-        self.sequences = Sequences(num_pages, PAGE_SIZE, VOCAB_SIZE)
+        self.sequences = Sequences(num_pages, BLOCK_SIZE, VOCAB_SIZE)
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
         """Fork the sequences; there is no KV to copy."""
@@ -55,7 +55,7 @@ class ConstantExecutor(UnconstrainedExecutor):
             if is_last:
                 sequences.append(slot, TOKEN)
             spans.append([TOKEN] if is_last else [])
-            if end // PAGE_SIZE > start // PAGE_SIZE:
+            if end // BLOCK_SIZE > start // BLOCK_SIZE:
                 sequences.share(slot, end)
         return PlainStepResult(spans)
 
@@ -86,8 +86,10 @@ def main() -> None:
     """Serve until SIGTERM."""
     num_pages = int(sys.argv[1])
     executor = ConstantExecutor(num_pages, float(sys.argv[2]))
-    limits = EngineShape(VOCAB_SIZE, CONTEXT, 256, 2048, PAGE_SIZE, num_pages, max_waiting_requests=1 << 20)
-    ready = Ready(PROTOCOL_VERSION, "instant", "None", CONTEXT, VOCAB_SIZE, num_pages, PAGE_SIZE, 256, os.getpid(), 1.0)
+    limits = EngineShape(VOCAB_SIZE, CONTEXT, 256, 2048, BLOCK_SIZE, num_pages, max_waiting_requests=1 << 20)
+    ready = Ready(
+        PROTOCOL_VERSION, "instant", "None", CONTEXT, VOCAB_SIZE, num_pages, BLOCK_SIZE, 256, os.getpid(), 1.0
+    )
     inbox: Inbox = queue.SimpleQueue()
     server = EngineServer(default_address(), ready, inbox)
     core = TimedCore(executor, limits, server.send)

@@ -119,7 +119,7 @@ class StepInputs:
 
     def __init__(self, assembly: Assembly, step: Step) -> None:
         plan, chunks = assembly.plan, step.chunks
-        size, at_once = plan.limits.page_size, plan.tokens_per_entry
+        size, at_once = plan.limits.block_size, plan.tokens_per_entry
         counts = [-(-chunk.end // size) for chunk in chunks]
         firsts = [sum(counts[:i]) for i in range(len(counts))]
         self.pages = sum(counts)
@@ -148,7 +148,7 @@ class StepInputs:
             "tokens": step.tokens,
             "logit_rows": step.logit_rows,
             "max_num_batched_tokens": plan.limits.max_num_batched_tokens,
-            "kv_tiles": self.pages * plan.limits.page_size // KV_TILE,
+            "kv_tiles": self.pages * plan.limits.block_size // KV_TILE,
         }
         self.dims = assembly.native.split_attention(sizes | {"entries": len(entries)})
 
@@ -200,8 +200,8 @@ class BenchModel:
     def _fill(self) -> None:
         """Run each kernel once to fill every buffer, then the kernel that writes KV until the KV memory is full."""
         limits = self.plan.limits
-        pages = limits.max_num_batched_tokens // limits.page_size
-        inputs = StepInputs(self._assembly, Step((Chunk(0, limits.page_size),) * pages, 1))
+        pages = limits.max_num_batched_tokens // limits.block_size
+        inputs = StepInputs(self._assembly, Step((Chunk(0, limits.block_size),) * pages, 1))
         self._run(first_of_each(self.plan.launches), inputs, functools.partial(self._fixed, 0))
         writers = [launch for launch in self.plan.launches if isinstance(launch.kernel, SplitHeadsKernel)][:1]
         size = pages * page_bytes(self.plan)
@@ -215,9 +215,9 @@ class BenchModel:
 
 def page_bytes(plan: ModelPlan) -> int:
     """Return the bytes of a KV page of one layer."""
-    return plan.limits.page_size * plan.heads.token_bytes(plan.dtypes)
+    return plan.limits.block_size * plan.kv_layout.token_bytes
 
 
 def kv_bytes_of(plan: ModelPlan, step: Step) -> int:
     """Return the bytes of one layer's KV pages in a step."""
-    return sum(-(-chunk.end // plan.limits.page_size) for chunk in step.chunks) * page_bytes(plan)
+    return sum(-(-chunk.end // plan.limits.block_size) for chunk in step.chunks) * page_bytes(plan)

@@ -25,13 +25,13 @@ class Pauses:
 
 
 def search_trees(
-    *, clients: int, steps: int, page_size: int, num_pages: int, answer_tokens: int, policy: str, seed: int
+    *, clients: int, steps: int, block_size: int, num_pages: int, answer_tokens: int, policy: str, seed: int
 ) -> Pauses:
     """Let each client search its own trees, one thought at a time, and measure once the pool is full."""
     engine = InstantEngine(
-        Sequences(num_pages, page_size, VOCAB_SIZE), page_size, num_pages, policy=policy, max_num_seqs=clients
+        Sequences(num_pages, block_size, VOCAB_SIZE), block_size, num_pages, policy=policy, max_num_seqs=clients
     )
-    engine.add_clients([TreeSearch(page_size, seed + 1 + client) for client in range(clients)], answer_tokens)
+    engine.add_clients([TreeSearch(block_size, seed + 1 + client) for client in range(clients)], answer_tokens)
     while engine.core.stats.evictions == 0:
         engine.step()
     collections = 0

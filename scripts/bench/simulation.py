@@ -75,7 +75,7 @@ class Simulation:
         return {
             "policy": self.limits.scheduling_policy,
             "pages": self.limits.num_pages,
-            "page_size": self.limits.block_size,
+            "block_size": self.limits.block_size,
             "requests": len(self.answers),
             "served": len(served),
             "seconds": self.engine.clock.now,

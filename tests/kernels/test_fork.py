@@ -59,7 +59,7 @@ def test_a_fork_at_every_place_of_a_page(engine: ModelRunner, salt: str | None, 
     first = answer(engine, source, 0)
     fork = opened(engine, tokens, 2, salt)
     assert engine.fork(fork, source, length - 1, length)
-    full = (length - 1) // engine.page_size
+    full = (length - 1) // engine.block_size
     pages, own = engine.sequences.pages(source), engine.sequences.pages(fork)
     assert own[:full] == pages[:full]
     assert not set(own[full:]) & set(pages)

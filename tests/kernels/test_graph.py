@@ -24,11 +24,10 @@ from graph_reference import (
 from quire.kernels import host, runner
 from quire.kernels._native import SamplingConfig
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.kv import Heads
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
-from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear, Norm
+from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Heads, Linear, Norm
 from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions
 from quire.kernels.weights.quantization import choose_quantization

@@ -9,7 +9,7 @@ import pytest
 
 from quire.kernels._native import Sequences
 
-PAGE_SIZE = 2
+BLOCK_SIZE = 2
 
 Prefix = tuple[str, tuple[int, ...]]
 
@@ -18,7 +18,7 @@ class Cache:
     """Sequences that start and end immediately, and the number of matches of each of their prefixes."""
 
     def __init__(self, num_pages: int) -> None:
-        self.sequences = Sequences(num_pages, PAGE_SIZE, 100)
+        self.sequences = Sequences(num_pages, BLOCK_SIZE, 100)
         self.hits: Counter[Prefix] = Counter()
         self.ends: set[Prefix] = set()
 
@@ -27,7 +27,7 @@ class Cache:
         slot = self.open(tokens, salt)
         found = self.sequences.start(slot, len(tokens))
         assert found is not None
-        for end in range(PAGE_SIZE, found + 1, PAGE_SIZE):
+        for end in range(BLOCK_SIZE, found + 1, BLOCK_SIZE):
             self.hits[salt, tuple(tokens[:end])] += 1
         if found:
             self.ends.add((salt, tuple(tokens[:found])))
@@ -42,8 +42,8 @@ class Cache:
         """Return hits, pages, salt, first and last tokens of every prefix at which a match ended, most hits first."""
         found = []
         for salt, tokens in self.ends:
-            last = list(tokens[-PAGE_SIZE:]) if len(tokens) > PAGE_SIZE else []
-            found.append((self.hits[salt, tokens], len(tokens) // 2, salt != "", list(tokens[:PAGE_SIZE]), last))
+            last = list(tokens[-BLOCK_SIZE:]) if len(tokens) > BLOCK_SIZE else []
+            found.append((self.hits[salt, tokens], len(tokens) // 2, salt != "", list(tokens[:BLOCK_SIZE]), last))
         return sorted(found, key=lambda prefix: prefix[:2], reverse=True)
 
 

@@ -34,7 +34,7 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
     assembly.add_launches()
     native, sequences = assembly.native, assembly.native.sequences
     heads = plan.layers * plan.heads.kv
-    page_bytes = plan.limits.page_size * plan.heads.token_bytes(plan.dtypes) // plan.heads.kv
+    page_bytes = plan.limits.block_size * plan.kv_layout.token_bytes // plan.heads.kv
     extent = HUGE_PAGE // page_bytes
     assert 2 * extent < native.sequences.free_pages
 

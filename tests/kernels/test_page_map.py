@@ -9,7 +9,7 @@ import pytest
 
 from quire.kernels._native import Sequences
 
-PAGE_SIZE = 2
+BLOCK_SIZE = 2
 FREE, HELD, SHARED, CACHED, PINNED = range(5)
 
 
@@ -18,7 +18,7 @@ class Pool:
 
     def __init__(self, num_pages: int, seed: int) -> None:
         self.num_pages = num_pages
-        self.sequences = Sequences(num_pages, PAGE_SIZE, 10)
+        self.sequences = Sequences(num_pages, BLOCK_SIZE, 10)
         self.open: list[int] = []
         self.pinned: list[int] = []
         self.choose = random.Random(seed)
@@ -85,4 +85,4 @@ def test_a_large_pool_is_downsampled(max_cells: int) -> None:
 
 def test_a_map_needs_a_cell() -> None:
     with pytest.raises(ValueError, match="max_cells=0"):
-        Sequences(4, PAGE_SIZE, 10).page_map([], 0)
+        Sequences(4, BLOCK_SIZE, 10).page_map([], 0)

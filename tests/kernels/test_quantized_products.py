@@ -175,7 +175,7 @@ def test_tiles_give_the_same_sums(tiles: None, form: QuantizedFormat, m: int, k:
 @pytest.fixture
 def runner() -> Runner:
     config = RunnerConfig(
-        threads=2, num_pages=1, page_size=32, vocab_size=1, kv_heads=1, max_num_batched_tokens=1, max_logit_rows=1,
+        threads=2, num_pages=1, block_size=32, vocab_size=1, kv_heads=1, max_num_batched_tokens=1, max_logit_rows=1,
         logit_stride=32, hidden_size=32, tokens_per_entry=1, layers=1, tile_bytes=64, value_offset=32,
     )  # fmt: skip
     return Runner(config)

@@ -93,7 +93,7 @@ def test_a_page_that_is_not_full_is_rejected(tokens: list[int]) -> None:
 
 
 def test_depth_first_order() -> None:
-    cache = CheckedCache(32, page_size=1)
+    cache = CheckedCache(32, block_size=1)
     paths = [[1], [2, 1, 1], [1, 1, 1, 1], [], [2, 1], [1, 2, 1], [1, 1], [3, 1]]
     for path in paths:
         cache.add("", path)

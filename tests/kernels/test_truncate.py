@@ -76,7 +76,7 @@ def test_a_truncated_sequence_goes_on_like_one_that_was_never_longer(
     for kept in (19, 12, 7, 1, 0):
         assert sequences.truncate(slot, length + kept) == length + kept
         assert sequences.tokens(slot) == answer[: length + kept]
-        assert len(sequences.pages(slot)) == -(-(length + kept) // engine.page_size)
+        assert len(sequences.pages(slot)) == -(-(length + kept) // engine.block_size)
         assert extend(engine, slot, length + kept - 1, length + 20) == first[kept:]
         assert sequences.tokens(slot) == answer
         sequences.truncate(slot, length + kept)

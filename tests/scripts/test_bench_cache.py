@@ -43,7 +43,7 @@ def test_random_operations() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_tree_has_the_requested_size_and_shape(shape: str) -> None:
-    cache = FullCache(shape, 1000, page_size=8, seed=1)
+    cache = FullCache(shape, 1000, block_size=8, seed=1)
     cache.measure(50)
     assert abs(cache.sequences.tree.size - 1000) < 50
     assert cache.sequences.held_pages == 0

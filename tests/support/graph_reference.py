@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.emit.kv import Heads
 from quire.kernels.graph.operations import (
     Attention,
     Embedding,
     FeedForward,
     Graph,
     HeadNorms,
+    Heads,
     Linear,
     Logits,
     Norm,

@@ -366,7 +366,7 @@ class Engine:
 
     def check_accounts(self) -> None:
         """Check that every page is free, cached, or held by a running request or a pin; that the queue is in order."""
-        sequences, scheduler, page_size = self.executor.sequences, self.core.scheduler, self.limits.block_size
+        sequences, scheduler, block_size = self.executor.sequences, self.core.scheduler, self.limits.block_size
         slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
         held = {page for slot in slots for page in sequences.pages(slot)}
         assert len(held) == sequences.held_pages
@@ -374,7 +374,7 @@ class Engine:
         assert sequences.tree.size >= sequences.cached_pages
         for request in [*scheduler.running, *scheduler.waiting]:
             pages = [page for slot in request.slots for page in sequences.pages(slot)]
-            assert request.num_reserved_tokens * len(request.slots) == len(pages) * page_size
+            assert request.num_reserved_tokens * len(request.slots) == len(pages) * block_size
             assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
             assert request.status is RequestStatus.RUNNING or not pages
             assert not request.is_finished

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 
-def infinite_cache_hits(requests: Iterable[WorkloadRequest], page_size: int) -> int:
+def infinite_cache_hits(requests: Iterable[WorkloadRequest], block_size: int) -> int:
     """Return the prompt tokens that an unbounded prefix cache would hit, in full pages, serving requests one by one.
 
     As in the engine, at least one token of each prompt is left to compute. Answers are not matched, since a trace does
@@ -17,7 +17,7 @@ def infinite_cache_hits(requests: Iterable[WorkloadRequest], page_size: int) -> 
     computed: list[int] = []  # by node: tokens of its block that have been computed, in full pages
     hits = 0
     for request in requests:
-        node, found, left = _root(request), 0, request.prompt_tokens // page_size * page_size
+        node, found, left = _root(request), 0, request.prompt_tokens // block_size * block_size
         is_cached = True
         for block in request.blocks:
             node = nodes.setdefault((node, block), len(computed))
@@ -29,7 +29,7 @@ def infinite_cache_hits(requests: Iterable[WorkloadRequest], page_size: int) -> 
                 is_cached = computed[node] == request.block_tokens
             computed[node] = max(computed[node], tokens)
             left -= tokens
-        hits += min(found, request.prompt_tokens - 1) // page_size * page_size
+        hits += min(found, request.prompt_tokens - 1) // block_size * block_size
     return hits
 
 

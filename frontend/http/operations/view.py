@@ -35,7 +35,7 @@ class PrefixPicture(msgspec.Struct):
 class PagesPicture(msgspec.Struct):
     """A `PageMap`; in JSON, `cells` are base64."""
 
-    page_size: int
+    block_size: int
     num_pages: list[int]
     pages_per_cell: int
     cells: bytes

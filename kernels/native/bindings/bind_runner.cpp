@@ -150,7 +150,7 @@ void bind_runner(nb::module_& m) {
           "dims"_a, nb::call_guard<nb::gil_scoped_release>(), "Run the launches and return the seconds of each.");
   bind_struct(m, "RunnerConfig", "Sizes of a model, its KV cache and its steps.",
               field("threads", &RunnerConfig::threads), option("pin", &RunnerConfig::pin),
-              field("num_pages", &RunnerConfig::num_pages), field("page_size", &RunnerConfig::page_size),
+              field("num_pages", &RunnerConfig::num_pages), field("block_size", &RunnerConfig::block_size),
               field("vocab_size", &RunnerConfig::vocab_size), field("kv_heads", &RunnerConfig::kv_heads),
               field("max_num_batched_tokens", &RunnerConfig::max_num_batched_tokens),
               field("max_logit_rows", &RunnerConfig::max_logit_rows),

@@ -101,7 +101,7 @@ void bind_sequences(nb::module_& m) {
       .def_prop_ro("committed", &PagePool::committed)
       .def_prop_ro("total", &PagePool::total);
   nb::class_<RadixTree>(m, "RadixTree", "The prefix cache: full pages, found by the tokens that lead to them.")
-      .def(nb::init<PagePool&, std::int32_t>(), "pool"_a, "page_size"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<PagePool&, std::int32_t>(), "pool"_a, "block_size"_a, nb::keep_alive<1, 2>())
       .def("enter", &RadixTree::enter, "salt"_a,
            "Return the root of the prefixes under a salt; each call needs one of `leave`.")
       .def("leave", &RadixTree::leave, "root"_a)
@@ -131,7 +131,7 @@ void bind_sequences(nb::module_& m) {
       .def_prop_ro("cached_pages", &RadixTree::cached_pages)
       .def_prop_ro("num_evicted", &RadixTree::num_evicted);
   nb::class_<Sequences>(m, "Sequences", "Open sequences, and the KV pages that they and the prefix cache have.")
-      .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), "num_pages"_a, "page_size"_a, "vocab_size"_a)
+      .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), "num_pages"_a, "block_size"_a, "vocab_size"_a)
       .def("open", &open_sequence, "token_ids"_a, "num_prompt_tokens"_a, nb::kw_only(),
            "sampling"_a.none() = nb::none(), "cache_salt"_a.none() = nb::none(), "pooling"_a.none() = nb::none(),
            "constraint"_a.none() = nb::none(),

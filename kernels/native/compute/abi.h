@@ -69,7 +69,7 @@ static_assert(offsetof(SplitReduction, first) == 8 && offsetof(SplitReduction, s
 struct StepInputs {
   std::int32_t* token_ids;     ///< [max_num_batched_tokens]
   std::int32_t* positions;     ///< [max_num_batched_tokens]
-  std::int64_t* kv_slots;      ///< [max_num_batched_tokens]: page * page_size + offset in the page
+  std::int64_t* kv_slots;      ///< [max_num_batched_tokens]: page * block_size + offset in the page
   AttentionEntry* entries;     ///< [max_num_batched_tokens]
   KvSplit* kv_splits;          ///< [kMaxKvSplits]
   SplitReduction* reductions;  ///< [kMaxKvSplits]

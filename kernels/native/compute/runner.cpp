@@ -28,8 +28,8 @@ std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(n
 Runner::Runner(const RunnerConfig& config)
     : config_(config),
       threads_(config.threads, config.pin),
-      kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.page_size, config.num_pages}),
-      sequences_(config.num_pages, config.page_size, config.vocab_size, kv_.extent()),
+      kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.block_size, config.num_pages}),
+      sequences_(config.num_pages, config.block_size, config.vocab_size, kv_.extent()),
       sampler_(threads_) {
   const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
@@ -110,8 +110,8 @@ std::map<std::int32_t, std::vector<std::int32_t>> Runner::collect(StepResult& re
 
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
   if (!sequences_.fork(slot, source, num_computed, num_tokens)) return false;
-  const auto place = static_cast<std::size_t>(num_computed / config_.page_size);
-  const std::int64_t tiles = (num_computed % config_.page_size + kTileTokens - 1) / kTileTokens;
+  const auto place = static_cast<std::size_t>(num_computed / config_.block_size);
+  const std::int64_t tiles = (num_computed % config_.block_size + kTileTokens - 1) / kTileTokens;
   if (tiles == 0) return true;
   const std::int64_t page_tiles = kv_.tiles_of_page();
   const std::int64_t from = sequences_.at(source).pages[place] * page_tiles;
@@ -136,7 +136,7 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": tokens [" + std::to_string(starts[i]) + ", " +
                                   std::to_string(end) + ") are not among its " +
                                   std::to_string(sequence.tokens.size()));
-    if (end > static_cast<std::int64_t>(sequence.pages.size()) * config_.page_size)
+    if (end > static_cast<std::int64_t>(sequence.pages.size()) * config_.block_size)
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its " +
                                   std::to_string(sequence.pages.size()) + " pages do not cover " + std::to_string(end) +
                                   " tokens; reserve them first");
@@ -173,8 +173,8 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
     const std::int64_t position = start + i;
     inputs_.token_ids[first + i] = sequence.tokens[position];
     inputs_.positions[first + i] = static_cast<std::int32_t>(position);
-    inputs_.kv_slots[first + i] =
-        std::int64_t{sequence.pages[position / config_.page_size]} * config_.page_size + position % config_.page_size;
+    inputs_.kv_slots[first + i] = std::int64_t{sequence.pages[position / config_.block_size]} * config_.block_size +
+                                  position % config_.block_size;
   }
   clear_values(sequence, start, end);
   for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry)
@@ -222,8 +222,8 @@ void Runner::split_attention(Dims& dims) {
 void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end) {
   const std::int64_t first = end / kTileTokens * kTileTokens;
   if (first == end || first < start) return;
-  const std::int64_t page = sequence.pages[first / config_.page_size];
-  const std::int64_t tile = (page * config_.page_size + first % config_.page_size) / kTileTokens;
+  const std::int64_t page = sequence.pages[first / config_.block_size];
+  const std::int64_t tile = (page * config_.block_size + first % config_.block_size) / kTileTokens;
   for (std::int64_t layer = 0; layer < config_.layers; layer++)
     for (std::int64_t head = 0; head < config_.kv_heads; head++)
       std::memset(kv_.tile(layer, head, tile) + config_.value_offset, 0,

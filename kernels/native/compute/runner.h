@@ -25,7 +25,7 @@ struct RunnerConfig {
   std::int32_t threads;
   bool pin;  ///< every thread to a CPU of its own
   std::int32_t num_pages;
-  std::int32_t page_size;
+  std::int32_t block_size;
   std::int32_t vocab_size;
   std::int64_t kv_heads;
   std::int64_t max_num_batched_tokens;

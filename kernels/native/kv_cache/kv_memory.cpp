@@ -12,15 +12,15 @@ namespace quire {
 namespace {
 
 const KvMemory::Shape& checked(const KvMemory::Shape& shape) {
-  if (shape.num_pages < 1 || shape.page_size < kTileTokens)
+  if (shape.num_pages < 1 || shape.block_size < kTileTokens)
     throw std::invalid_argument("num_pages=" + std::to_string(shape.num_pages) +
-                                " of page_size=" + std::to_string(shape.page_size) +
+                                " of block_size=" + std::to_string(shape.block_size) +
                                 " is too small; give at least 1 page of " + std::to_string(kTileTokens) + " tokens");
   return shape;
 }
 
 std::int32_t extent_of(const KvMemory::Shape& shape) {
-  const std::int64_t page_bytes = shape.page_size / kTileTokens * shape.tile_bytes;
+  const std::int64_t page_bytes = shape.block_size / kTileTokens * shape.tile_bytes;
   return static_cast<std::int32_t>(std::max<std::int64_t>(1, std::int64_t{kHugePage} / page_bytes));
 }
 

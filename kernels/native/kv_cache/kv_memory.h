@@ -23,7 +23,7 @@ class KvMemory {
     std::int64_t layers;
     std::int64_t heads;
     std::int64_t tile_bytes;  ///< K and V of one head (emit/kv.py)
-    std::int32_t page_size;   ///< tokens
+    std::int32_t block_size;  ///< tokens
     std::int32_t num_pages;
   };
 
@@ -38,7 +38,7 @@ class KvMemory {
     return this->layer(layer) + (head * tiles() + tile) * shape_.tile_bytes;
   }
   std::int64_t tiles() const { return shape_.num_pages * tiles_of_page(); }  ///< of a head
-  std::int64_t tiles_of_page() const { return shape_.page_size / kTileTokens; }
+  std::int64_t tiles_of_page() const { return shape_.block_size / kTileTokens; }
   std::int32_t extent() const { return extent_; }  ///< pages of which a head's tiles fill a huge page
 
   /// Lets the background thread touch pages [0, pages), if it has not yet. Returns immediately.

@@ -20,11 +20,11 @@ std::span<T> array(Arena& arena, std::size_t count) {
 
 }  // namespace
 
-RadixTree::RadixTree(PagePool& pool, std::int32_t page_size)
+RadixTree::RadixTree(PagePool& pool, std::int32_t block_size)
     : pool_(pool),
-      page_size_(page_size),
+      block_size_(block_size),
       nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
-      tokens_(array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(page_size))),
+      tokens_(array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(block_size))),
       buckets_(array<std::int32_t>(arena_, std::bit_ceil(2 * nodes_.size()))) {
   std::ranges::fill(nodes_, Node{});
   std::ranges::fill(buckets_, kNone);
@@ -55,7 +55,7 @@ void RadixTree::leave(std::int32_t root) {
 
 void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
                       std::vector<std::int32_t>& pages) const {
-  const auto size = static_cast<std::size_t>(page_size_);
+  const auto size = static_cast<std::size_t>(block_size_);
   std::uint32_t hash = hash_of(parent);
   while (tokens.size() >= size) {
     // A page's hash depends only on tokens, so several pages are prefetched at once. In a tree that exceeds the caches,
@@ -77,8 +77,8 @@ void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
 }
 
 std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page) {
-  if (tokens.size() != static_cast<std::size_t>(page_size_))
-    throw std::invalid_argument("a page holds " + std::to_string(page_size_) + " tokens; " +
+  if (tokens.size() != static_cast<std::size_t>(block_size_))
+    throw std::invalid_argument("a page holds " + std::to_string(block_size_) + " tokens; " +
                                 std::to_string(tokens.size()) + " were given");
   const std::uint32_t hash = extend(hash_of(parent), tokens.data());
   const std::int32_t known = find(parent, tokens.data(), hash);
@@ -86,7 +86,7 @@ std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t
   if (contains(page)) throw std::logic_error("page " + std::to_string(page) + " is already in the tree");
   pool_.retain(page);
   if (parent < 0) ++roots_[root_index(parent)].uses;
-  std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * page_size_);
+  std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * block_size_);
   std::int32_t* head = bucket(hash);
   nodes_[page] = {.parent = parent, .depth = parent < 0 ? 1 : nodes_[parent].depth + 1, .hash = hash, .chain = *head};
   *head = page;
@@ -127,7 +127,7 @@ std::uint32_t RadixTree::hash_of(std::int32_t parent) const {
 /// Returns the hash of a prefix extended by a page of tokens.
 std::uint32_t RadixTree::extend(std::uint32_t prefix, const std::int32_t* tokens) const {
   std::uint64_t hash = prefix;
-  for (std::int32_t i = 0; i < page_size_; ++i)
+  for (std::int32_t i = 0; i < block_size_; ++i)
     hash = (hash ^ static_cast<std::uint32_t>(tokens[i])) * 0x9E3779B97F4A7C15ull ^ hash >> 29;
   return static_cast<std::uint32_t>(hash >> 32);
 }
@@ -136,8 +136,8 @@ std::uint32_t RadixTree::extend(std::uint32_t prefix, const std::int32_t* tokens
 void RadixTree::prefetch(std::int32_t page) const {
   if (page == kNone) return;
   __builtin_prefetch(&nodes_[page]);
-  const std::int32_t* tokens = &tokens_[static_cast<std::size_t>(page) * static_cast<std::size_t>(page_size_)];
-  for (std::int32_t i = 0; i < page_size_; i += kLine) __builtin_prefetch(tokens + i);
+  const std::int32_t* tokens = &tokens_[static_cast<std::size_t>(page) * static_cast<std::size_t>(block_size_)];
+  for (std::int32_t i = 0; i < block_size_; i += kLine) __builtin_prefetch(tokens + i);
 }
 
 std::int32_t RadixTree::find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const {
@@ -145,7 +145,7 @@ std::int32_t RadixTree::find(std::int32_t parent, const std::int32_t* tokens, st
   for (; page != kNone; page = nodes_[page].chain) {
     const Node& node = nodes_[page];
     if (node.hash == hash && node.parent == parent &&
-        std::equal(tokens, tokens + page_size_, tokens_.begin() + std::int64_t{page} * page_size_))
+        std::equal(tokens, tokens + block_size_, tokens_.begin() + std::int64_t{page} * block_size_))
       break;
   }
   return page;

@@ -36,7 +36,7 @@ class RadixTree {
  public:
   static constexpr std::int32_t kNone = -1;
 
-  RadixTree(PagePool& pool, std::int32_t page_size);
+  RadixTree(PagePool& pool, std::int32_t block_size);
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
@@ -107,15 +107,15 @@ class RadixTree {
   void add_candidate(HotPath path);
   void drop_candidate(std::int32_t page);
   std::span<const std::int32_t> tokens_of(std::int32_t page) const {
-    return tokens_.subspan(static_cast<std::size_t>(page) * static_cast<std::size_t>(page_size_),
-                           static_cast<std::size_t>(page_size_));
+    return tokens_.subspan(static_cast<std::size_t>(page) * static_cast<std::size_t>(block_size_),
+                           static_cast<std::size_t>(block_size_));
   }
 
   PagePool& pool_;
-  std::int32_t page_size_;
+  std::int32_t block_size_;
   Arena arena_;                      ///< on huge pages, since lookups are random accesses
   std::span<Node> nodes_;            ///< by page
-  std::span<std::int32_t> tokens_;   ///< [pages][page_size]
+  std::span<std::int32_t> tokens_;   ///< [pages][block_size]
   std::span<std::int32_t> buckets_;  ///< first page of each hash bucket; their number is a power of two
   std::vector<Root> roots_;
   std::vector<std::int32_t> free_roots_;

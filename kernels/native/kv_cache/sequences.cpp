@@ -7,8 +7,8 @@
 
 namespace quire {
 
-Sequences::Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size, std::int32_t extent)
-    : pages_(num_pages, extent), tree_(pages_, page_size), page_size_(page_size), vocab_size_(vocab_size) {}
+Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent)
+    : pages_(num_pages, extent), tree_(pages_, block_size), block_size_(block_size), vocab_size_(vocab_size) {}
 
 Sequences::~Sequences() {
   for (std::size_t slot = 0; slot < slots_.size(); slot++)
@@ -52,7 +52,7 @@ Sequences::Match Sequences::match(std::int32_t slot) {
   find(at(slot));
   Match match;
   for (std::int32_t page : found_) match.cached_pages += tree_.cached(page);
-  match.tokens = static_cast<std::int64_t>(found_.size()) * page_size_;
+  match.tokens = static_cast<std::int64_t>(found_.size()) * block_size_;
   if (!found_.empty()) match.end = found_.back();
   return match;
 }
@@ -81,7 +81,7 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
     return std::nullopt;
   }
   tree_.count_match(std::span(sequence.pages).first(static_cast<std::size_t>(sequence.shared)));
-  return sequence.shared * page_size_;
+  return sequence.shared * block_size_;
 }
 
 bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
@@ -90,12 +90,12 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
     throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it cannot fork");
   const auto count = static_cast<std::size_t>(std::max<std::int64_t>(num_computed, 0));
   if (num_computed < 0 || num_computed > num_tokens || count > child.tokens.size() || count > parent.tokens.size() ||
-      num_computed > std::ssize(parent.pages) * page_size_ || child.root != parent.root ||
+      num_computed > std::ssize(parent.pages) * block_size_ || child.root != parent.root ||
       !std::ranges::equal(std::span(child.tokens).first(count), std::span(parent.tokens).first(count)))
     throw std::invalid_argument("slot " + std::to_string(slot) + " and slot " + std::to_string(source) +
                                 " do not have the same salt and the same " + std::to_string(num_computed) +
                                 " computed tokens");
-  const auto full = num_computed / page_size_;
+  const auto full = num_computed / block_size_;
   child.pages.assign(parent.pages.begin(), parent.pages.begin() + full);
   child.shared = std::min(full, parent.shared);
   for (std::int32_t page : child.pages) tree_.retain(page);
@@ -106,7 +106,7 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
 
 bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   Sequence& sequence = at(slot);
-  const std::int64_t needed = (num_tokens + page_size_ - 1) / page_size_;
+  const std::int64_t needed = (num_tokens + block_size_ - 1) / block_size_;
   const std::int64_t missing = needed - static_cast<std::int64_t>(sequence.pages.size());
   if (missing <= 0) return true;
   if (missing > pages_.free_pages() + tree_.cached_pages()) return false;
@@ -128,20 +128,20 @@ std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens, boo
   }
   for (; std::ssize(sequence.tokens) > num_tokens; sequence.tokens.pop_back())
     sequence.sampling.remove(sequence.tokens.back());
-  std::int64_t kept = std::min((num_tokens + page_size_ - 1) / page_size_, std::ssize(sequence.pages));
-  const std::int64_t written = (num_tokens - recompute_last) / page_size_;
+  std::int64_t kept = std::min((num_tokens + block_size_ - 1) / block_size_, std::ssize(sequence.pages));
+  const std::int64_t written = (num_tokens - recompute_last) / block_size_;
   if (written < kept && pages_.references(sequence.pages[static_cast<std::size_t>(written)]) > 1) kept = written;
   for (; std::ssize(sequence.pages) > kept; sequence.pages.pop_back()) tree_.release(sequence.pages.back());
   sequence.shared = std::min(sequence.shared, kept);
-  return std::min(num_tokens, kept * page_size_);
+  return std::min(num_tokens, kept * block_size_);
 }
 
 void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
   Sequence& sequence = at(slot);
   if (sequence.root == RadixTree::kNone) return;
   const std::span tokens(sequence.tokens);
-  const auto size = static_cast<std::size_t>(page_size_);
-  for (; (sequence.shared + 1) * page_size_ <= num_computed; sequence.shared++) {
+  const auto size = static_cast<std::size_t>(block_size_);
+  for (; (sequence.shared + 1) * block_size_ <= num_computed; sequence.shared++) {
     const auto i = static_cast<std::size_t>(sequence.shared);
     const std::int32_t own = sequence.pages[i];
     const std::int32_t kept =
@@ -156,7 +156,7 @@ void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
 std::pair<std::int64_t, std::int32_t> Sequences::shared(std::int32_t slot) {
   const Sequence& sequence = at(slot);
   if (sequence.shared == 0) return {0, RadixTree::kNone};
-  return {sequence.shared * page_size_, sequence.pages[static_cast<std::size_t>(sequence.shared - 1)]};
+  return {sequence.shared * block_size_, sequence.pages[static_cast<std::size_t>(sequence.shared - 1)]};
 }
 
 std::int32_t Sequences::private_pages(std::int32_t slot) {

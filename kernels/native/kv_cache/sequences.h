@@ -23,7 +23,7 @@ struct Sequence {
   std::int64_t num_prompt_tokens;
   std::int64_t
       prompt_logprobs_done;         ///< prompt positions whose logprobs were reported; recomputing does not repeat them
-  std::vector<std::int32_t> pages;  ///< page i holds positions [i * page_size, (i + 1) * page_size)
+  std::vector<std::int32_t> pages;  ///< page i holds positions [i * block_size, (i + 1) * block_size)
   std::int32_t root;                ///< of its prefixes in the tree; kNone: it shares no pages
   std::int64_t shared;              ///< number of its first pages that are in the tree
   SamplingState sampling;
@@ -46,7 +46,7 @@ class Sequences {
  public:
   /// The pool commits `extent` pages at a time, all at once by default. Throws std::invalid_argument unless both are at
   /// least 1.
-  Sequences(std::int32_t num_pages, std::int32_t page_size, std::int32_t vocab_size,
+  Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size,
             std::int32_t extent = PagePool::kAll);
   ~Sequences();
   Sequences(const Sequences&) = delete;
@@ -116,7 +116,7 @@ class Sequences {
   std::int32_t free_pages() const { return pages_.free_pages(); }
   std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< of the prefix cache alone
   std::int32_t held_pages() const { return pages_.held_pages() - cached_pages(); }  ///< of open sequences
-  std::int32_t page_size() const { return page_size_; }
+  std::int32_t block_size() const { return block_size_; }
   std::int32_t vocab_size() const { return vocab_size_; }
 
  private:
@@ -124,7 +124,7 @@ class Sequences {
 
   PagePool pages_;
   RadixTree tree_;
-  std::int32_t page_size_;
+  std::int32_t block_size_;
   std::int32_t vocab_size_;
   std::vector<std::unique_ptr<Sequence>> slots_;
   std::vector<std::int32_t> free_;

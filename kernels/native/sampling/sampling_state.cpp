@@ -1,10 +1,13 @@
 #include "sampling/sampling_state.h"
 
 #include <algorithm>
-#include <cmath>
+#include <charconv>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>
+
+#include "sampling/sampling_ranges.h"
 
 namespace quire {
 namespace {
@@ -16,6 +19,16 @@ constexpr std::int32_t kMostTokens = 1 << 23;  // so that the mass of a whole vo
 template <class T>
 void require(bool good, const char* field, T given, const std::string& allowed) {
   if (!good) throw std::invalid_argument(std::string(field) + "=" + std::to_string(given) + "; it must be " + allowed);
+}
+
+/// Throws unless `value` is in the range, in the words of `Range.check` in protocol/options.py. NaN is in none.
+template <class T>
+void check_range(const char* field, T value, const sampling_ranges::Range& range) {
+  const auto number = static_cast<float>(value);
+  if ((range.closed ? number >= range.low : number > range.low) && number <= range.high) return;
+  char digits[32];
+  const std::string given(digits, std::to_chars(digits, std::end(digits), value).ptr);
+  throw std::invalid_argument(std::string(field) + "=" + given + " is out of range; it must be " + range.text);
 }
 
 void check_tokens(std::span<const std::int32_t> tokens, std::int32_t vocab_size, const char* field) {
@@ -31,21 +44,19 @@ void check(const SamplingConfig& config, std::int32_t vocab_size) {
   const auto is_count = [vocab_size](const std::optional<std::int32_t>& count) {
     return !count || (*count >= 0 && *count <= vocab_size);
   };
-  require(std::isfinite(config.temperature) && config.temperature >= 0, "temperature", config.temperature,
-          "a number, 0 (greedy) or more");
-  require(config.top_k >= -1, "top_k", config.top_k, "at least 1, or 0 or -1 for all tokens");
-  require(config.top_p > 0 && config.top_p <= 1, "top_p", config.top_p, "more than 0 and at most 1");
-  require(config.min_p >= 0 && config.min_p <= 1, "min_p", config.min_p, "from 0 to 1");
-  require(std::isfinite(config.repetition_penalty) && config.repetition_penalty > 0, "repetition_penalty",
-          config.repetition_penalty, "a number greater than 0");
-  require(std::isfinite(config.presence_penalty), "presence_penalty", config.presence_penalty, "a number");
-  require(std::isfinite(config.frequency_penalty), "frequency_penalty", config.frequency_penalty, "a number");
-  require(config.min_tokens >= 0, "min_tokens", config.min_tokens, "0 or more");
+  check_range("temperature", config.temperature, sampling_ranges::temperature);
+  check_range("top_k", config.top_k, sampling_ranges::top_k);
+  check_range("top_p", config.top_p, sampling_ranges::top_p);
+  check_range("min_p", config.min_p, sampling_ranges::min_p);
+  check_range("repetition_penalty", config.repetition_penalty, sampling_ranges::repetition_penalty);
+  check_range("presence_penalty", config.presence_penalty, sampling_ranges::presence_penalty);
+  check_range("frequency_penalty", config.frequency_penalty, sampling_ranges::frequency_penalty);
+  check_range("min_tokens", config.min_tokens, sampling_ranges::min_tokens);
   require(is_count(config.logprobs), "logprobs", config.logprobs.value_or(0), counts);
   require(is_count(config.prompt_logprobs), "prompt_logprobs", config.prompt_logprobs.value_or(0), counts);
   for (const auto& [token, bias] : config.logit_bias) {
     check_tokens({&token, 1}, vocab_size, "logit_bias");
-    require(std::isfinite(bias), "logit_bias", bias, "a finite number for every token");
+    check_range("logit_bias", bias, sampling_ranges::logit_bias);
   }
   check_tokens(config.allowed_token_ids, vocab_size, "allowed_token_ids");
   check_tokens(config.stop_token_ids, vocab_size, "stop_token_ids");

@@ -24,14 +24,14 @@ def test_the_infinite_cache_counts_full_pages_and_leaves_a_token() -> None:
 
 @given(workloads(), st.sampled_from([1, 16, 32, 128]))
 def test_the_infinite_cache_agrees_with_a_search_through_all_earlier_prompts(
-    requests: list[WorkloadRequest], page_size: int
+    requests: list[WorkloadRequest], block_size: int
 ) -> None:
     prompts = [Prompts(VOCAB_SIZE).tokens(request) for request in requests]
     hits = 0
     for number, prompt in enumerate(prompts):
         shared = max((lcp(prompt[:-1], earlier) for earlier in prompts[:number]), default=0)
-        hits += shared // page_size * page_size
-    assert infinite_cache_hits(requests, page_size) == hits
+        hits += shared // block_size * block_size
+    assert infinite_cache_hits(requests, block_size) == hits
 
 
 def test_a_block_is_shared_if_it_came_before_behind_the_same_blocks() -> None:
