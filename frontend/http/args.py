@@ -41,7 +41,7 @@ class ServerArgs:
         max_connections: Connections at once; further ones get status 503.
         max_prompts: Completions of a request: its prompts times n.
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
-        trust_request_chat_template: Let clients bring chat templates, which are programs that need not end.
+        trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
         keep_alive: Seconds that an idle connection stays open.
 
     Engine process:

@@ -9,7 +9,6 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,8 +115,11 @@ class ModelService:
 
     async def warm_up(self) -> None:
         """Load what the first chat needs, so that no client waits for it."""
-        with suppress(ValueError):  # the model has no chat template, or one that rejects this conversation
-            await self.llm.chat_prompt([{"role": "user", "content": "Hello"}])
+        if self.has_chat_template:
+            try:
+                await self.llm.chat_prompt([{"role": "user", "content": "Hello"}])
+            except ValueError as error:
+                logger.warning("chats may fail: %s", error)
         _ = self.llm.answer_format  # cached from here on
 
     @property
@@ -179,8 +181,8 @@ class ModelService:
         """Raise `ApiError` 400 for a client's own chat template, unless the server trusts them."""
         if chat_template is not None and not self.args.trust_request_chat_template:
             raise bad_request(
-                "chat_template is not accepted from clients, since a template can block the server indefinitely; "
-                "use the model's, or start the server with --trust-request-chat-template",
+                "chat_template is not accepted from clients, since a template is a program; use the model's, or start "
+                "the server with --trust-request-chat-template",
                 "chat_template",
             )
 
