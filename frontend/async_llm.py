@@ -287,7 +287,7 @@ class AsyncLLM(AnswerParsing):
         if (error := self.dead_error) is not None:
             raise EngineDeadError(*error.args)
         if (age := self._engine.client.last_step_age) > _LONGEST_STEP:
-            raise EngineDeadError(f"the engine at {self.engine_address} has not stepped for {age:.0f} s")
+            raise EngineDeadError(f"the engine has not stepped for {age:.0f} s", self.engine_address)
 
     async def wait_dead(self) -> EngineDeadError:
         """Wait until the engine is dead; return the error."""

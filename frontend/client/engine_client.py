@@ -163,7 +163,7 @@ class CoreClient:
         *,
         security: Security | None = None,
         timeout: float = 10.0,
-        exit_report: Callable[[], str | None] = lambda: None,
+        exit_report: Callable[[], EngineDeadError | None] = lambda: None,
     ) -> None:
         self.address = address
         self.dead: EngineDeadError | None = None
@@ -248,14 +248,18 @@ class CoreClient:
     def _run(self) -> None:
         try:
             self._serve()
-            reason = "the client was closed"
-        except (EngineConnectionError, EngineDeadError) as error:
-            reason = str(error)
+            dead = EngineDeadError("the client was closed")
+        except EngineDeadError as error:
+            dead = error
+        except EngineConnectionError as error:
+            dead = EngineDeadError("the connection to the engine was lost", str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may wait forever
-            reason = f"the connection to the engine at {self.address} failed: {type(error).__name__}: {error}"
+            dead = EngineDeadError(
+                "the connection to the engine failed", f"{self.address}: {type(error).__name__}: {error}"
+            )
         if not self._closing:
-            reason = self._exit_report() or reason
-        self._end(EngineDeadError(reason))
+            dead = self._exit_report() or dead
+        self._end(dead)
 
     def _serve(self) -> None:
         """Exchange messages and heartbeats until the client is closed. Raises `EngineDeadError`."""
@@ -272,7 +276,7 @@ class CoreClient:
                 # Heartbeats are counted, not timed: a client that was itself suspended for an hour has missed only one.
                 missed += 1
                 if missed > SILENT_HEARTBEATS:
-                    raise EngineDeadError(f"the engine at {self.address} has not answered for {missed * interval:g} s")
+                    raise EngineDeadError(f"the engine has not answered for {missed * interval:g} s", self.address)
                 self._connection.post(encode(Ping()))
                 next_beat = time.monotonic() + interval
         self._connection.post(encode(Goodbye()))
@@ -290,7 +294,7 @@ class CoreClient:
         elif isinstance(message, ErrorMessage):
             self._handle_rejection(message)
         elif isinstance(message, EngineGoodbye):
-            raise EngineDeadError(f"the engine at {self.address} has ended: {message.reason or 'it was stopped'}")
+            raise EngineDeadError("the engine has ended", f"{self.address}: {message.reason or 'it was stopped'}")
         else:
             self.ready, self._awaits_ready = message, False
             if self._on_step is not None:  # the engine may have dropped this client, and its subscription
@@ -319,7 +323,7 @@ class CoreClient:
         if not self._awaits_ready:
             self._awaits_ready = True
             self._connection.post(encode(self._hello))
-        self._deliver(EngineDeadError(f"the engine at {self.address} rejected a message: {message.message}"))
+        self._deliver(EngineDeadError("the engine rejected a message", f"{self.address}: {message.message}"))
 
     def _end(self, error: EngineDeadError) -> None:
         with self._lock:

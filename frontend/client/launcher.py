@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 
 from quire.frontend.engine_args import EngineArgs
-from quire.frontend.errors import EngineStartError
+from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import default_address, remove_address
 
 _TAIL_CHARS = 4000
@@ -140,7 +140,7 @@ class EngineProcess:
             ) from None
         return self.address
 
-    def exit_report(self, timeout: float = 1.0) -> str | None:
+    def exit_report(self, timeout: float = 1.0) -> EngineDeadError | None:
         """Return how the process ended, with its stderr tail; None if it does not end within `timeout` seconds."""
         try:
             status = self._process.wait(timeout)
@@ -154,7 +154,7 @@ class EngineProcess:
             if status == -signal.SIGKILL:
                 how += " (manually, or because memory ran out)"
         tail = f"; the end of its stderr:\n{self._log.stderr_tail}" if self._log.stderr_tail else ""
-        return f"the engine process {self.pid} {how}{tail}"
+        return EngineDeadError(f"the engine {how}", f"it was process {self.pid}{tail}")
 
     def stop(self) -> None:
         """Terminate the process, and kill it if it does not end. Return when it and its socket are gone. Idempotent."""

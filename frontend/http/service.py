@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.client.observer import OpenRequest
+from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
 from quire.frontend.http.transport.bodies import Body, decode, read_body
@@ -208,6 +209,8 @@ class ModelService:
     def api_error(self, error: Exception) -> ApiError:
         """Return the error response for an exception; a defect is logged, and its details are kept from the client."""
         response = api_error(error, self.retry_after)
+        if isinstance(error, EngineDeadError) and self.llm.dead_error is None:  # else its details end the server's log
+            logger.error("a request failed: %s", error)
         if response is None:
             logger.error("a request failed because of a defect in the server", exc_info=error)
             message = f"the server failed ({type(error).__name__}); its log has the details"

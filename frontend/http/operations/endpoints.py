@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT
-from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import MESSAGE, TOOL
@@ -101,10 +100,7 @@ class OperatorEndpoints(Endpoints):
 
     async def health(self, _request: Request) -> Response:
         """Check that the engine is making steps, or is idle. Needs no API key."""
-        try:
-            await self._service.llm.check_health()
-        except EngineDeadError as error:
-            raise ApiError(503, str(error), code="engine_dead") from None
+        await self._service.llm.check_health()
         return json_response(Health())
 
     async def ready(self, request: Request) -> Response:

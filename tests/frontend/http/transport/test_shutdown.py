@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -95,19 +96,23 @@ def test_sigint_ends_the_server_at_once_and_leaves_nothing_behind(tmp_path: Path
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_requests_get_an_error_and_the_server_ends_when_the_engine_dies() -> None:
+@pytest.mark.parametrize(("number", "report"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "Fatal Python error")])
+def test_requests_get_an_error_and_the_server_ends_when_the_engine_dies(number: signal.Signals, report: str) -> None:
     with Server.start() as server:
         many = {"n": 16, "max_tokens": 2000}
         stream = streaming(server, **many)
         whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **many, "stream": False}))
         running(server, 32)
-        os.kill(engine_pid(server), signal.SIGKILL)
+        os.kill(engine_pid(server), number)
         *_, error, done = events_of(stream.read())
         assert (error["error"]["code"], error["error"]["type"], done) == ("engine_dead", "server_error", "[DONE]")
         reply = whole.reply()
         assert (reply.status, reply.error["code"]) == (503, "engine_dead")
+        for given in (error["error"], reply.error):  # without the report, which holds stacks and paths
+            form = rf"the engine was killed by {number.name}( \([a-z, ]+\))?; send this request again"
+            assert re.fullmatch(form, given["message"])
         assert server.process.wait(PATIENCE) == 1
-        wait_until(lambda: any("SIGKILL" in line or "signal 9" in line for line in server.log), f"{server.log}")
+        wait_until(lambda: any(report in line for line in server.log), f"{server.log}")
 
 
 @pytest.mark.parametrize("taken", ["a server", "a file"])
