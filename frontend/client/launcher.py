@@ -162,6 +162,7 @@ class EngineProcess:
             return  # a forked child inherits the object, but does not own the engine
         try:
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)  # it may be stopped, and would get SIGTERM only afterwards
             self._process.wait(DRAIN_SECONDS + KILL_SECONDS)
         except subprocess.TimeoutExpired:
             pass
