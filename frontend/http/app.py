@@ -90,13 +90,8 @@ class Gateway:
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         self._keys.check(scope["path"].removeprefix(scope.get("root_path", "")), headers)
-        if self._service.draining and scope["method"] in _REFUSED_WHILE_DRAINING:
-            raise ApiError(
-                503,
-                "the server is shutting down and accepts no new requests; send this one to another server",
-                code="shutting_down",
-                headers={"Retry-After": str(self._service.retry_after), "Connection": "close"},
-            )
+        if scope["method"] in _REFUSED_WHILE_DRAINING:
+            self._service.check_open()
 
 
 class Cors(CORSMiddleware):

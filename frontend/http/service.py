@@ -138,6 +138,17 @@ class ModelService:
         """Seconds after which a rejected request is worth another try."""
         return self.load.seconds
 
+    def check_open(self) -> None:
+        """Raise `ApiError` 503 while the server is shutting down."""
+        if self.draining:
+            raise ApiError(
+                503,
+                "the server is shutting down: it finishes open requests and accepts no new ones; send this one to "
+                "another server",
+                code="shutting_down",
+                headers={"Retry-After": str(self.retry_after), "Connection": "close"},
+            )
+
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` 404 unless `name` is one of the model's or None."""
         if name is None or name in self.names:
