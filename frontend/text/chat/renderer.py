@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from quire.frontend.text.chat.render_protocol import RENDER_SECONDS, RenderReply
 from quire.frontend.text.chat.template_files import TemplateSource
 
 MAX_PROCESSES = 4  # at once; each renders one conversation at a time
+_IDLE_SECONDS = 0.1  # to wait for a busy process before another is started
 _WALL_SECONDS = 60.0  # for `RENDER_SECONDS` of CPU time, on the busiest host
 
 
@@ -31,8 +33,9 @@ class TemplateRenderer:
     """
 
     def __init__(self) -> None:
-        self._idle: list[_RenderProcess] = []
-        self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
+        self._idle: queue.LifoQueue[_RenderProcess] = queue.LifoQueue()
+        self._num_processes = 0
+        self._lock = threading.Lock()  # of their number
         self._is_closed = False
 
     def render(self, template: TemplateSource, messages: Sequence[Message], /, **options: Any) -> str:
@@ -41,16 +44,15 @@ class TemplateRenderer:
         Raises ChatTemplateError if the template is broken or rejects the messages, or needs too much time or memory.
         """
         frame = _encode(RenderRequest(template, messages, options))
-        with self._slots:
-            process = self._take()
-            try:
-                reply = process.answer(frame)
-            except BaseException:
-                process.kill()
-                raise
-            self._idle.append(process)
-            if self._is_closed:
-                self.close()
+        process = self._take()
+        try:
+            reply = process.answer(frame)
+        except BaseException:
+            self._end(process)
+            raise
+        self._idle.put(process)
+        if self._is_closed:
+            self.close()
         if reply.text is None:
             raise ChatTemplateError(reply.error or "the chat template failed")
         return reply.text
@@ -58,17 +60,28 @@ class TemplateRenderer:
     def close(self) -> None:
         """End the processes. Idempotent."""
         self._is_closed = True
-        with suppress(IndexError):
+        with suppress(queue.Empty):
             while True:
-                self._idle.pop().kill()
+                self._end(self._idle.get_nowait())
 
     def _take(self) -> _RenderProcess:
-        """Return an idle process, or a new one."""
-        with suppress(IndexError):
-            while not (process := self._idle.pop()).is_alive:
-                process.kill()
-            return process
-        return _RenderProcess()
+        """Return an idle process, or a new one if none becomes idle soon; most renderings take less than 1 ms."""
+        while True:
+            with suppress(queue.Empty):
+                process = self._idle.get(timeout=_IDLE_SECONDS if self._num_processes else 0.0)
+                if process.is_alive:
+                    return process
+                self._end(process)
+            with self._lock:
+                if self._num_processes < MAX_PROCESSES:
+                    process = _RenderProcess()
+                    self._num_processes += 1
+                    return process
+
+    def _end(self, process: _RenderProcess) -> None:
+        process.kill()
+        with self._lock:
+            self._num_processes -= 1
 
 
 class _RenderProcess:

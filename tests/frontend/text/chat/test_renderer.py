@@ -105,6 +105,7 @@ def test_a_process_that_was_killed_is_replaced(renderer: TemplateRenderer) -> No
     assert renderer.render(template(ECHO), HELLO) == "<s>Hello"
     for pid in children():
         os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not children(), "a process survives SIGKILL")
     assert renderer.render(template(ECHO), HELLO) == "<s>Hello"
 
 
