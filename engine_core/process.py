@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -30,6 +31,7 @@ from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 
+_PR_SET_PDEATHSIG = 1  # see prctl(2)
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     logging.basicConfig(level=parsed.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     parent = None if parsed.die_with_parent is None else parsed.die_with_parent or os.getppid()
+    if parent is not None:
+        _continue_when_orphaned()
     try:
         return _run(parsed, parent)
     except (ModelError, AddressError, KeyFileError) as error:
@@ -107,6 +111,15 @@ class Heart(threading.Thread):
                 beat = {"step_age": age, "state": self._core.last_stats}
                 print("BEAT", msgspec.json.encode(beat).decode(), flush=True)
                 time.sleep(self._seconds)
+
+
+def _continue_when_orphaned() -> None:
+    """Let the kernel continue this process when its parent dies: one that is stopped then could not notice it.
+
+    Not SIGKILL, which would leave the socket behind, and would also come when only the thread that started this
+    process ends; to a process that is not stopped, SIGCONT means nothing.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
 def _leave(status: int) -> None:

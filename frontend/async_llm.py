@@ -9,9 +9,10 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal, Self, Unpack, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -25,12 +26,14 @@ from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.sampling import SamplingParams, ranks
+from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import EngineSnapshot, Ready, StepTrace
 
+T = TypeVar("T")
 OutputKind = Literal["cumulative", "delta"]
 
 _WATCH_SECONDS = 0.25
@@ -54,6 +57,8 @@ class AsyncLLM(AnswerParsing):
         self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)
         self._streams = RequestStreams(self._deliveries, self._table)
         self._request_ids = itertools.count()
+        # Of their own, so that a chat template that takes long delays chats only.
+        self._chat_threads = ThreadPoolExecutor(MAX_PROCESSES, "quire-chat")
 
     def generate(
         self,
@@ -85,14 +90,14 @@ class AsyncLLM(AnswerParsing):
         still waiting. `trace`: context for spans, see `add_observer`.
         """
 
-        def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
-            made = self._engine.prompt(
-                prompt, truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
+        async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
+            (made,) = await self.prompts(
+                [prompt], truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
             )
             return made, params
 
         options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
-        return self._stream(make, _are_long([prompt]), sampling_params, request_id, output_kind, options)
+        return self._stream(make, sampling_params, request_id, output_kind, options)
 
     async def embed(
         self,
@@ -174,11 +179,15 @@ class AsyncLLM(AnswerParsing):
         (a `ValueError`) for invalid tools.
         """
         use = check_tools(tools, tool_choice, parallel_tool_calls)
-        make = functools.partial(
+        input_of = functools.partial(
             self._engine.chat_input, messages, tools=use, truncate_prompt_tokens=truncate_prompt_tokens, **template
         )
+
+        async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
+            return await self._on_chat_thread(functools.partial(input_of, params))
+
         options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"))
-        return self._stream(make, _is_long_chat(messages), sampling_params, request_id, output_kind, options, use)
+        return self._stream(make, sampling_params, request_id, output_kind, options, use)
 
     async def abort(self, request_id: str) -> None:
         """Abort a request: its stream ends with finish reason "abort". Ignored if the request has ended."""
@@ -249,8 +258,9 @@ class AsyncLLM(AnswerParsing):
         **template: Unpack[TemplateOptions],
     ) -> Prompt:
         """Return the prompt that `chat` sends for a conversation. Raises `ValueError`."""
-        make = functools.partial(self._engine.chat_prompt, messages, tools=tools, **template)
-        return await asyncio.to_thread(make) if _is_long_chat(messages) else make()
+        return await self._on_chat_thread(
+            functools.partial(self._engine.chat_prompt, messages, tools=tools, **template)
+        )
 
     async def prompts(
         self,
@@ -277,7 +287,7 @@ class AsyncLLM(AnswerParsing):
         if (error := self.dead_error) is not None:
             raise EngineDeadError(*error.args)
         if (age := self._engine.client.last_step_age) > _LONGEST_STEP:
-            raise EngineDeadError(f"the engine at {self.engine_address} has not stepped for {age:.0f} s")
+            raise EngineDeadError(f"the engine has not stepped for {age:.0f} s", self.engine_address)
 
     async def wait_dead(self) -> EngineDeadError:
         """Wait until the engine is dead; return the error."""
@@ -329,6 +339,7 @@ class AsyncLLM(AnswerParsing):
         if self._finalizer.alive:
             self._deliveries.put(EngineDeadError("the AsyncLLM was closed"))
             self._finalizer()
+            self._chat_threads.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -339,10 +350,12 @@ class AsyncLLM(AnswerParsing):
     def _name(self, request_id: str | None) -> str:
         return f"request-{next(self._request_ids)}" if request_id is None else request_id
 
+    async def _on_chat_thread(self, make: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._chat_threads, make)
+
     async def _stream(
         self,
-        make: Callable[[SamplingParams], tuple[Prompt, SamplingParams]],
-        is_long: bool,
+        make: Callable[[SamplingParams], Awaitable[tuple[Prompt, SamplingParams]]],
         params: SamplingParams | None,
         request_id: str | None,
         output_kind: OutputKind,
@@ -355,7 +368,7 @@ class AsyncLLM(AnswerParsing):
         checked = self._engine.params(params)
         if output_kind == "delta" and ranks(checked):
             raise ValueError("best_of and beam search rank at the end, so there are no deltas; use 'cumulative'")
-        prompt, own = await asyncio.to_thread(make, checked) if is_long else make(checked)
+        prompt, own = await make(checked)
         request = self._engine.request(self._name(request_id), prompt, own, options, arrived)
         stream = self._streams.open(request)
         try:
@@ -377,7 +390,3 @@ class AsyncLLM(AnswerParsing):
 def _are_long(prompts: Sequence[PromptType]) -> bool:
     parts = (part for prompt in prompts for part in (prompt.values() if isinstance(prompt, Mapping) else [prompt]))
     return sum(len(part) for part in parts if isinstance(part, (str, list))) > LONG_TEXT
-
-
-def _is_long_chat(messages: Sequence[Message]) -> bool:
-    return sum(len(str(message)) for message in messages) > LONG_TEXT

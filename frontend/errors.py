@@ -39,7 +39,18 @@ class EngineConnectionError(RuntimeError):
 
 
 class EngineDeadError(RuntimeError):
-    """An engine that ended or stopped answering while it was in use. Every open request ends with this error."""
+    """An engine that ended or stopped answering while it was in use. Every open request ends with this error.
+
+    `summary` is for everyone. `details` are for the owner of the engine: they may hold addresses, paths and stacks.
+    """
+
+    def __init__(self, summary: str, details: str = "") -> None:
+        super().__init__(summary, details)
+        self.summary = summary
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.summary}: {self.details}" if self.details else self.summary
 
 
 def kind_of(value: object) -> str:

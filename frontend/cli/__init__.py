@@ -9,12 +9,14 @@ from types import FrameType
 from typing import NoReturn
 
 from quire.frontend.cli.failures import exit_status
+from quire.frontend.cli.secret_flags import hide_secrets
 
 INTERRUPTED = 130  # 128 + SIGINT
 
 
 def main() -> NoReturn:
     """Run the `quire` command and exit with its status."""
+    hide_secrets()
     end_on_signals()
     try:
         from quire.frontend.cli.app import run

@@ -43,12 +43,12 @@ def chat(
     Commands: /reset, /system TEXT, /retry, /help, /exit. Ctrl-C during an answer stops it; at the prompt, Ctrl-C or
     Ctrl-D exits. Without a terminal, every line of stdin is a message.
     """
-    from quire.frontend.text.chat.template import load_chat_template
+    from quire.frontend.text.chat.template_files import find_template
 
     tolerate_encoding()
     with open_model(engine, attach) as model:
         if model.folder is not None:
-            load_chat_template(model.folder)  # raises an error with advice if there is none
+            find_template(model.folder)  # raises an error with advice if there is none
         if is_interactive():
             say("Type a message; /help lists the commands, Ctrl-D exits.")
         ChatSession(model, model.params(sampling), system).run()

@@ -14,7 +14,6 @@ import typer
 
 from quire.frontend.cli.flags import EngineFlags, EngineProcessFlags, takes_flags
 from quire.frontend.cli.output import write
-from quire.frontend.errors import EngineDeadError
 from quire.protocol.engine_options import EngineProcessOptions, SupervisionOptions
 from quire.protocol.options import command_line, options_of
 
@@ -45,7 +44,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
         supervisor.wait_ready()
         supervisor.join()
     if supervisor.failure is not None:
-        raise EngineDeadError(supervisor.failure)
+        raise supervisor.failure
 
 
 @contextmanager

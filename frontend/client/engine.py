@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
@@ -25,13 +25,12 @@ from quire.frontend.outputs import RequestOutput
 from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
+from quire.frontend.text.chat.renderer import TemplateRenderer
+from quire.frontend.text.chat.template_files import TemplateSource, find_template, template_sources
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncate
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.protocol.address import default_address
-
-if TYPE_CHECKING:
-    from quire.frontend.text.chat.template import ChatTemplate
 
 _DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 _LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
@@ -62,7 +61,8 @@ class ConnectedEngine:
     def __init__(self, args: EngineArgs, deliver: Callable[[Delivery], None]) -> None:
         self.args = args
         self._seeds = SeedSource(args.seed)
-        self._chat_template: ChatTemplate | None = None
+        self._renderer = TemplateRenderer()
+        self._chat_template: TemplateSource | None = None
         self._supervisor = None if args.engine_address is not None else _supervise(args)
         try:
             # Meanwhile the engine loads its model.
@@ -91,6 +91,7 @@ class ConnectedEngine:
     def close(self) -> None:
         """Disconnect, and stop the engine if it was started here. Idempotent."""
         self.client.close()
+        self._renderer.close()
         if self._supervisor is not None:
             self._supervisor.stop()
 
@@ -168,13 +169,14 @@ class ConnectedEngine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
     ) -> Prompt:
-        """Render a conversation as a prompt with the chat template. Raises `RequestError`.
+        """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
 
         The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well.
         """
         _check_variables(chat_template_kwargs or {})
         tokenizer = self.require_tokenizer()
-        text = self._template(tokenizer, chat_template).render(
+        text = self._renderer.render(
+            self._template(tokenizer, chat_template),
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -187,8 +189,6 @@ class ConnectedEngine:
     @functools.cached_property
     def answer_format(self) -> AnswerFormat:
         """The format of the model's thoughts and tool calls."""
-        from quire.frontend.text.chat.template import template_sources
-
         tokenizer = self.tokenizer
         added = {} if tokenizer is None else tokenizer.added_tokens
         return AnswerFormat.detect(
@@ -216,14 +216,11 @@ class ConnectedEngine:
         answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
         return self.truncate(prompt, truncate_prompt_tokens), answer
 
-    def _template(self, tokenizer: Tokenizer, source: str | None) -> ChatTemplate:
-        # Imported here: jinja2 takes 0.1 s to load, which would delay the start of every engine.
-        from quire.frontend.text.chat.template import load_chat_template
-
+    def _template(self, tokenizer: Tokenizer, source: str | None) -> TemplateSource:
         if source is not None:
-            return load_chat_template(tokenizer.path, source=source)
+            return find_template(tokenizer.path, source=source)
         if self._chat_template is None:
-            self._chat_template = load_chat_template(tokenizer.path)
+            self._chat_template = find_template(tokenizer.path)
         return self._chat_template
 
     def _load_tokenizer(self, model: str) -> Tokenizer | None:

@@ -186,7 +186,7 @@ class CoreClient:
         security: Security | None = None,
         timeout: float = 10.0,
         reconnect_timeout: float = 0.0,
-        final_report: Callable[[], str | None] = lambda: None,
+        final_report: Callable[[], EngineDeadError | None] = lambda: None,
     ) -> None:
         self.address = address
         self.dead: EngineDeadError | None = None
@@ -292,14 +292,17 @@ class CoreClient:
                 try:
                     self._serve()
                 except EngineConnectionError as error:
-                    self._leave_session(str(error))
-                    self._reconnect(str(error))
-            reason = "the client was closed"
+                    lost = EngineDeadError("the connection to the engine was lost", str(error))
+                    self._leave_session(lost)
+                    self._reconnect(lost)
+            dead = EngineDeadError("the client was closed")
         except EngineDeadError as error:
-            reason = str(error)
+            dead = error
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may wait forever
-            reason = f"the connection to the engine at {self.address} failed: {type(error).__name__}: {error}"
-        self._end(EngineDeadError(reason))
+            dead = EngineDeadError(
+                "the connection to the engine failed", f"{self.address}: {type(error).__name__}: {error}"
+            )
+        self._end(dead)
 
     def _serve(self) -> None:
         """Exchange messages and heartbeats until the client is closed.
@@ -336,12 +339,12 @@ class CoreClient:
         elif isinstance(message, StepTrace):
             self._trace(message)
         elif isinstance(message, ErrorMessage):
-            text = f"the engine at {self.address} rejected a message: {message.message}"
             if message.fatal:  # it has forgotten this client, which was suspended, or was too slow
-                raise EngineConnectionError(text)
-            self._deliver(EngineDeadError(text))  # the affected requests are not known, so all of them end
+                raise EngineConnectionError(f"the engine at {self.address} rejected a message: {message.message}")
+            # The affected requests are not known, so all of them end.
+            self._deliver(EngineDeadError("the engine rejected a message", f"{self.address}: {message.message}"))
         elif isinstance(message, EngineGoodbye):
-            raise EngineDeadError(f"the engine at {self.address} has ended: {message.reason or 'it was stopped'}")
+            raise EngineDeadError("the engine has ended", f"{self.address}: {message.reason or 'it was stopped'}")
 
     def _trace(self, message: StepTrace) -> None:
         if self._on_step is not None:
@@ -358,31 +361,31 @@ class CoreClient:
         else:
             future.set_result(message.result)
 
-    def _leave_session(self, reason: str) -> None:
+    def _leave_session(self, lost: EngineDeadError) -> None:
         with self._lock:
-            self._away = reason
+            self._away = lost.summary
             self._session += 1
         self._connection.close()
-        self._fail_calls(EngineDeadError(f"{reason}; the call is lost with it"))
+        self._fail_calls(EngineDeadError(f"{lost.summary}, and the call with it", lost.details))
 
-    def _reconnect(self, reason: str) -> None:
+    def _reconnect(self, lost: EngineDeadError) -> None:
         """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
         if self._reconnect_timeout == 0:
-            raise EngineDeadError(reason)
+            raise lost
         deadline = time.monotonic() + self._reconnect_timeout
         next_notice = 0.0
         while not self._closing.is_set():
             if (report := self._final_report()) is not None:
-                raise EngineDeadError(report)
+                raise report
             if (now := time.monotonic()) >= next_notice:
-                self._deliver(EngineAway(reason))
+                self._deliver(EngineAway(lost.summary))
                 next_notice = now + _AWAY_SECONDS
             try:
                 connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, deadline - now)))
             except EngineConnectionError:
                 if time.monotonic() >= deadline:
-                    text = f"{reason}, and no engine has come back within {self._reconnect_timeout:g} s"
-                    raise EngineDeadError(text) from None
+                    summary = f"{lost.summary}, and no engine has come back within {self._reconnect_timeout:g} s"
+                    raise EngineDeadError(summary, lost.details) from None
                 self._closing.wait(_RETRY_SECONDS)
             else:
                 self._begin_session(connection, ready)
@@ -394,8 +397,8 @@ class CoreClient:
         if any(getattr(ready, name) != getattr(self.ready, name) for name in same):
             connection.close()
             raise EngineDeadError(
-                f"the engine at {self.address} has gone, and the one that is there now has another model, "
-                f"{ready.model} in place of {self.ready.model}; connect to it anew"
+                "the engine has gone, and the one in its place has another model; connect to it anew",
+                f"{self.address}: {ready.model} in place of {self.ready.model}",
             )
         with self._lock:
             self._connection, self.ready, self._away = connection, ready, None

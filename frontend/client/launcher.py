@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from quire.frontend.errors import EngineStartError
+from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.messages import SchedulerStats
 
 _TAIL_CHARS = 4000
@@ -165,7 +165,7 @@ class EngineProcess:
                 f"the engine was not ready within {timeout:g} s; raise start_timeout\n{self._log.stderr_tail}"
             ) from None
 
-    def exit_report(self) -> str:
+    def exit_report(self) -> EngineDeadError:
         """Return how the process has ended, with its stderr tail."""
         status = self._process.wait()
         how = f"exited with status {status}"
@@ -174,7 +174,7 @@ class EngineProcess:
             if status == -signal.SIGKILL:
                 how += " (manually, or because memory ran out)"
         tail = f"; the end of its stderr:\n{self._log.stderr_tail}" if self._log.stderr_tail else ""
-        return f"the engine process {self.pid} {how}{tail}"
+        return EngineDeadError(f"the engine {how}", f"it was process {self.pid}{tail}")
 
     def stop(self, seconds: float) -> None:
         """Terminate the process, and kill it after `seconds`. Return when it is gone. Idempotent."""
@@ -182,6 +182,7 @@ class EngineProcess:
             return  # a forked child inherits the object, but does not own the engine
         try:
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)  # it may be stopped, and would get SIGTERM only afterwards
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             pass

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess
-from quire.frontend.errors import EngineStartError
+from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 
 _HEALTHY_SECONDS = 30.0  # an engine that lives longer has not died "again"
@@ -56,7 +56,7 @@ class Supervisor:
     ) -> None:
         """Start the first process. Raises `EngineStartError`."""
         self.address = address
-        self.failure: str | None = None
+        self.failure: EngineDeadError | None = None
         self.num_restarts = 0
         self._flags = flags
         self._supervision = supervision
@@ -123,25 +123,26 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if self._process.status == 0:
-                self.failure = "the engine was told to end, and has done so"
+                self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
             deaths = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else deaths + 1
-            report = cause + self._process.exit_report()
+            report = self._process.exit_report()
+            report = EngineDeadError(cause + report.summary, report.details)
+            print(f"quire: {report.summary}", file=sys.stderr, flush=True)  # its stderr has been shown
             while not self._restart(deaths, report):
                 if self._stopping.is_set() or self.failure is not None:
                     return
                 deaths += 1
 
-    def _restart(self, deaths: int, report: str) -> bool:
+    def _restart(self, deaths: int, report: EngineDeadError) -> bool:
         """Start the next process; return True once it can be used."""
         if deaths > self._supervision.max_restarts:
-            times = f"; it has died {deaths} times in a row and is not started again" if deaths > 1 else ""
-            self.failure = f"{report}{times}"
+            times = f", {deaths} times in a row, and is not started again" if deaths > 1 else ""
+            self.failure = EngineDeadError(f"{report.summary}{times}", report.details)
             return False
         pause = 0.0
         if deaths > _RESTARTS_AT_ONCE:
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (deaths - _RESTARTS_AT_ONCE - 1))
-        print(f"quire: {report}", file=sys.stderr)
         print(f"quire: starting the engine again{f' in {pause:g} s' * (pause > 0)}", file=sys.stderr, flush=True)
         if self._stopping.wait(pause):
             return False

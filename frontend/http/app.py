@@ -1,4 +1,4 @@
-"""The ASGI application around the routes: request ids, API keys, CORS, errors, access log."""
+"""The ASGI application around the routes: request ids, host names, API keys, CORS, errors, access log."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_requ
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import ApiKeys
+from quire.frontend.http.transport.hosts import AllowedHosts
 from quire.frontend.http.transport.logs import access_log
 from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
 
@@ -38,7 +39,7 @@ def make_app(service: ModelService) -> ASGIApp:
 
 
 class Gateway:
-    """Wraps every request: assigns its id, checks the API key, formats errors for the API, writes the access log."""
+    """Wraps every request: id, checks of host and API key, errors in the form of the API, access log."""
 
     def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
         self._service = service
@@ -52,6 +53,7 @@ class Gateway:
                 allow_headers=["*"],
                 expose_headers=[REQUEST_ID],
             )
+        self._hosts = AllowedHosts(service.args)
         self._keys = ApiKeys(service.args.all_api_keys())
         self._paths: dict[Any, str] = {route.endpoint: route.path for route in routes}
 
@@ -89,14 +91,10 @@ class Gateway:
         self._service.metrics.http.request(route, scope["method"], status, exchange.seconds)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
+        self._hosts.check(headers)
         self._keys.check(scope["path"].removeprefix(scope.get("root_path", "")), headers)
-        if self._service.draining and scope["method"] in _REFUSED_WHILE_DRAINING:
-            raise ApiError(
-                503,
-                "the server is shutting down and accepts no new requests; send this one to another server",
-                code="shutting_down",
-                headers={"Retry-After": str(self._service.retry_after), "Connection": "close"},
-            )
+        if scope["method"] in _REFUSED_WHILE_DRAINING:
+            self._service.check_open()
 
 
 class Cors(CORSMiddleware):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from quire.protocol.engine_options import COUNT, LOG_LEVELS, SECONDS, SECONDS_OR
 from quire.protocol.options import MAX_INT64, Option, Range, check_options
 
 API_KEY_VARIABLE = "QUIRE_API_KEY"
+_HOST_NAME = re.compile(r"\*|(?:\*\.)?[\w-]+(?:\.[\w-]+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +24,14 @@ class ServerArgs:
         host: Address to listen at; 127.0.0.1 is reached from this machine only.
         port: Port; 0 takes a free one. Default: 8000, or the next free one.
         uds: Path of a UNIX socket, instead of host and port.
-        api_key: Key that clients must send, except for /health. $QUIRE_API_KEY holds keys as well.
+        api_key: Key that clients must send, except for /health. $QUIRE_API_KEY holds keys as well; it and a file stay
+            out of the list of processes and of shell histories.
         api_key_file: File of such keys, one a line.
         served_model_name: Name of the model for clients; answers have the first. Default: its folder's name.
         root_path: Path where a proxy shows the server, such as /quire.
         allowed_origins: Origin of web pages that may call the server (CORS); * for all.
+        allowed_hosts: Host name that clients may address, *.NAME for its subdomains, * for any; IP addresses and
+            localhost are always allowed. Default: any; on a loopback address none.
         log_level: Least level of messages on stderr; info: a line for each request.
         log_format: json: an object a line.
         metrics_prefix: Prefix of the names at /metrics; vllm fits dashboards made for vLLM.
@@ -41,7 +46,7 @@ class ServerArgs:
         max_connections: Connections at once; further ones get status 503.
         max_prompts: Completions of a request: its prompts times n.
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
-        trust_request_chat_template: Let clients bring chat templates, which are programs that need not end.
+        trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
         keep_alive: Seconds that an idle connection stays open.
 
     Engine process:
@@ -56,6 +61,7 @@ class ServerArgs:
     served_model_name: Annotated[tuple[str, ...], Option("NAME")] = ()
     root_path: Annotated[str, Option("PATH")] = ""
     allowed_origins: Annotated[tuple[str, ...], Option("ORIGIN")] = ()
+    allowed_hosts: Annotated[tuple[str, ...], Option("NAME")] = ()
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "info"
     log_format: Annotated[str, Option("FORMAT", choices=("text", "json"))] = "text"
     metrics_prefix: Annotated[str, Option("WORD")] = "quire"
@@ -78,6 +84,12 @@ class ServerArgs:
         check_options(self)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ValueError(f"root_path={self.root_path!r} must begin with / and not end with one, such as /quire")
+        for name in self.allowed_hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(
+                    f"allowed_hosts={name!r} is not a host name; give one without scheme and port, such as "
+                    "llm.example.com, or *.example.com for its subdomains, or * for any"
+                )
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile is of no use without ssl_certfile; give both")
         for name in ("ssl_certfile", "ssl_keyfile"):

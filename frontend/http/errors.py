@@ -96,7 +96,7 @@ def api_error(error: Exception, retry_after: int) -> ApiError | None:
         case RequestError():
             response = _of_kind(error, retry_after)
         case EngineDeadError():
-            response = ApiError(503, str(error), code="engine_dead")
+            response = ApiError(503, f"{error.summary}; send this request again", code="engine_dead")
         case ProtocolError():
             response = ApiError(413, str(error), code="request_too_large")
         case ToolError():

@@ -36,17 +36,19 @@ class HttpServer(uvicorn.Server):
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, wait for open answers up to the drain limit, then cut them off and close all connections.
+        """Wait for open answers up to the drain limit, then stop accepting, cut them off and close all connections.
 
-        uvicorn's own closes idle connections first, so that their clients never get a reason, and cuts answers off
-        without a last event.
+        Until then, health checks and new requests get their answer: that the server is shutting down. uvicorn's own
+        closes idle connections first, so that their clients never get a reason, and cuts answers off without a last
+        event.
         """
+        tasks = self.server_state.tasks
+        open_tasks = set(tasks)  # not those that come later: a health check a millisecond would never let this end
+        end = time.monotonic() + self._drain_seconds
+        while open_tasks and not self.force_exit and (left := end - time.monotonic()) > 0:
+            _, open_tasks = await asyncio.wait(open_tasks, timeout=min(left, 0.1))
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
-        tasks = self.server_state.tasks
-        end = time.monotonic() + self._drain_seconds
-        while tasks and not self.force_exit and (left := end - time.monotonic()) > 0:
-            await asyncio.wait(set(tasks), timeout=min(left, 0.1))
         for task in set(tasks):
             task.cancel()
         if tasks:

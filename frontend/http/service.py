@@ -9,7 +9,6 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
 from quire.frontend.client.observer import OpenRequest
+from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
 from quire.frontend.http.transport.bodies import Body, decode, read_body
@@ -116,8 +116,11 @@ class ModelService:
 
     async def warm_up(self) -> None:
         """Load what the first chat needs, so that no client waits for it."""
-        with suppress(ValueError):  # the model has no chat template, or one that rejects this conversation
-            await self.llm.chat_prompt([{"role": "user", "content": "Hello"}])
+        if self.has_chat_template:
+            try:
+                await self.llm.chat_prompt([{"role": "user", "content": "Hello"}])
+            except ValueError as error:
+                logger.warning("chats may fail: %s", error)
         _ = self.llm.answer_format  # cached from here on
 
     @property
@@ -134,6 +137,17 @@ class ModelService:
     def retry_after(self) -> int:
         """Seconds after which a rejected request is worth another try."""
         return self.load.seconds
+
+    def check_open(self) -> None:
+        """Raise `ApiError` 503 while the server is shutting down."""
+        if self.draining:
+            raise ApiError(
+                503,
+                "the server is shutting down: it finishes open requests and accepts no new ones; send this one to "
+                "another server",
+                code="shutting_down",
+                headers={"Retry-After": str(self.retry_after), "Connection": "close"},
+            )
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` 404 unless `name` is one of the model's or None."""
@@ -179,8 +193,8 @@ class ModelService:
         """Raise `ApiError` 400 for a client's own chat template, unless the server trusts them."""
         if chat_template is not None and not self.args.trust_request_chat_template:
             raise bad_request(
-                "chat_template is not accepted from clients, since a template can block the server indefinitely; "
-                "use the model's, or start the server with --trust-request-chat-template",
+                "chat_template is not accepted from clients, since a template is a program; use the model's, or start "
+                "the server with --trust-request-chat-template",
                 "chat_template",
             )
 
@@ -206,6 +220,8 @@ class ModelService:
     def api_error(self, error: Exception) -> ApiError:
         """Return the error response for an exception; a defect is logged, and its details are kept from the client."""
         response = api_error(error, self.retry_after)
+        if isinstance(error, EngineDeadError) and self.llm.dead_error is None:  # else its details end the server's log
+            logger.error("a request failed: %s", error)
         if response is None:
             logger.error("a request failed because of a defect in the server", exc_info=error)
             message = f"the server failed ({type(error).__name__}); its log has the details"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -370,6 +371,16 @@ def test_an_engine_that_is_killed_is_reported_with_its_signal(demo_model: Path) 
             llm.generate(PROMPTS * 64, greedy(max_tokens=1900))
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             llm.generate("a", greedy())
+
+
+def test_an_engine_that_is_stopped_ends_with_its_llm_without_being_killed(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.frontend.client.launcher.KILL_SECONDS", math.inf)
+    with LLM(str(demo_model), num_pages=64) as llm:
+        pid = llm._engine.client.ready.engine_pid
+        os.kill(pid, signal.SIGSTOP)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_an_llm_that_is_dropped_ends_its_engine(demo_model: Path) -> None:

@@ -97,6 +97,18 @@ def test_repetition_penalty_counts_the_prompt_and_the_others_do_not() -> None:
     assert sample_token([-1.0, -1.1], [0], 0, temperature=0.0, repetition_penalty=1.2) == 1  # below zero it multiplies
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_that_overflows_neither_fails_nor_bans(temperature: float) -> None:
+    tiny, huge = 1e-38, 3e38
+    assert sample_token([9.0, 8.0, 1.0], [2], 1, temperature=temperature, repetition_penalty=tiny) == 2
+    assert sample_token([-9.0, -8.0], [0, 1], 2, temperature=0.0, repetition_penalty=huge) == 0  # equally unlikely
+    assert sample_token([-9.0, -8.0], [0], 1, temperature=temperature, repetition_penalty=huge) == 1
+    only = {"temperature": temperature, "allowed_token_ids": [0], "repetition_penalty": huge}
+    assert sample_token([-9.0, 8.0], [0, 0], 1, **only, frequency_penalty=huge, presence_penalty=huge) == 0
+    biased = {"temperature": temperature, "logit_bias": [(1, huge), (2, -huge)], "bad_words_token_ids": [[1]]}
+    assert sample_token([3e38, 3e38, -3e38], [], 0, **biased) == 0  # a bias does not lift a ban
+
+
 def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
     logits, word = [9.0, 1.0, 0.0], [[1, 2, 0]]
     assert sample_token(logits, [1, 2], 0, temperature=0.0, bad_words_token_ids=word) == 1

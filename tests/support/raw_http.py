@@ -64,7 +64,7 @@ def post(path: str, body: Any, *headers: str, length: int | None = None) -> byte
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [
         f"POST {path} HTTP/1.1",
-        "Host: test",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {len(data) if length is None else length}",
         *headers,

@@ -35,6 +35,7 @@ _ERRORS = {
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not JSON.",
+    421: "The header Host has a name by which the server may not be addressed.",
     429: "Too many requests are waiting; try again after Retry-After seconds.",
     500: "The server failed; its log has the details.",
     503: "The server accepts no requests now: it is shutting down, or its engine is dead.",

@@ -65,7 +65,7 @@ class Operation(Route):
     @property
     def statuses(self) -> list[int]:
         """The status codes of its errors, including those that every route can have."""
-        found = {401, 500, *self._errors}
+        found = {401, 421, 500, *self._errors}
         found.update(_WITH_BODY if self.body is not None else ())
         found.update(_GENERATING if self.generates else ())
         return sorted(found)

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.async_llm import LONG_TEXT
-from quire.frontend.errors import EngineDeadError
-from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.errors import bad_request
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import MESSAGE, TOOL
 from quire.frontend.http.transport.bodies import Body
@@ -100,17 +99,13 @@ class OperatorEndpoints(Endpoints):
     """Handlers of the endpoints for operators."""
 
     async def health(self, _request: Request) -> Response:
-        """Check that the engine is making steps, or is idle. Needs no API key."""
-        try:
-            await self._service.llm.check_health()
-        except EngineDeadError as error:
-            raise ApiError(503, str(error), code="engine_dead") from None
+        """Check that the engine makes steps or is idle, and the server is not shutting down. Needs no API key."""
+        await self._service.llm.check_health()
+        self._service.check_open()
         return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
-        """Check that the server accepts requests: not while it is shutting down."""
-        if self._service.draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        """Check that the server accepts requests; the same as /health."""
         return await self.health(request)
 
     async def version(self, _request: Request) -> Response:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.transport.responses import static_files
 from quire.frontend.http.transport.sse import event
@@ -183,6 +184,8 @@ class EngineView:
                 self._publish(
                     "problem", Problem(f"The engine has been busy with one step for more than {_PATIENCE:g} seconds.")
                 )
+            except EngineDeadError as error:
+                self._publish("problem", Problem(f"The engine does not respond: {error.summary}"))
             except Exception as error:  # noqa: BLE001 - viewers see any failure, and it may pass
                 self._publish("problem", Problem(f"The engine does not respond: {error}"))
             await asyncio.sleep(pause)

@@ -1,12 +1,14 @@
-"""Chat templates: the model's own Jinja program that renders a conversation as a prompt, in a sandbox."""
+"""Chat templates: the model's own Jinja program that renders a conversation as a prompt, in a sandbox.
+
+The sandbox bounds neither time nor memory, so `renderer` runs this module in a process of its own.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Template, nodes
@@ -17,9 +19,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.messages import Message, check_messages
-from quire.frontend.text.tokenizer_files import read_json, special_tokens
-
-__all__ = ["ChatTemplate", "ChatTemplateError", "load_chat_template", "template_sources"]
 
 
 class GenerationExtension(Extension):
@@ -37,7 +36,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     """The Jinja environment of chat templates, with what Hugging Face offers them.
 
     A template cannot reach files, modules or attributes that begin with an underscore, nor change its arguments.
-    Its CPU time is not limited, so it is trusted like its checkpoint: jinja2 bounds a range, but not nested loops.
+    Its time and memory are not limited: jinja2 bounds a range, but not nested loops, nor numbers and texts.
     """
 
     def __init__(self) -> None:
@@ -117,11 +116,14 @@ class ChatTemplate:
             return self._template.render(values)
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template rejects the messages: {error.message}") from error
+        except MemoryError:
+            raise ChatTemplateError("the model's chat template runs out of memory with these messages") from None
         except Exception as error:  # a template is a program, and may fail in any way
             what = f"{type(error).__name__}: {error}"
             raise ChatTemplateError(f"the model's chat template fails with these messages: {what}") from error
 
 
+@functools.lru_cache(maxsize=8)
 def _compile(source: str) -> Template:
     try:
         return TemplateSandbox().from_string(source)
@@ -141,47 +143,3 @@ def _cut_after_final_message(text: str, conversation: list[dict[str, Any]]) -> s
         )
     kept = content.lstrip()
     return text[: at + len(kept if text.startswith(kept, at) else content.strip())]
-
-
-def template_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the chat templates of a model folder by name; the main one is `default`.
-
-    chat_template.jinja and additional_chat_templates/*.jinja override tokenizer_config.json.
-    """
-    path = Path(folder)
-    listed = read_json(path, "tokenizer_config.json").get("chat_template")
-    if listed is None:
-        listed = read_json(path, "chat_template.json").get("chat_template")
-    if isinstance(listed, str):
-        sources = {"default": listed}
-    else:
-        sources = {str(entry["name"]): str(entry["template"]) for entry in listed or []}
-    for file in [*sorted(path.glob("additional_chat_templates/*.jinja")), path / "chat_template.jinja"]:
-        if file.is_file():
-            sources["default" if file.name == "chat_template.jinja" else file.stem] = file.read_text(encoding="utf-8")
-    return sources
-
-
-def load_chat_template(
-    folder: str | os.PathLike[str], name: str = "default", source: str | None = None
-) -> ChatTemplate:
-    """Compile the chat template `name` of a model folder, or `source` in its place.
-
-    Raises ChatTemplateError if the folder has none.
-    """
-    path = Path(folder)
-    if source is None:
-        sources = template_sources(path)
-        if name not in sources:
-            raise ChatTemplateError(_missing(path, name, sorted(sources)))
-        source = sources[name]
-    return ChatTemplate(source, special_tokens(path, read_json(path, "tokenizer_config.json")))
-
-
-def _missing(path: Path, name: str, known: list[str]) -> str:
-    if known:
-        return f"model folder {path} has no chat template named {name!r}; it has {', '.join(known)}"
-    return (
-        f"model folder {path} has no chat template (neither in tokenizer_config.json nor in chat_template.jinja); "
-        "it is a base model: give a prompt instead of messages, or add a template"
-    )

@@ -31,6 +31,12 @@ void check_range(const char* field, T value, const sampling_ranges::Range& range
   throw std::invalid_argument(std::string(field) + "=" + given + " is out of range; it must be " + range.text);
 }
 
+/// `logit`, with the largest finite number in place of an overflow: a penalty or bias may neither make a token certain
+/// by an infinity nor ban it.
+float finite(float logit) {
+  return std::clamp(logit, std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max());
+}
+
 void check_tokens(std::span<const std::int32_t> tokens, std::int32_t vocab_size, const char* field) {
   for (const std::int32_t token : tokens) {
     require(token >= 0 && token < vocab_size, field, token, "a token id from 0 to " + std::to_string(vocab_size - 1));
@@ -117,7 +123,9 @@ void SamplingState::process(std::span<float> logits, std::span<const std::int32_
   if (std::ssize(outputs) < config_.min_tokens) {
     for (const std::int32_t token : config_.stop_token_ids) logits[token] = kBanned;
   }
-  for (const auto& [token, bias] : config_.logit_bias) logits[token] += bias;
+  for (const auto& [token, bias] : config_.logit_bias) {
+    if (logits[token] != kBanned) logits[token] = finite(logits[token] + bias);
+  }
   if (counts_outputs_) penalize(logits);
 }
 
@@ -140,12 +148,13 @@ void SamplingState::ban_bad_words(std::span<float> logits, std::span<const std::
 void SamplingState::penalize(std::span<float> logits) const {
   for (const auto& [token, in_prompt, outputs] : counts_) {
     float& logit = logits[token];
+    if (logit == kBanned) continue;
     if (counts_prompt_ && (in_prompt || outputs > 0)) {
-      logit = logit > 0 ? logit / config_.repetition_penalty : logit * config_.repetition_penalty;
+      logit = finite(logit > 0 ? logit / config_.repetition_penalty : logit * config_.repetition_penalty);
     }
     if (outputs > 0) {
-      logit -= config_.frequency_penalty * static_cast<float>(outputs);
-      logit -= config_.presence_penalty;
+      logit = finite(logit - config_.frequency_penalty * static_cast<float>(outputs));
+      logit = finite(logit - config_.presence_penalty);
     }
   }
 }

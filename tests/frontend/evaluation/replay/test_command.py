@@ -151,7 +151,9 @@ def test_a_dying_engine_ends_the_run_and_keeps_the_measurements(long_trace: Path
         os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert re.search(r"quire: the run ended early: the engine at \S+ has gone", err)
+    assert re.search(
+        r"quire: the run ended early: the connection to the engine was lost: the engine at \S+ has gone", err
+    )
     report = load(output)
     assert (report["completed"], report["errored"], report["unfinished"], report["failed"]) == (1, 1, 1, 2)
 

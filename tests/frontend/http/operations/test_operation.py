@@ -21,6 +21,7 @@ from patience import PATIENCE
 from raw_http import RawConnection, post
 
 from quire.frontend import AsyncLLM
+from quire.frontend.cli.secret_flags import secrets_in
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.routes import routes
@@ -223,6 +224,19 @@ def test_tls_from_files(tmp_path: Path) -> None:
         with socket.create_connection((host, int(port)), 20) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\n\r\n")
             assert plain.recv(100) == b""  # no response without TLS
+
+
+def test_keys_on_the_command_line_are_hidden_from_other_users(locked: Server) -> None:
+    arguments = Path(f"/proc/{locked.process.pid}/cmdline").read_bytes().split(b"\0")
+    assert b"serve" in arguments
+    assert arguments[arguments.index(b"--api-key") + 1] == b"*" * len("sk-flag")
+    assert b"--root-path" in arguments
+
+
+def test_secrets_are_found_in_both_forms_of_a_flag() -> None:
+    arguments = [b"quire", b"serve", b"--api-key", b"one", b"--api-key=two", b"--api-key-file", b"keys", b"--api-key"]
+    line = b"\0".join(arguments)
+    assert [line[place : place + length] for place, length in secrets_in(arguments)] == [b"one", b"two"]
 
 
 def test_an_empty_key_does_not_open_the_server() -> None:

@@ -30,7 +30,8 @@ def llm(server: Server) -> Iterator[AsyncLLM]:
 def client(llm: AsyncLLM) -> TestClient:
     """Run the server in this process."""
     metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-    return TestClient(make_app(ModelService(llm=llm, args=ServerArgs(), names=["m"], metrics=metrics)))
+    app = make_app(ModelService(llm=llm, args=ServerArgs(), names=["m"], metrics=metrics))
+    return TestClient(app, base_url="http://localhost")
 
 
 @pytest.fixture

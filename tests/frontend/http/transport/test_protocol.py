@@ -14,8 +14,8 @@ from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"
 GOOD = {"prompt": "Once upon", "max_tokens": 1}
-HEALTH = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 MIB = 1 << 20
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,6 @@ from patience import PATIENCE
 from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"
-READY = b"GET /ready HTTP/1.1\r\nHost: test\r\n\r\n"
 STREAM: Any = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
 
@@ -31,30 +33,20 @@ def running(server: Server, count: int) -> None:
         watch.wait_for(running=count)
 
 
-def is_refused(server: Server) -> bool:
-    """Return whether the server has stopped listening."""
-    try:
-        RawConnection(server.url).close()
-    except ConnectionRefusedError:
-        return True
-    except ConnectionResetError:  # the connection was still in the listener's queue
-        return False
-    return False
-
-
 def test_sigterm_drains_streams_and_rejects_new_requests() -> None:
     with Server.start("--shutdown-timeout", str(PATIENCE), "--keep-alive", str(PATIENCE)) as server:
-        kept = RawConnection(server.url)
-        assert kept.send(READY).reply().status == 200
+        assert server.request("/ready").status == 200
         stream = streaming(server, n=4, max_tokens=1900)  # long enough for all that follows
         server.process.send_signal(signal.SIGTERM)
         wait_until(
-            lambda: kept.send(READY).reply().status == 503, "/ready does not report that the server is shutting down"
+            lambda: server.request("/ready").status == 503, "the server does not report that it is shutting down"
         )
-        refused = kept.send(post(COMPLETIONS, {"prompt": "x"})).reply()
-        assert (refused.status, refused.error["code"], refused.headers["connection"]) == (503, "shutting_down", "close")
-        assert int(refused.headers["retry-after"]) >= 1
-        wait_until(lambda: is_refused(server), "the server accepts connections while it shuts down")
+        for path, body in (("/health", None), ("/ready", None), (COMPLETIONS, {"prompt": "x"})):
+            refused = server.request(path, body)  # on a new connection: the server still listens
+            assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+            assert "shutting down" in refused.error["message"]
+            assert int(refused.headers["retry-after"]) >= 1
+        assert server.request("/version").status == 200
         *events, done = events_of(stream.read())
         assert done == "[DONE]"
         assert events[-1]["choices"][0]["finish_reason"] == "length"
@@ -95,19 +87,63 @@ def test_sigint_ends_the_server_at_once_and_leaves_nothing_behind(tmp_path: Path
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_requests_get_an_error_and_the_server_ends_when_the_engine_dies() -> None:
+@pytest.mark.parametrize(("number", "report"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "Fatal Python error")])
+def test_requests_get_an_error_and_the_server_ends_when_the_engine_dies(number: signal.Signals, report: str) -> None:
     with Server.start("--max-restarts", "0") as server:
         many = {"n": 16, "max_tokens": 2000}
         stream = streaming(server, **many)
         whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **many, "stream": False}))
         running(server, 32)
-        os.kill(engine_pid(server), signal.SIGKILL)
+        os.kill(engine_pid(server), number)
         *_, error, done = events_of(stream.read())
         assert (error["error"]["code"], error["error"]["type"], done) == ("engine_dead", "server_error", "[DONE]")
         reply = whole.reply()
         assert (reply.status, reply.error["code"]) == (503, "engine_dead")
+        for given in (error["error"], reply.error):  # without the report, which holds stacks and paths
+            form = rf"the engine was killed by {number.name}( \([a-z, ]+\))?; send this request again"
+            assert re.fullmatch(form, given["message"])
         assert server.process.wait(PATIENCE) == 1
-        wait_until(lambda: any("SIGKILL" in line or "signal 9" in line for line in server.log), f"{server.log}")
+        wait_until(lambda: any(report in line for line in server.log), f"{server.log}")
+
+
+def test_health_checks_do_not_keep_the_server_from_ending() -> None:
+    with Server.start("--shutdown-timeout", str(10 * PATIENCE)) as server:
+        ended = threading.Event()
+
+        def check() -> None:
+            with suppress(OSError, http.client.HTTPException):
+                while not ended.is_set():
+                    server.request("/health")
+
+        threads = [threading.Thread(target=check) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        assert server.stop() == 128 + signal.SIGTERM
+        ended.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+
+def test_a_stopped_engine_ends_with_the_server() -> None:
+    with Server.start("--shutdown-timeout", "0.2") as server:
+        pid = engine_pid(server)
+        stream = streaming(server)
+        os.kill(pid, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        assert events_of(stream.read())[-2]["error"]["code"] == "shutting_down"
+        assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_stopped_engine_ends_when_the_server_is_killed() -> None:
+    with Server.start() as server:
+        pid = engine_pid(server)
+        folder = Path(server.engine_address.removeprefix("ipc://")).parent
+        os.kill(pid, signal.SIGSTOP)
+        server.process.kill()
+        server.process.wait(PATIENCE)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the engine stays")
+        assert not folder.exists()
 
 
 @pytest.mark.parametrize("taken", ["a server", "a file"])

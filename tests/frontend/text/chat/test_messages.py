@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from chat_templates import DEEPSEEK, LLAMA, PLAIN, QWEN
 
+from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.messages import check_messages
-from quire.frontend.text.chat.template import ChatTemplate, ChatTemplateError
+from quire.frontend.text.chat.template import ChatTemplate
 
 HELLO: dict[str, Any] = {"role": "user", "content": "Hello"}
 

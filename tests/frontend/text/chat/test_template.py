@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.frontend.engine_args import DEMO_MODEL
-from quire.frontend.text.chat.template import ChatTemplate, ChatTemplateError, load_chat_template
+from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.template import ChatTemplate
 
 CHATML = """\
 {%- for message in messages %}
@@ -174,26 +173,3 @@ def test_a_long_conversation_passes() -> None:
     assert text.count("USER") == 500
     one = [{"role": "user", "content": "abc " * 2_000_000}]
     assert len(render(CHATML, one)) > 8_000_000
-
-
-def test_templates_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ChatTemplateError, match=r"no chat template .*give a prompt instead of messages"):
-        load_chat_template(tmp_path)
-    config = {"chat_template": [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": {"content": "<s>"}}))
-    assert load_chat_template(tmp_path).render(HELLO) == "A"
-    assert load_chat_template(tmp_path, "tool_use").render(HELLO) == "B"
-    assert load_chat_template(tmp_path, source="{{ bos_token }}").render(HELLO) == "<s>"
-    with pytest.raises(ChatTemplateError, match="no chat template named 'rag'; it has default, tool_use"):
-        load_chat_template(tmp_path, "rag")
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert load_chat_template(tmp_path).render(HELLO) == "Hello"
-
-
-def test_the_demo_model_has_one() -> None:
-    if not (Path(DEMO_MODEL) / "tokenizer_config.json").exists():
-        pytest.skip("the demo model is not there")
-    text = load_chat_template(DEMO_MODEL).render([{"role": "user", "content": " Tell me a tale "}])
-    assert "Tell me a tale" in text
-    with pytest.raises(ChatTemplateError, match="role must be"):
-        load_chat_template(DEMO_MODEL).render([{"role": "narrator", "content": "x"}])

@@ -1,0 +1,62 @@
+"""The process of a `TemplateRenderer`: renders conversations one after the other until its input ends.
+
+The kernel enforces the limits, so that they hold whatever a template does: SIGPROF ends the process when a rendering
+has used its CPU time, and an allocation beyond its memory fails.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.render_protocol import MAX_CHARS, RENDER_BYTES, RENDER_SECONDS, RenderReply, RenderRequest
+from quire.frontend.text.chat.template import ChatTemplate
+
+
+def main() -> None:
+    """Answer requests from the socket that is this process's standard input."""
+    _limit_memory()
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    connection: Connection[bytes, bytes] = Connection(0)
+    try:
+        while True:
+            frame = connection.recv_bytes()
+            signal.setitimer(signal.ITIMER_PROF, RENDER_SECONDS)
+            reply = msgspec.msgpack.encode(_reply(frame))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send_bytes(reply)
+    except (EOFError, ConnectionError):  # the owner has closed the renderer, or is gone
+        return
+
+
+def _reply(frame: bytes) -> RenderReply:
+    try:
+        request = msgspec.msgpack.decode(frame, type=RenderRequest)
+        template = ChatTemplate(request.template.source, request.template.variables)
+        text = template.render(request.messages, **request.options)
+    except ChatTemplateError as error:
+        return RenderReply(None, str(error))
+    if len(text) > MAX_CHARS:
+        return RenderReply(
+            None,
+            f"the model's chat template writes {len(text)} characters for these messages, and a prompt may have "
+            f"{MAX_CHARS}; send shorter messages",
+        )
+    return RenderReply(text)
+
+
+def _limit_memory() -> None:
+    in_use = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = in_use + RENDER_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main()

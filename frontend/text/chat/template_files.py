@@ -1,0 +1,61 @@
+"""Chat templates in the files of a model; `renderer` renders them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.tokenizer_files import read_json, special_tokens
+
+
+class TemplateSource(msgspec.Struct, frozen=True):
+    """A chat template. `source` is Jinja; `variables` are the special tokens it may name (`bos_token`, ...)."""
+
+    source: str
+    variables: dict[str, Any]
+
+
+def find_template(folder: str | os.PathLike[str], name: str = "default", source: str | None = None) -> TemplateSource:
+    """Return the chat template `name` of a model folder, or `source` in its place.
+
+    Raises ChatTemplateError if the folder has none.
+    """
+    path = Path(folder)
+    if source is None:
+        sources = template_sources(path)
+        if name not in sources:
+            raise ChatTemplateError(_missing(path, name, sorted(sources)))
+        source = sources[name]
+    return TemplateSource(source, special_tokens(path, read_json(path, "tokenizer_config.json")))
+
+
+def template_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the chat templates of a model folder by name; the main one is `default`.
+
+    chat_template.jinja and additional_chat_templates/*.jinja override tokenizer_config.json.
+    """
+    path = Path(folder)
+    listed = read_json(path, "tokenizer_config.json").get("chat_template")
+    if listed is None:
+        listed = read_json(path, "chat_template.json").get("chat_template")
+    if isinstance(listed, str):
+        sources = {"default": listed}
+    else:
+        sources = {str(entry["name"]): str(entry["template"]) for entry in listed or []}
+    for file in [*sorted(path.glob("additional_chat_templates/*.jinja")), path / "chat_template.jinja"]:
+        if file.is_file():
+            sources["default" if file.name == "chat_template.jinja" else file.stem] = file.read_text(encoding="utf-8")
+    return sources
+
+
+def _missing(path: Path, name: str, known: list[str]) -> str:
+    if known:
+        return f"model folder {path} has no chat template named {name!r}; it has {', '.join(known)}"
+    return (
+        f"model folder {path} has no chat template (neither in tokenizer_config.json nor in chat_template.jinja); "
+        "it is a base model: give a prompt instead of messages, or add a template"
+    )
