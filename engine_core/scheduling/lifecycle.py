@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from quire.engine_core.decoding.parallel_samples import ParallelSamples, num_shared_tokens
@@ -10,7 +10,6 @@ from quire.engine_core.executor import Executor
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
 from quire.engine_core.scheduling.batch import ScheduleEvent
 from quire.engine_core.scheduling.pins import Pins
-from quire.engine_core.scheduling.policies import Policy
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType
@@ -29,9 +28,11 @@ class ScheduleCounters:
 class RequestLifecycle:
     """The waiting and the running requests. Requests enter by `add` and leave by `remove`, whatever their state."""
 
-    def __init__(self, executor: Executor, limits: EngineShape, policy: Policy, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, executor: Executor, limits: EngineShape, waiting: WaitingQueue, clock: Callable[[], float]
+    ) -> None:
         self.running: dict[Request, None] = {}  # in order of start
-        self.waiting = WaitingQueue(policy)
+        self.waiting = waiting
         self.pins = Pins(executor.sequences)
         self.samples = ParallelSamples()
         self.counters = ScheduleCounters()
@@ -75,6 +76,7 @@ class RequestLifecycle:
             del self.running[request]
         else:
             self.waiting.remove(request)
+        self.waiting.settle(request)
         if (successor := self.samples.leave(request)) is not None:
             self._transfer_pages(request, successor)
         request.decoding.close(request, self._sequences)
@@ -106,9 +108,9 @@ class RequestLifecycle:
             raise self._lacks_promised_pages(request)
         return found
 
-    def leave_queue(self, request: Request) -> None:
-        """Take a request that has started out of the waiting queue."""
-        self.waiting.remove(request)
+    def leave_queue(self, requests: Collection[Request]) -> None:
+        """Take requests that have started out of the waiting queue."""
+        self.waiting.start(requests)
 
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's pages and queue it again."""
@@ -150,8 +152,8 @@ class RequestLifecycle:
         ):
             return
         if (found := self._fork(successor, source)) is not None:
-            self.waiting.remove(successor)
             self._run(successor, found)
+            self.waiting.start([successor])
 
     def _run(self, request: Request, found: int) -> None:
         """Let a request run from now on; it has pages for its tokens, of which `found` are computed."""
