@@ -17,18 +17,18 @@ from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest
 
 
-class Load(NamedTuple):
+class QueueLoad(NamedTuple):
     """Requests, and the tokens of their prompts."""
 
     num_requests: int = 0
     num_tokens: int = 0
 
-    def plus(self, other: Load) -> Load:
+    def plus(self, other: QueueLoad) -> QueueLoad:
         """Return the sum."""
-        return Load(self.num_requests + other.num_requests, self.num_tokens + other.num_tokens)
+        return QueueLoad(self.num_requests + other.num_requests, self.num_tokens + other.num_tokens)
 
 
-NO_LOAD = Load()
+NO_LOAD = QueueLoad()
 
 
 class InboundRequests:
@@ -36,14 +36,14 @@ class InboundRequests:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loads: dict[TenantName, Load] = {}
+        self._loads: dict[TenantName, QueueLoad] = {}
         self._total = NO_LOAD
         self._ids: Counter[tuple[bytes, str]] = Counter()  # an id may come again before the first is received
 
     def let_in(self, client_id: bytes, message: EngineCoreRequest) -> None:
         """Count a request; on the socket's thread."""
         with self._lock:
-            self._count(tenant_of(client_id, message), Load(1, len(message.prompt_token_ids)))
+            self._count(tenant_of(client_id, message), QueueLoad(1, len(message.prompt_token_ids)))
             self._ids[client_id, message.request_id] += 1
 
     def receive(self, client_id: bytes, message: EngineCoreRequest) -> None:
@@ -51,7 +51,7 @@ class InboundRequests:
         tenant = tenant_of(client_id, message)
         with self._lock:
             if tenant in self._loads:
-                self._count(tenant, Load(-1, -len(message.prompt_token_ids)))
+                self._count(tenant, QueueLoad(-1, -len(message.prompt_token_ids)))
 
     def forget(self, client_id: bytes, message: EngineCoreRequest) -> None:
         """Forget an id; in the step loop, once it has added or rejected the request. No effect without a socket."""
@@ -67,8 +67,8 @@ class InboundRequests:
         return (client_id, request_id) in self._ids
 
     @property
-    def total(self) -> Load:
-        """Load of all tenants."""
+    def total(self) -> QueueLoad:
+        """QueueLoad of all tenants."""
         return self._total
 
     @property
@@ -76,11 +76,11 @@ class InboundRequests:
         """Number of tenants that have one."""
         return len(self._loads)
 
-    def load_of(self, tenant: TenantName) -> Load:
+    def load_of(self, tenant: TenantName) -> QueueLoad:
         """Return the load of a tenant."""
         return self._loads.get(tenant, NO_LOAD)
 
-    def _count(self, tenant: TenantName, more: Load) -> None:
+    def _count(self, tenant: TenantName, more: QueueLoad) -> None:
         self._total = self._total.plus(more)
         load = self.load_of(tenant).plus(more)
         if load.num_requests:
@@ -103,8 +103,8 @@ class Room:
     def check(self, client_id: bytes, message: EngineCoreRequest, inbound: InboundRequests = NO_REQUESTS) -> None:
         """Raise OverloadedError if there is no room for a request after those that wait and the inbound ones."""
         limits, waiting, tenant = self._limits, self._waiting, tenant_of(client_id, message)
-        own = inbound.load_of(tenant).plus(Load(*waiting.load_of(tenant)))
-        total = inbound.total.plus(Load(len(waiting), waiting.num_tokens))
+        own = inbound.load_of(tenant).plus(QueueLoad(*waiting.load_of(tenant)))
+        total = inbound.total.plus(QueueLoad(len(waiting), waiting.num_tokens))
         most, num_tokens = limits.max_waiting_requests_per_client, len(message.prompt_token_ids)
         if most is not None and own.num_requests >= most:
             raise OverloadedError(

@@ -34,8 +34,12 @@ class RequestTable:
         send: Callable[[ClientMessage], None],
         eos_token_ids: list[int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        names_tenants: bool = True,
     ) -> None:
+        """`names_tenants`: the engine lets this client name the tenants of its requests; else it is one for all."""
         self._send = send
+        self._names_tenants = names_tenants
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._ids = itertools.count()
@@ -70,6 +74,7 @@ class RequestTable:
                     request.options.timeout,
                     wire_ids[0] if wire_ids else None,
                     request.pooling,
+                    request.options.tenant if self._names_tenants else "",
                 )
                 self._send(message)
                 wire_ids.append(wire_id)

@@ -91,7 +91,7 @@ def test_a_file_that_is_no_socket_is_left_alone(context: Context, address: str) 
 
 
 def test_no_other_user_may_ever_open_a_socket_file(context: Context, address: str) -> None:
-    path, modes = ipc_path(address), []
+    path, modes = ipc_path(address), list[int]()
     assert path is not None
 
     def bind(self: zmq.Socket[bytes], endpoint: str) -> None:

@@ -74,7 +74,7 @@ def test_a_tenant_alone_has_the_order_of_the_policy(policy: str, requests: list[
 def test_every_request_starts_once_and_tenants_keep_their_order(
     policy: str, rounds: list[tuple[list[tuple[str, int, int]], int]]
 ) -> None:
-    queue, added, started = Queue(policy), [], []
+    queue, added, started = Queue(policy), list[Request](), list[Request]()
     for additions, num_starts in [*rounds, ([], 1 << 20)]:
         queue.now += 0.5
         added += [queue.add(*addition) for addition in additions]
