@@ -138,9 +138,9 @@ class FairShares:
 
         They must not change meanwhile. A step takes few of many, so each tenant is arranged when its turn comes.
         """
-        if len(self._order) == 1:
-            return arrange(self._order[0][1].ready())
-        return self._merge(arrange)
+        if len(self._order) > 1:
+            return self._merge(arrange)
+        return arrange(self._order[0][1].ready()) if self._order else ()
 
     def _merge(self, arrange: Arrange) -> Iterator[Request]:
         tenants = iter(self._order)
