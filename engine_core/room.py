@@ -68,7 +68,7 @@ class InboundRequests:
 
     @property
     def total(self) -> QueueLoad:
-        """QueueLoad of all tenants."""
+        """Load of all tenants."""
         return self._total
 
     @property

@@ -81,8 +81,8 @@ class FairShares:
         """Return a tenant, unless it is forgotten, as it has nothing waiting. May be called by any thread."""
         return self._tenants.get(name)
 
-    def enter(self, request: Request) -> Tenant:
-        """Count a waiting request; return its tenant."""
+    def enter(self, request: Request) -> None:
+        """Count a waiting request."""
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             self._forget_idle()
@@ -91,7 +91,6 @@ class FairShares:
         self.num_waiting_tenants += tenant.num_waiting == 0
         tenant.num_waiting += 1
         tenant.num_tokens += request.num_prompt_tokens
-        return tenant
 
     def leave(self, request: Request) -> None:
         """Stop counting a request, which waits no longer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.engine_core.decoding.parallel_samples import ParallelSamples, num_shared_tokens
@@ -108,9 +108,9 @@ class RequestLifecycle:
             raise self._lacks_promised_pages(request)
         return found
 
-    def leave_queue(self, requests: Collection[Request]) -> None:
-        """Take requests that have started out of the waiting queue."""
-        self.waiting.start(requests)
+    def leave_queue(self, request: Request) -> None:
+        """Take a request that has started out of the waiting queue."""
+        self.waiting.start(request)
 
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's pages and queue it again."""
@@ -153,7 +153,7 @@ class RequestLifecycle:
             return
         if (found := self._fork(successor, source)) is not None:
             self._run(successor, found)
-            self.waiting.start([successor])
+            self.waiting.start(successor)
 
     def _run(self, request: Request, found: int) -> None:
         """Let a request run from now on; it has pages for its tokens, of which `found` are computed."""

@@ -145,7 +145,9 @@ class Scheduler:
             budget -= self.prefill_budget.least_chunk(request) if prefills or admitted else 0
             admitted.append(request)
             computing.add(match.next_page)
-        self._requests.leave_queue(admitted)
+        self.waiting.note_admitted(admitted)
+        for request in admitted:
+            self._requests.leave_queue(request)
         return admitted
 
     def _chunk_budget(self, prefills: Sequence[Request], max_cost: float) -> float:

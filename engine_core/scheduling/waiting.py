@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from quire.engine_core.request import Request, TenantName
 from quire.engine_core.scheduling.fairness import FairShares
@@ -79,17 +79,19 @@ class WaitingQueue:
             self._shares.remove(request)
         self._leave(request)
 
-    def start(self, requests: Collection[Request]) -> None:
-        """Remove requests that have started, and charge them to their tenants."""
+    def note_admitted(self, requests: Iterable[Request]) -> None:
+        """Let the policy note which of the arranged requests were admitted; they still wait."""
         by_tenant: defaultdict[TenantName, list[Request]] = defaultdict(list)
         for request in requests:
             by_tenant[request.tenant].append(request)
         for name, own in by_tenant.items():
             if (tenant := self._shares.get(name)) is not None:
                 self._policy.admitted(tenant.ready(), own)
-        for request in requests:
-            self._shares.charge(request)
-            self.remove(request)
+
+    def start(self, request: Request) -> None:
+        """Remove a request that has started, and charge it to its tenant."""
+        self._shares.charge(request)
+        self.remove(request)
 
     def settle(self, request: Request) -> None:
         """Charge a request that ends by what it has taken."""

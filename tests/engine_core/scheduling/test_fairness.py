@@ -44,7 +44,7 @@ class Queue:
 
     def start_next(self) -> Request:
         request = next(iter(self.waiting.ready()))
-        self.waiting.start([request])
+        self.waiting.start(request)
         return request
 
 
@@ -159,7 +159,7 @@ def test_cached_tokens_cost_nothing() -> None:
     queue.start_next()
     cached = next(iter(queue.waiting.ready()))
     cached.num_cached_tokens = 10
-    queue.waiting.start([cached])
+    queue.waiting.start(cached)
     assert tenants_of([cached, queue.start_next(), queue.start_next()]) == "bba"
 
 
