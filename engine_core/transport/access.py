@@ -1,7 +1,7 @@
 """Access: what a client may do, by its role.
 
-Whoever reaches an engine over its UNIX socket owns it: only its own user, and root, can open the file. Over tcp the
-role is that of the client's CURVE key; without keys nobody is an administrator.
+The role is that of the client's CURVE key. Without keys, whoever reaches an engine over its UNIX socket owns it, since
+only the engine's user and root can open the file, and nobody over tcp is an administrator.
 """
 
 from __future__ import annotations

@@ -677,6 +677,13 @@ def test_a_key_is_one_tenant_however_many_connections_it_has(
     assert tenants[0] == tenants[1] != ""
 
 
+def test_with_keys_the_socket_file_makes_no_administrator(make_engine: MakeServer, tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    engine = make_engine(security=Security(tmp_path / "keys"))
+    client = engine.client(security=Security(folder_of(tmp_path / "keys", "client.secret")))
+    assert client.hello().role is Role.CLIENT
+
+
 def test_an_administrators_key_may_name_tenants(make_engine: MakeServer, tmp_path: Path) -> None:
     generate_keys(tmp_path / "keys")
     engine = make_engine("tcp://127.0.0.1:0", security=Security(tmp_path / "keys"))
