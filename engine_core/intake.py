@@ -1,10 +1,8 @@
-"""The intake of requests: a bounded queue, checks, and what lies between the socket's thread and the step loop."""
+"""The intake of requests: checks, and the place of each in the queue."""
 
 from __future__ import annotations
 
 import random
-import threading
-from collections import Counter
 from collections.abc import Callable
 
 from quire.engine_core.decoding import decoding_type
@@ -13,11 +11,11 @@ from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request
+from quire.engine_core.room import NO_REQUESTS, InboundRequests, Room
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import (
     RejectedError,
     ShuttingDownError,
-    check_queue,
     check_shared_prompt,
 )
 from quire.protocol.engine_shape import EngineShape
@@ -47,7 +45,7 @@ class Intake:
     ) -> None:
         """`seed` gives the seeds of requests that bring none."""
         self.draining = False  # open requests go on, new ones are rejected
-        self._waiting = waiting
+        self._room = Room(waiting, limits)
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
@@ -66,7 +64,7 @@ class Intake:
         in_use = self._inbound.holds(client_id, request_id) or self._requests.find(client_id, request_id) is not None
         if not in_use:  # else `receive` answers
             try:
-                self._check_room(message, self._inbound.num_requests, self._inbound.num_tokens)
+                self._check_room(client_id, message, self._inbound)
             except RejectedError as error:
                 return EngineCoreOutputs([_rejection(message, error)], None, self._clock())
         self._inbound.let_in(client_id, message)
@@ -74,7 +72,7 @@ class Intake:
 
     def receive(self, client_id: bytes, message: EngineCoreRequest) -> None:
         """Queue a request, or answer it with an error."""
-        self._inbound.receive(message)
+        self._inbound.receive(client_id, message)
         try:
             if self._requests.find(client_id, message.request_id) is None:
                 self._add(client_id, message)
@@ -88,7 +86,7 @@ class Intake:
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
-        self._check_room(message)
+        self._check_room(client_id, message)
         kind = decoding_type(message)
         kind.check(message, limits)
         if message.shares_prompt_with is not None:
@@ -112,59 +110,11 @@ class Intake:
             share_prompt(request, other, limits)
         self._requests.add(request)
 
-    def _check_room(self, message: EngineCoreRequest, num_requests: int = 0, num_tokens: int = 0) -> None:
-        """Raise RejectedError if the queue is full, counting these inbound requests and prompt tokens."""
+    def _check_room(self, client_id: bytes, message: EngineCoreRequest, inbound: InboundRequests = NO_REQUESTS) -> None:
+        """Raise RejectedError if the queue is full, counting the inbound requests."""
         if self.draining:
             raise ShuttingDownError("the engine is shutting down and takes no more requests; send it to another engine")
-        num_requests, num_tokens = num_requests + len(self._waiting), num_tokens + self._waiting.num_tokens
-        check_queue(message, num_requests, num_tokens, self._limits)
-
-
-class InboundRequests:
-    """Requests that the socket's thread has let in and the step loop has not received yet.
-
-    Each thread writes its own half of the sums; the ids need a lock.
-    """
-
-    def __init__(self) -> None:
-        self._let_in = self._let_in_tokens = self._received = self._received_tokens = 0
-        self._lock = threading.Lock()
-        self._ids: Counter[tuple[bytes, str]] = Counter()  # an id may come again before the first is received
-
-    def let_in(self, client_id: bytes, message: EngineCoreRequest) -> None:
-        """Count a request; on the socket's thread."""
-        self._let_in += 1
-        self._let_in_tokens += len(message.prompt_token_ids)
-        with self._lock:
-            self._ids[client_id, message.request_id] += 1
-
-    def receive(self, message: EngineCoreRequest) -> None:
-        """Stop counting a request; in the step loop, which counts it from here on."""
-        self._received += 1
-        self._received_tokens += len(message.prompt_token_ids)
-
-    def forget(self, client_id: bytes, message: EngineCoreRequest) -> None:
-        """Forget an id; in the step loop, once it has added or rejected the request. No effect without a socket."""
-        key = client_id, message.request_id
-        with self._lock:
-            if self._ids[key] > 1:
-                self._ids[key] -= 1
-            else:
-                del self._ids[key]
-
-    def holds(self, client_id: bytes, request_id: str) -> bool:
-        """Return True if a request with this id has been let in, and the step loop is not done with it."""
-        return (client_id, request_id) in self._ids
-
-    @property
-    def num_requests(self) -> int:
-        """Number of inbound requests; 0 without a socket."""
-        return max(0, self._let_in - self._received)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of their prompts."""
-        return max(0, self._let_in_tokens - self._received_tokens)
+        self._room.check(client_id, message, inbound)
 
 
 def _rejection(message: EngineCoreRequest, error: RejectedError) -> EngineCoreOutput:

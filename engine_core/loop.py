@@ -7,13 +7,38 @@ import math
 import os
 import queue
 import time
+from collections import deque
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.transport.server import EngineServer, Inbox
-from quire.protocol.messages import UtilityCall
+from quire.engine_core.transport.server import ClientId, EngineServer, Inbox
+from quire.protocol.messages import ClientMessage, UtilityCall
 
 IDLE_SECONDS = 1.0  # longest sleep, after which the loop checks that its parent is alive
+_RECEIVE_SECONDS = 0.01  # between two steps: a flood of messages delays no running request
 _SHUTDOWN = (b"", UtilityCall(0, "shutdown"))  # like a client's call, but from none
+
+
+class Mail:
+    """Messages that the loop has yet to receive: those of one client in order, the clients in turn."""
+
+    def __init__(self) -> None:
+        self._by_client: dict[ClientId, deque[ClientMessage]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_client)
+
+    def put(self, client_id: ClientId, message: ClientMessage) -> None:
+        """Add a message."""
+        self._by_client.setdefault(client_id, deque()).append(message)
+
+    def take(self) -> tuple[ClientId, ClientMessage]:
+        """Remove and return the next message. There must be one."""
+        client_id = next(iter(self._by_client))
+        own = self._by_client.pop(client_id)
+        message = own.popleft()
+        if own:
+            self._by_client[client_id] = own
+        return client_id, message
 
 
 class EngineLoop:
@@ -26,6 +51,7 @@ class EngineLoop:
         self._core = core
         self._server = server
         self._inbox = inbox
+        self._mail = Mail()  # out of the inbox
         self._drain_seconds = drain_seconds
         self._parent = parent
         self._deadline = math.inf
@@ -52,7 +78,7 @@ class EngineLoop:
                 self._core.end_all(f"the engine failed: {error}")
             raise
         self._core.drain()
-        self._receive_waiting()  # to be rejected, not left without an answer
+        self._receive_waiting(math.inf)  # to be rejected, not left without an answer
         self._core.end_all()
 
     def _is_over(self) -> bool:
@@ -64,27 +90,31 @@ class EngineLoop:
         is_drained = False
         if self._core.draining:
             self._deadline = min(self._deadline, now + self._drain_seconds)
-            is_drained = not self._core.has_requests and self._inbox.empty()
+            is_drained = not self._core.has_requests and not self._mail and self._inbox.empty()
         return is_drained or now >= self._deadline
 
     def _receive(self) -> None:
-        if not self._core.has_work:
+        if not self._core.has_work and not self._mail:
             self._sleep()
-        self._receive_waiting()
+        self._receive_waiting(_RECEIVE_SECONDS)
 
-    def _receive_waiting(self) -> None:
-        """Receive what is in the inbox now, not what comes meanwhile: a flood must not keep the loop from stepping."""
+    def _receive_waiting(self, seconds: float) -> None:
+        """Receive what is there now, for that long; a flood must not keep the loop from stepping."""
         for _ in range(self._inbox.qsize()):
-            self._core.receive(*self._inbox.get_nowait())
+            self._mail.put(*self._inbox.get_nowait())
+        end = time.monotonic() + seconds
+        while self._mail:
+            self._core.receive(*self._mail.take())
+            if time.monotonic() > end:
+                return
 
     def _sleep(self) -> None:
         self._server.last_step = math.inf
         try:
-            message = self._inbox.get(timeout=IDLE_SECONDS)
+            self._mail.put(*self._inbox.get(timeout=IDLE_SECONDS))
         except queue.Empty:
             self._collect_garbage()
         else:
-            self._core.receive(*message)
             self._is_clean = False
         self._server.last_step = time.monotonic()
 

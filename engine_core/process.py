@@ -157,6 +157,7 @@ def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineSha
         max_waiting_requests=parsed.max_waiting_requests,
         max_waiting_tokens=parsed.max_waiting_tokens,
         hidden_size=runner.hidden_size,
+        max_waiting_requests_per_client=parsed.max_waiting_requests_per_client,
     )
 
 

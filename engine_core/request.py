@@ -23,6 +23,14 @@ from quire.protocol.messages import (
 
 NO_SLOT = -1
 
+TenantName = str | bytes
+"""The tenant of a request: the name that an administrator gave, else the id of the client."""
+
+
+def tenant_of(client_id: bytes, message: EngineCoreRequest) -> TenantName:
+    """Return the tenant of a client's request."""
+    return message.tenant or client_id
+
 
 class RequestStatus(enum.Enum):
     """The state of a request in the engine."""
@@ -164,6 +172,8 @@ class Request:
     num_reserved_tokens: int = 0  # positions that its KV pages cover
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
+    tenant: TenantName = b""
+    num_charged_tokens: float = 0.0  # to its tenant
     num_times_passed_over: int = 0  # steps in which the policy admitted a later request
     queue_key: float = 0.0  # its place in the waiting queue
     constraint: Constraint | None = field(default=None, repr=False)
@@ -202,6 +212,7 @@ class Request:
             arrival=now,
             deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
+            tenant=tenant_of(client_id, message),
         )
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Protocol
 
 import msgspec
 
-from quire.engine_core.request import Request, RequestStatus
+from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.engine_core.trace import Tracer
@@ -60,11 +60,6 @@ def collect_stats(last: SchedulerStats, scheduler: Scheduler, sequences: Sequenc
         pages_held=sequences.held_pages,
         pages_total=scheduler.limits.num_pages,
     )
-
-
-def num_deferred(waiting: Iterable[Request]) -> int:
-    """Count the waiting requests that wait for something other than room."""
-    return sum(request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR for request in waiting)
 
 
 def add_step(totals: EngineTotals, last: SchedulerStats) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.engine_core.stats import EngineState, num_deferred, take_snapshot
+from quire.engine_core.stats import EngineState, take_snapshot
 from quire.engine_core.validation import check_prefix
 from quire.protocol.messages import UtilityCall
 
@@ -20,7 +20,7 @@ def perform(core: EngineState, client_id: bytes, call: UtilityCall) -> object:
 
 
 def _stats(core: EngineState, _client_id: bytes, _call: UtilityCall) -> object:
-    more = {"deferred": num_deferred(core.scheduler.waiting), "totals": msgspec.to_builtins(core.totals)}
+    more = {"deferred": core.scheduler.waiting.num_held, "totals": msgspec.to_builtins(core.totals)}
     return msgspec.structs.asdict(core.stats) | more | core.server_stats()
 
 

@@ -14,6 +14,7 @@ from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     LOGIT_BIAS,
     MAX_SALT,
+    MAX_TENANT,
     PRIORITY,
     SAMPLING_RANGES,
     EngineCoreRequest,
@@ -167,21 +168,13 @@ def check_service(request: EngineCoreRequest, limits: EngineShape) -> None:
     if request.timeout is not None and not 0 < request.timeout < math.inf:
         raise RejectedError(f"timeout={request.timeout!r} must be a number of seconds above 0, or None")
     _check_salt(request.cache_salt)
+    if len(request.tenant) > MAX_TENANT:
+        raise RejectedError(f"tenant has {len(request.tenant)} characters; it may have {MAX_TENANT}")
 
 
 def _check_salt(cache_salt: str) -> None:
     if len(cache_salt) > MAX_SALT:
         raise RejectedError(f"cache_salt has {len(cache_salt)} characters; it may have {MAX_SALT}")
-
-
-def check_queue(request: EngineCoreRequest, num_waiting: int, waiting_tokens: int, limits: EngineShape) -> None:
-    """Raise OverloadedError if the waiting queue has no room for the request."""
-    tokens = waiting_tokens + len(request.prompt_token_ids)
-    if num_waiting >= limits.max_waiting_requests or tokens > limits.max_waiting_tokens:
-        raise OverloadedError(
-            f"the engine is overloaded: {num_waiting} requests with {waiting_tokens} prompt tokens are waiting, and "
-            f"{limits.max_waiting_requests} requests with {limits.max_waiting_tokens} tokens may; try again later"
-        )
 
 
 def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> None:

@@ -31,7 +31,7 @@ from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import EngineSnapshot, Ready, StepTrace
+from quire.protocol.messages import EngineSnapshot, Ready, Role, StepTrace
 
 T = TypeVar("T")
 OutputKind = Literal["cumulative", "delta"]
@@ -54,7 +54,8 @@ class AsyncLLM(AnswerParsing):
         self._deliveries = DeliveryQueue()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._deliveries.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
-        self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)
+        is_admin = self._engine.client.ready.role is Role.ADMIN
+        self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids, names_tenants=is_admin)
         self._streams = RequestStreams(self._deliveries, self._table)
         self._request_ids = itertools.count()
         # Of their own, so that a chat template that takes long delays chats only.
@@ -73,6 +74,7 @@ class AsyncLLM(AnswerParsing):
         cache_salt: str = "",
         timeout: float | None = None,
         trace: TraceContext | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one prompt; the last is `finished`.
 
@@ -87,7 +89,8 @@ class AsyncLLM(AnswerParsing):
 
         `priority`: lower runs first, under the policy `priority`. `cache_salt`: share KV pages only with requests of
         the same salt. `timeout`: end the request after this many seconds with finish reason "timeout", even if it is
-        still waiting. `trace`: context for spans, see `add_observer`.
+        still waiting. `trace`: context for spans, see `add_observer`. `tenant`: name of the party that the request is
+        for. Tenants share the engine fairly; all those of a client that is no administrator are one.
         """
 
         async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
@@ -96,7 +99,7 @@ class AsyncLLM(AnswerParsing):
             )
             return made, params
 
-        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("text_completion"))
+        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("text_completion"), tenant)
         return self._stream(make, sampling_params, request_id, output_kind, options)
 
     async def embed(
@@ -111,6 +114,7 @@ class AsyncLLM(AnswerParsing):
         cache_salt: str = "",
         timeout: float | None = None,  # noqa: ASYNC109 - the engine's timeout
         trace: TraceContext | None = None,
+        tenant: str = "",
     ) -> EmbeddingRequestOutput:
         """Compute the embedding of one prompt, which may be as long as the context.
 
@@ -122,7 +126,7 @@ class AsyncLLM(AnswerParsing):
         (made,) = await self.prompts(
             [prompt], truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
         )
-        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("embeddings"))
+        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("embeddings"), tenant)
         request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
         stream = self._streams.open(request)
         try:
@@ -167,6 +171,7 @@ class AsyncLLM(AnswerParsing):
         cache_salt: str = "",
         timeout: float | None = None,
         trace: TraceContext | None = None,
+        tenant: str = "",
         **template: Unpack[TemplateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to a conversation, rendered as a prompt by the chat template; otherwise like `generate`.
@@ -186,7 +191,7 @@ class AsyncLLM(AnswerParsing):
         async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
             return await self._on_chat_thread(functools.partial(input_of, params))
 
-        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"))
+        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"), tenant)
         return self._stream(make, sampling_params, request_id, output_kind, options, use)
 
     async def abort(self, request_id: str) -> None:

@@ -60,6 +60,8 @@ class EngineOptions:
         long_prefill_token_threshold: Tokens of one prompt in a step; 0: as many as hardly slow decoding requests down.
         max_waiting_requests: Most waiting requests; more are rejected.
         max_waiting_tokens: Most prompt tokens of waiting requests; more are rejected.
+        max_waiting_requests_per_client: Most waiting requests of one client, or of one API key of an HTTP server; more
+            are rejected. Default: all that may wait, as long as no other client needs its share of them.
 
     Structured outputs:
         grammar_timeout: Seconds that compiling the grammar of a request may take.
@@ -87,6 +89,7 @@ class EngineOptions:
     long_prefill_token_threshold: Annotated[int, Option("TOKENS", Range(0, STEP_TOKENS))] = 0
     max_waiting_requests: Annotated[int, Option("N", COUNT)] = 4096
     max_waiting_tokens: Annotated[int, Option("TOKENS", COUNT)] = 1 << 24
+    max_waiting_requests_per_client: Annotated[int | None, Option("N", COUNT)] = None
     grammar_timeout: Annotated[float, Option("S", SECONDS)] = 10.0
     preload_grammars: Annotated[bool, Option()] = False
 

@@ -26,6 +26,7 @@ class EngineShape(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     max_waiting_requests: _Count = 4096
     max_waiting_tokens: _Count = 1 << 24
     hidden_size: Annotated[int, msgspec.Meta(ge=0)] = 0  # values of an embedding
+    max_waiting_requests_per_client: _Count | None = None
 
     @property
     def tile(self) -> int:

@@ -1,8 +1,9 @@
 """Access over tcp: CURVE keys (curve25519) in files, as ssh has them, and the gate that lets clients in.
 
-A keys folder holds `engine.secret` and `engine.public`, `client.secret`, and `authorized_clients`: the public keys that
-the engine lets in, one a line; what follows a key, and a line that starts with `#`, is a comment. A client on
-another host needs `engine.public` and `client.secret`.
+A keys folder holds `engine.secret` and `engine.public`, `client.secret`, `admin.secret`, and `authorized_clients`: the
+public keys that the engine lets in, one a line, with the word `admin` before an administrator's; what follows a key,
+and a line that starts with `#`, is a comment. A client on another host needs `engine.public`, and `client.secret` or
+`admin.secret`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ import zmq
 from zmq.utils import z85
 
 from quire.protocol.errors import KeyFileError
+from quire.protocol.messages import Role
 
 _KEY_CHARACTERS = 40  # 32 bytes in Z85
+_ADMIN = b"admin"  # before a key in authorized_clients
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
@@ -48,12 +52,14 @@ def generate_keys(folder: Path) -> None:
     Raises KeyFileError if there are keys already: they may be in use.
     """
     engine_public, engine_secret = zmq.curve_keypair()
-    client_public, client_secret = zmq.curve_keypair()
+    client_public, client_secret = _client_keypair()
+    admin_public, admin_secret = _client_keypair()
     contents = {
         "engine.secret": engine_secret,
         "engine.public": engine_public,
         "client.secret": client_secret,
-        "authorized_clients": client_public,
+        "admin.secret": admin_secret,
+        "authorized_clients": b"%s %s\n%s" % (_ADMIN, admin_public, client_public),
     }
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if present := [name for name in contents if (folder / name).exists()]:
@@ -62,6 +68,13 @@ def generate_keys(folder: Path) -> None:
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as out:
             out.write(key + b"\n")
+
+
+def _client_keypair() -> tuple[bytes, bytes]:
+    """Return a key pair whose public key is not a comment in authorized_clients."""
+    while (pair := zmq.curve_keypair())[0].startswith(b"#"):
+        pass
+    return pair
 
 
 def secure_engine(socket: zmq.Socket[bytes], folder: Path) -> None:
@@ -73,18 +86,22 @@ def secure_engine(socket: zmq.Socket[bytes], folder: Path) -> None:
 
 
 def secure_client(socket: zmq.Socket[bytes], folder: Path) -> None:
-    """Make `socket` a CURVE client with the keys of `folder`. Raises KeyFileError."""
-    secret = _read_secret(folder / "client.secret")
+    """Make `socket` a CURVE client with the keys of `folder`: admin.secret, if it is there. Raises KeyFileError."""
+    names = ("admin.secret", "client.secret")
+    secret = _read_secret(next((folder / name for name in names if (folder / name).is_file()), folder / names[1]))
     socket.curve_serverkey = _read_key(folder / "engine.public")
     socket.curve_secretkey = secret
     socket.curve_publickey = zmq.curve_public(secret)
 
 
-def authorized_clients(folder: Path) -> frozenset[bytes]:
-    """Return the public keys that an engine with the keys of `folder` lets in. Raises KeyFileError."""
-    path = folder / "authorized_clients"
-    lines = (line.split() for line in _read(path).splitlines())
-    return frozenset(_check_key(path, words[0]) for words in lines if words and not words[0].startswith(b"#"))
+def authorized_clients(folder: Path) -> dict[bytes, Role]:
+    """Return the public keys that an engine with the keys of `folder` lets in, and their roles. Raises KeyFileError."""
+    path, roles = folder / "authorized_clients", {}
+    for words in (line.split() for line in _read(path).splitlines()):
+        if words and not words[0].startswith(b"#"):
+            is_admin = words[0] == _ADMIN and len(words) > 1
+            roles[_check_key(path, words[is_admin])] = Role.ADMIN if is_admin else Role.CLIENT
+    return roles
 
 
 def _read_secret(path: Path) -> bytes:
@@ -123,9 +140,9 @@ class Gate:
     of their own; here one more socket in the poller is enough.
     """
 
-    def __init__(self, context: zmq.Context[Any], allowed: frozenset[bytes]) -> None:
-        """Bind the gate's socket; `allowed`: public keys in Z85."""
-        self._allowed = frozenset(z85.decode(key) for key in allowed)
+    def __init__(self, context: zmq.Context[Any], roles: Mapping[bytes, Role]) -> None:
+        """Bind the gate's socket; `roles`: those of the public keys, in Z85, that may enter."""
+        self._roles = {z85.decode(key): role for key, role in roles.items()}
         self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ZAP_ENDPOINT)
@@ -134,10 +151,18 @@ class Gate:
     def answer(self) -> None:
         """Answer the next question; call it when `socket` is readable."""
         version, request_id, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
-        welcome = mechanism == b"CURVE" and credentials[0] in self._allowed
-        self.num_rejected += not welcome
-        status, text = (b"200", b"OK") if welcome else (b"400", b"this key is not in authorized_clients")
-        self.socket.send_multipart([version, request_id, status, text, b"", b""])
+        key = credentials[0] if mechanism == b"CURVE" else b""
+        if key in self._roles:
+            answer = [b"200", b"OK", z85.encode(key), b""]  # the key comes with each message, as its User-Id
+        else:
+            self.num_rejected += 1
+            answer = [b"400", b"this key is not in authorized_clients", b"", b""]
+        self.socket.send_multipart([version, request_id, *answer])
+
+    def identify(self, frame: zmq.Frame) -> tuple[str, Role]:
+        """Return the key, in Z85, of the client that sent a frame, and its role."""
+        key = str(frame.get("User-Id"))
+        return key, self._roles[z85.decode(key)]
 
     def close(self) -> None:
         """Close the socket; from now on no client is let in."""

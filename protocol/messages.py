@@ -15,7 +15,14 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Option, Range, options_of
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
+
+
+class Role(enum.StrEnum):
+    """What the engine lets a client do."""
+
+    CLIENT = "client"  # its own requests, and `stats`
+    ADMIN = "admin"  # whatever concerns others as well
 
 
 class FinishReason(enum.IntEnum):
@@ -81,6 +88,9 @@ LOGIT_BIAS = Range(-100.0, 100.0)
 PRIORITY = Range(-1_000_000, 1_000_000)
 MAX_SALT = 1024
 """Characters of a `cache_salt`."""
+
+MAX_TENANT = 256
+"""Characters of a `tenant`."""
 
 _PENALTY = Range(-2.0, 2.0)
 _COMPLETIONS = Range(1, MAX_COMPLETIONS)
@@ -209,7 +219,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     computed once for both. It is ignored if that request has ended already. With `pooling` nothing is generated: the
     request ends with its embedding when the prompt is computed; `sampling_params` must be the defaults.
     `generated_token_ids` are those that an engine which is gone has generated already: the request goes on after them
-    as it would have there, and they count for its lengths, penalties and grammar.
+    as it would have there, and they count for its lengths, penalties and grammar. Tenants share the engine fairly:
+    every client is one, and an administrator may send a request for another, named in `tenant`.
     """
 
     request_id: str
@@ -223,6 +234,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     shares_prompt_with: str | None = None
     pooling: PoolingParams | None = None
     generated_token_ids: list[int] = []
+    tenant: str = ""
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
@@ -247,7 +259,7 @@ class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fiel
 
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
     """Client to engine: call one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `trace_start`, `trace_stop`,
-    `snapshot`, `shutdown`.
+    `snapshot`, `shutdown`. All but `stats` concern other clients too, and need the role ADMIN.
 
     `token_ids` and `cache_salt` name the prefix to pin or unpin.
     """
@@ -424,7 +436,10 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
 
 
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
-    """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes."""
+    """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes.
+
+    `role` is the client's.
+    """
 
     protocol_version: int
     model: str
@@ -441,6 +456,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     shape: EngineShape | None = None
     kv_cache_dtype: str = ""
     kv_cache_bytes: int = 0
+    role: Role = Role.ADMIN
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -59,10 +60,11 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
         socket.backlog = 512
         if security.keys is not None:
             secure_engine(socket, security.keys)
-        with contextlib.nullcontext() if path is None else claim_path(address, path):
-            _bind(socket, address, f"ipc://{path}" if path else address)
-            if path is not None:
-                path.chmod(0o600)
+        if path is None:
+            _bind(socket, address, address)
+        else:
+            with claim_path(address, path), _only_for_owner():
+                _bind(socket, address, f"ipc://{path}")
     return socket
 
 
@@ -102,6 +104,16 @@ def _open(context: zmq.Context[S], kind: int, address: str, security: Security) 
     except BaseException:
         socket.close(linger=0)
         raise
+
+
+@contextlib.contextmanager
+def _only_for_owner() -> Iterator[None]:
+    """Create files with mode 0600 in the body of the `with`: a chmod afterwards would let others in before it."""
+    mask = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(mask)
 
 
 def _bind(socket: zmq.Socket[Any], address: str, endpoint: str) -> None:

@@ -26,7 +26,7 @@ MAY_IMPORT = {
 # than its folder, and `*` for all others. A part may import lower layers and itself, but no other part of its layer.
 # Imports under `TYPE_CHECKING` and in functions count.
 LAYERS = {
-    "protocol": "errors engine_shape totals < * < address keys messages < codec engine_options pipe simulation"
+    "protocol": "errors engine_shape totals < * < address messages < codec keys pipe simulation < engine_options"
     " < sockets",
     "kernels": "errors < config < rope < graph.operations < emit < host weights.checkpoint < operands"
     " < weights.quantized < weights.quantization < plan < weights < graph models < options < *",

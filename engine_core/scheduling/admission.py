@@ -82,6 +82,11 @@ class Admission:
         tokens = max(self._likely_tokens(request), request.num_tokens, request.num_reserved_tokens)
         return self._limits.pages_of_sequences(request.num_prompt_tokens, tokens, request.width)
 
+    def expected_tokens(self, request: Request) -> float:
+        """Return the tokens that a request costs: its prompt, and the likely output of all its sequences."""
+        prompt = request.num_prompt_tokens
+        return prompt + request.width * (self._likely_tokens(request) - prompt)
+
     def _likely_tokens(self, request: Request) -> int:
         """Tokens at its end. A request past the estimate may well go on for half of it."""
         prompt, estimate = request.num_prompt_tokens, self.output_tokens

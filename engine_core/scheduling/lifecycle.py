@@ -9,7 +9,6 @@ from quire.engine_core.executor import Executor
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
 from quire.engine_core.scheduling.batch import ScheduleEvent
 from quire.engine_core.scheduling.pins import Pins
-from quire.engine_core.scheduling.policies import Policy
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType
@@ -28,9 +27,11 @@ class ScheduleCounters:
 class RequestLifecycle:
     """The waiting and the running requests. Requests enter by `add` and leave by `remove`, whatever their state."""
 
-    def __init__(self, executor: Executor, limits: EngineShape, policy: Policy, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, executor: Executor, limits: EngineShape, waiting: WaitingQueue, clock: Callable[[], float]
+    ) -> None:
         self.running: dict[Request, None] = {}  # in order of start
-        self.waiting = WaitingQueue(policy)
+        self.waiting = waiting
         self.pins = Pins(executor.sequences)
         self.counters = ScheduleCounters()
         self._executor = executor
@@ -71,6 +72,7 @@ class RequestLifecycle:
             del self.running[request]
         else:
             self.waiting.remove(request)
+        self.waiting.settle(request)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
         request.decoding.close(request, self._sequences)
@@ -104,7 +106,7 @@ class RequestLifecycle:
 
     def leave_queue(self, request: Request) -> None:
         """Take a request that has started out of the waiting queue."""
-        self.waiting.remove(request)
+        self.waiting.start(request)
 
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's pages and queue it again."""
@@ -142,8 +144,8 @@ class RequestLifecycle:
         if self.open(successor) is not None or self._sequences.match(successor.slot)[0] >= successor.num_forked_tokens:
             return
         if (found := self._fork(successor, source)) is not None:
-            self.waiting.remove(successor)
             self._run(successor, found)
+            self.waiting.start(successor)
 
     def _run(self, request: Request, found: int) -> None:
         """Let a request run from now on; it has pages for its tokens, of which `found` are computed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 
@@ -28,10 +29,18 @@ MAX_TIMES_PASSED_OVER = 32
 
 
 class Policy:
-    """Order of the waiting requests. The base class serves them in order of arrival.
+    """Order of the waiting requests of a tenant. The base class serves them in order of arrival.
 
     A preempted request keeps its arrival, so it comes before the requests that have waited since.
     """
+
+    aging_seconds = math.inf
+    """Time without service that takes a tenant up by one level."""
+
+    def level(self, request: Request) -> int:
+        """Return the level of a request. Tenants with the least levels are served first, and take turns on the same."""
+        del request
+        return 0
 
     def key(self, request: Request) -> float:
         """Return the key that sorts the queue before arrival, least first. It must not change while a request waits."""
@@ -48,8 +57,8 @@ class Policy:
         del request
         return True
 
-    def admitted(self, requests: Collection[Request]) -> None:
-        """Note which requests of the last arrangement were admitted."""
+    def admitted(self, waiting: Iterable[Request], requests: Collection[Request]) -> None:
+        """Note which requests were admitted in the last arrangement of those waiting, among which they still are."""
 
 
 class FirstComeFirstServed(Policy):
@@ -57,7 +66,13 @@ class FirstComeFirstServed(Policy):
 
 
 class Priority(Policy):
-    """Lowest `priority` value first. Waiting makes up for a low priority, so no request starves."""
+    """Lowest `priority` value first. Waiting makes up for a low priority, so no request and no tenant starves."""
+
+    aging_seconds = AGING_SECONDS
+
+    def level(self, request: Request) -> int:
+        """Return the priority."""
+        return request.priority
 
     def key(self, request: Request) -> float:
         """Return the arrival, delayed by the priority: all requests age alike, so no pair ever changes its order."""
@@ -85,15 +100,12 @@ class ShortestJobFirst(Policy):
 class LongestPrefixMatch(Policy):
     """Longest cached prefix first, in depth-first order of the prefix cache, so that shared pages stay in it."""
 
-    def __init__(self) -> None:
-        self._window: list[Request] = []
-
     def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
         """Put requests that were passed over too often first, then the others by their matches."""
-        self._window = list(islice(waiting, WINDOW))
-        overdue = [request for request in self._window if not self.may_wait(request)]
+        window = list(islice(waiting, WINDOW))
+        overdue = [request for request in window if not self.may_wait(request)]
         others, ends = [], []
-        for request in self._window:
+        for request in window:
             if self.may_wait(request) and (match := match_of(request)) is not None:
                 others.append(request)
                 ends.append(match[2])
@@ -103,10 +115,10 @@ class LongestPrefixMatch(Policy):
         """Return False for a request that was passed over too often: computing that page could take a whole prompt."""
         return request.num_times_passed_over < MAX_TIMES_PASSED_OVER
 
-    def admitted(self, requests: Collection[Request]) -> None:
+    def admitted(self, waiting: Iterable[Request], requests: Collection[Request]) -> None:
         """Count, for each request that still waits, that a later one was admitted."""
         latest = max(request.number for request in requests)
-        for request in self._window:
+        for request in islice(waiting, WINDOW):
             if request.number < latest and request not in requests:
                 request.num_times_passed_over += 1
 

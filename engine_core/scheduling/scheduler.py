@@ -20,6 +20,7 @@ from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
+from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.protocol.engine_shape import EngineShape
 
 _MIN_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
@@ -31,13 +32,14 @@ class Scheduler:
 
     def __init__(self, executor: Executor, limits: EngineShape, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
-        self.policy = POLICIES[limits.scheduling_policy]()
+        policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
         self.prefill_budget = PrefillBudget(limits)
         self._sequences = executor.sequences
         self._clock = clock
-        self._requests = requests = RequestLifecycle(executor, limits, self.policy, clock)
-        self._prefixes = PrefixMatcher(executor.sequences, limits, self.policy)
+        waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
+        self._requests = requests = RequestLifecycle(executor, limits, waiting, clock)
+        self._prefixes = PrefixMatcher(executor.sequences, limits, policy)
         self.running, self.waiting, self.pins, self.counters = (
             requests.running, requests.waiting, requests.pins, requests.counters,
         )  # fmt: skip
@@ -116,7 +118,7 @@ class Scheduler:
     # Admission
 
     def _admit(self, batch: Batch, prefills: Sequence[Request], max_cost: float) -> list[Request]:
-        """Start waiting requests, in the policy's order, until one does not fit, or the time for it is up."""
+        """Start waiting requests, in the queue's order, until one does not fit, or the time for it is up."""
         most = min(self.limits.max_num_seqs, self.admission.max_running, self.limits.max_num_batched_tokens)
         budget = self._chunk_budget(prefills, max_cost)
         width = self._requests.width
@@ -143,10 +145,9 @@ class Scheduler:
             budget -= self.prefill_budget.least_chunk(request) if prefills or admitted else 0
             admitted.append(request)
             computing.add(match.next_page)
+        self.waiting.note_admitted(admitted)
         for request in admitted:
             self._requests.leave_queue(request)
-        if admitted:
-            self.policy.admitted(admitted)
         return admitted
 
     def _chunk_budget(self, prefills: Sequence[Request], max_cost: float) -> float:
@@ -155,7 +156,7 @@ class Scheduler:
         return budget - sum(sorted(map(self.prefill_budget.least_chunk, prefills))[:-1])
 
     def _candidates(self, batch: Batch) -> Iterator[Request]:
-        """Yield the waiting requests in the policy's order: the first in any case, others while there is time."""
+        """Yield the waiting requests in the queue's order: the first in any case, others while there is time."""
         matches: dict[Request, Match] = {}
 
         def match_of(request: Request) -> Match | None:
@@ -165,7 +166,7 @@ class Scheduler:
             return matches.get(request)
 
         deadline = self._clock() + _ADMIT_SECONDS
-        arranged = self.policy.arrange(self.waiting.ready(), match_of, self._sequences)
+        arranged = self.waiting.arranged(match_of, self._sequences)
         deadline = self._clock() + _ADMIT_SECONDS
         for count, request in enumerate(arranged):
             if count and self._clock() > deadline:

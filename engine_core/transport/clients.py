@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
+from quire.engine_core.transport.access import Identity
 from quire.engine_core.transport.outbox import Mailbox
 from quire.protocol.codec import encode
 from quire.protocol.errors import ProtocolError
@@ -45,10 +46,11 @@ class _Sent(enum.Enum):
 class _Client:
     """One client. While it does not read, `frame` waits to be sent and `mailbox` holds what follows it."""
 
-    __slots__ = ("frame", "heard", "id", "mailbox")
+    __slots__ = ("frame", "heard", "id", "identity", "mailbox")
 
-    def __init__(self, client_id: ClientId, heard: float) -> None:
+    def __init__(self, client_id: ClientId, identity: Identity, heard: float) -> None:
         self.id = client_id
+        self.identity = identity
         self.heard = heard
         self.frame: bytes | None = None
         self.mailbox = Mailbox()
@@ -75,17 +77,19 @@ class Clients:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def __contains__(self, client_id: ClientId) -> bool:
-        return client_id in self._clients
+    def identity(self, client_id: ClientId) -> Identity | None:
+        """Return the identity of a client; None if it is unknown."""
+        client = self._clients.get(client_id)
+        return None if client is None else client.identity
 
     @property
     def blocked(self) -> int:
         """Number of clients that have something waiting; `flush` tries them again."""
         return len(self._blocked)
 
-    def add(self, client_id: ClientId, now: float) -> None:
+    def add(self, client_id: ClientId, identity: Identity, now: float) -> None:
         """Add a client that has said Hello; a second Hello changes nothing."""
-        self._clients.setdefault(client_id, _Client(client_id, now))
+        self._clients.setdefault(client_id, _Client(client_id, identity, now))
         self._counters.clients = len(self._clients)
 
     def remove(self, client_id: ClientId, goodbye: Goodbye) -> None:

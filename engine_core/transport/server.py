@@ -12,10 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
 import zmq
 
+from quire.engine_core.transport.access import ANYONE, OWNER, Identity, objection
 from quire.engine_core.transport.clients import ClientId, Clients, ServerCounters
-from quire.protocol.address import remove_address
+from quire.protocol.address import ipc_path, remove_address
 from quire.protocol.codec import EngineDecoder
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.keys import NO_KEYS, Gate, Security, authorized_clients
@@ -31,6 +33,7 @@ from quire.protocol.messages import (
     Ping,
     Pong,
     Ready,
+    Role,
 )
 from quire.protocol.sockets import bind_engine
 
@@ -209,14 +212,18 @@ class EngineServer:
         now = time.monotonic()
         for _ in range(_RECEIVE_AT_ONCE):
             try:
-                client_id, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                sender = self._router.recv(zmq.NOBLOCK, copy=False)  # a copy would not know the client's key
             except zmq.Again:
                 return
+            client_id = sender.bytes
             self._clients.heard(client_id, now)
             try:
-                message = self._decoder.decode(frames)
+                message = self._decoder.decode(self._router.recv_multipart())
             except ProtocolError as error:
                 self._reject_frame(client_id, error)
+                continue
+            if isinstance(message, Hello):
+                self._greet(client_id, message, self._identify(sender), now)
             else:
                 self._accept(client_id, message, now)
 
@@ -227,31 +234,42 @@ class EngineServer:
         self._clients.deliver(client_id, ErrorMessage(str(error)))
 
     def _accept(self, client_id: ClientId, message: ClientMessage, now: float) -> None:
-        if isinstance(message, Hello):
-            self._greet(client_id, message, now)
-        elif client_id not in self._clients:
+        identity = self._clients.identity(client_id)
+        if identity is None:
             text = "the engine does not know this connection (new, lost meanwhile, or given up); say Hello first"
             self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
         elif isinstance(message, Ping):
             self._clients.deliver(client_id, self._pong(now))
         elif isinstance(message, Goodbye):
             self._clients.remove(client_id, message)
-        elif (
-            isinstance(message, EngineCoreRequest) and (answer := self._reject_request(client_id, message)) is not None
-        ):
+        elif (answer := objection(identity, message) or self._reject(client_id, identity, message)) is not None:
             self._clients.deliver(client_id, answer)
         else:
             self._inbox.put((client_id, message))
 
-    def _greet(self, client_id: ClientId, hello: Hello, now: float) -> None:
-        if (objection := _objection(client_id, hello)) is not None:
-            self._clients.deliver(client_id, ErrorMessage(objection, fatal=True))
+    def _reject(self, client_id: ClientId, identity: Identity, message: ClientMessage) -> EngineMessage | None:
+        """Return the answer to a request for which there is no room; None lets the message in."""
+        if not isinstance(message, EngineCoreRequest):
+            return None
+        message.tenant = message.tenant or identity.tenant
+        return self._reject_request(client_id, message)
+
+    def _identify(self, sender: zmq.Frame) -> Identity:
+        """Return the identity of the client that sent this frame."""
+        if self._gate is None:
+            return ANYONE if ipc_path(self._address) is None else OWNER
+        key, role = self._gate.identify(sender)
+        return OWNER if role is Role.ADMIN else Identity(role, tenant=key)
+
+    def _greet(self, client_id: ClientId, hello: Hello, identity: Identity, now: float) -> None:
+        if (text := _incompatible(client_id, hello)) is not None:
+            self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
             return
         if not self._clients:
             self._next_beat = now + self._ready.heartbeat_seconds
-        self._clients.add(client_id, now)
-        self._clients.deliver(client_id, self._ready)
-        _LOG.info("client %s (%.80r) attached", client_id.hex(), hello.client_name)
+        self._clients.add(client_id, identity, now)
+        self._clients.deliver(client_id, msgspec.structs.replace(self._ready, role=identity.role))
+        _LOG.info("client %s (%.80r) attached as %s", client_id.hex(), hello.client_name, identity.role)
 
     def _beat(self, now: float) -> None:
         """Remove silent clients, and tell the others that the engine is alive."""
@@ -280,7 +298,7 @@ class EngineServer:
         remove_address(self._address)
 
 
-def _objection(client_id: ClientId, hello: Hello) -> str | None:
+def _incompatible(client_id: ClientId, hello: Hello) -> str | None:
     """Return why this client cannot be served; None if it can."""
     if hello.protocol_version != PROTOCOL_VERSION:
         return (

@@ -67,7 +67,8 @@ def _ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
 def keys(folder: Annotated[Path, typer.Argument(help="Folder for the keys; created if it does not exist.")]) -> None:
     """Generate CURVE keys, with which an engine can listen on tcp://.
 
-    The engine needs the folder; a client on another host needs its files engine.public and client.secret.
+    The engine needs the folder. A client on another host needs its file engine.public, and client.secret, or
+    admin.secret if it may also use what concerns other clients: traces, the prefix cache, shutdown.
     """
     from quire.protocol.keys import generate_keys
 

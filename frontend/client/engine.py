@@ -31,6 +31,7 @@ from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncate
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.protocol.address import default_address
+from quire.protocol.messages import Role
 
 _DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 _LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
@@ -129,6 +130,7 @@ class ConnectedEngine:
         `arrival_time` is the `time.monotonic()` at which the user asked for it; None for now.
         """
         ready = self.client.ready
+        _check_role(options, ready.role)
         check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         try:
             seed = self._seeds.next() if params.seed is None else params.seed
@@ -154,6 +156,7 @@ class ConnectedEngine:
     ) -> EmbeddingRequest:
         """Create an embedding request that is ready to be submitted; otherwise like `request`."""
         ready = self.client.ready
+        _check_role(options, ready.role)
         check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
         return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, options=options)
@@ -263,6 +266,15 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
         if name in variables:
             advice = "omit it" if name == "self" else f"give {name} as an argument of its own, or omit it"
             raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {advice}")
+
+
+def _check_role(options: RequestOptions, role: Role) -> None:
+    """Raise `RequestError` for a priority that the engine gives its administrators only."""
+    if options.priority < 0 and role is not Role.ADMIN:
+        raise RequestError(
+            f"priority={options.priority} needs the role {Role.ADMIN} at the engine, and this client has the role "
+            f"{role}; give 0 or more, or attach over the engine's ipc:// socket or with the key admin.secret"
+        )
 
 
 class AnswerParsing:

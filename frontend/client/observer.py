@@ -29,12 +29,16 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Options of a request that do not concern its tokens; it ends after `timeout` seconds, None for no limit."""
+    """Options of a request that do not concern its tokens; it ends after `timeout` seconds, None for no limit.
+
+    `tenant`: the party that it is for, "" for this client; tenants share the engine fairly.
+    """
 
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
     trace: TraceContext = field(default_factory=TraceContext)
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.priority < 2**63:

@@ -65,9 +65,15 @@ class RequestTable:
         send: Callable[[ClientMessage, int], None],
         eos_token_ids: list[int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        names_tenants: bool = True,
     ) -> None:
-        """`send(message, session)` drops messages of a session that is over."""
+        """Send by `send(message, session)`, which drops messages of a session that is over.
+
+        `names_tenants`: the engine lets this client name the tenants of its requests; else it is one for all.
+        """
         self._send = send
+        self._names_tenants = names_tenants
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._ids = itertools.count()
@@ -241,6 +247,7 @@ class RequestTable:
                 first,
                 request.pooling,
                 generated,
+                request.options.tenant if self._names_tenants else "",
             )
             self._send(message, session)
             completion.wire_id = wire_id

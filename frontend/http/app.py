@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,13 +17,18 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
+from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off, error_body, is_anthropic
+from quire.frontend.http.quotas import Quotas
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import ApiKeys
 from quire.frontend.http.transport.hosts import AllowedHosts
 from quire.frontend.http.transport.logs import access_log
 from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
+from quire.protocol.messages import Role
+
+logger = logging.getLogger(__name__)
 
 ANTHROPIC_REQUEST_ID = "request-id"
 _PROMPT_FIELDS = {  # paths whose prompt field is not called "prompt"
@@ -55,6 +62,14 @@ class Gateway:
             )
         self._hosts = AllowedHosts(service.args)
         self._keys = ApiKeys(service.args.all_api_keys())
+        self._quotas = Quotas(service.args.max_requests_per_key, service.args.max_tokens_per_minute_per_key)
+        service.llm.add_observer(self._quotas)
+        self._generating = {route.path for route in routes if isinstance(route, Operation) and route.generates}
+        if len(self._keys) > 1 and service.llm.engine_info.role is not Role.ADMIN:
+            logger.warning(
+                "the API keys of this server share one turn at the engine, which knows it as a plain client; attach "
+                "with an administrator's key to give each API key a turn of its own"
+            )
         self._paths: dict[Any, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,8 +88,8 @@ class Gateway:
         """Route a request. It runs inside the CORS middleware, so that web pages can read errors too."""
         exchange: HttpExchange = scope["exchange"]
         try:
-            self._admit(scope, Headers(scope=scope))
-            await self._router(scope, receive, send)
+            with self._admitted(scope, Headers(scope=scope)):
+                await self._router(scope, receive, send)
         except asyncio.CancelledError:  # the server is ending
             await exchange.refuse(cut_off(), scope, receive, send)
         except Exception as error:  # noqa: BLE001 - every failure gets a response
@@ -90,11 +105,16 @@ class Gateway:
         route = self._paths.get(scope.get("endpoint"), "other")
         self._service.metrics.http.request(route, scope["method"], status, exchange.seconds)
 
-    def _admit(self, scope: Scope, headers: Headers) -> None:
+    def _admitted(self, scope: Scope, headers: Headers) -> AbstractContextManager[None]:
+        """Return the context of a request that may be served. Raises `ApiError` 401, 421, 503; when entered 429."""
         self._hosts.check(headers)
-        self._keys.check(scope["path"].removeprefix(scope.get("root_path", "")), headers)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        tenant = scope["tenant"] = self._keys.check(path, headers)
         if scope["method"] in _REFUSED_WHILE_DRAINING:
             self._service.check_open()
+        if path not in self._generating:
+            return nullcontext()
+        return self._quotas.admit(tenant, lambda: self._service.retry_after)
 
 
 class Cors(CORSMiddleware):

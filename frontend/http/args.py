@@ -14,6 +14,7 @@ from quire.protocol.options import MAX_INT64, Option, Range, check_options
 
 API_KEY_VARIABLE = "QUIRE_API_KEY"
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[\w-]+(?:\.[\w-]+)*")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class ServerArgs:
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
         trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
         keep_alive: Seconds that an idle connection stays open.
+        max_requests_per_key: Requests of an API key that may be open at once. Default: no limit.
+        max_tokens_per_minute_per_key: Tokens of prompts and answers that an API key may take. Default: no limit.
 
     Engine process:
         shutdown_timeout: Seconds that SIGTERM gives open requests to end; new ones are rejected.
@@ -79,6 +82,8 @@ class ServerArgs:
     shutdown_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 30.0
     trust_request_chat_template: Annotated[bool, Option()] = False
     keep_alive: Annotated[float, Option("S", SECONDS)] = 60.0
+    max_requests_per_key: Annotated[int | None, Option("N", COUNT)] = None
+    max_tokens_per_minute_per_key: Annotated[int | None, Option("TOKENS", COUNT)] = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -113,7 +118,20 @@ class ServerArgs:
                 raise ValueError(
                     "an API key holds a character that no header can carry; use printable ASCII, no spaces"
                 )
+        if not keys:
+            for name in ("max_requests_per_key", "max_tokens_per_minute_per_key"):
+                if (quota := getattr(self, name)) is not None:
+                    raise ValueError(f"{name}={quota} is a quota of API keys, and there are none; give --api-key too")
         return list(dict.fromkeys(keys))
+
+    def shows_prompts(self) -> bool:
+        """Return whether the page may show texts of prompts: all who can see it are one party.
+
+        That is so with a single API key, and without one where no other machine reaches the server. Raises `ValueError`
+        like `all_api_keys`.
+        """
+        num_keys, is_local = len(self.all_api_keys()), self.uds is not None or self.host in _LOOPBACK
+        return num_keys == 1 or (num_keys == 0 and is_local)
 
 
 def _keys_of(path: str) -> Sequence[str]:

@@ -95,6 +95,7 @@ class Turn:
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    tenant: str = ""
     trace: TraceContext | None = None
     structured_outputs: StructuredOutputs | None = None
     format_field: str = RESPONSE_FORMAT
@@ -119,6 +120,7 @@ class Turn:
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout=self.timeout,
+            tenant=self.tenant,
             trace=self.trace,
         )
 
@@ -138,6 +140,7 @@ class Conversation:
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    tenant: str = ""
     trace: TraceContext | None = None
 
     def outputs(self, llm: AsyncLLM, kind: Literal["cumulative", "delta"]) -> Outputs:
@@ -149,6 +152,7 @@ class Conversation:
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout=self.timeout,
+            tenant=self.tenant,
             trace=self.trace,
         )
 

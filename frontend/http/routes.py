@@ -38,7 +38,7 @@ def routes(service: ModelService) -> list[Route]:
     """Return all routes in the order of `/openapi.json`, which documents every `Operation`."""
     recent = RecentRates()
     service.llm.add_observer(recent)
-    view = EngineView(service.llm, recent, lambda: service.draining)
+    view = EngineView(service.llm, recent, lambda: service.draining, service.args.shows_prompts())
     table = [*_openai(service), *_anthropic(service), *_operator(service), *page_routes()]
     table += view_routes(view, service.stream)
     table += Documentation(service, table).routes()

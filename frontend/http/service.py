@@ -243,6 +243,10 @@ class ModelService:
             raise bad_request("this model has no tokenizer, so it accepts and returns token ids only")
         return self.tokenizer
 
+    def tenant(self, request: Request) -> str:
+        """Return the tenant of a request: its API key, by a name that does not reveal it."""
+        return str(request.scope["tenant"])
+
     def timeout(self, request: Request) -> float | None:
         """Return the seconds that a request may take: the header's, but at most the server's."""
         text, most = request.headers.get(TIMEOUT_HEADER), self.args.request_timeout

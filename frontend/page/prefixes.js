@@ -23,9 +23,10 @@ function make() {
 }
 
 function fill(row, { hits, pages, users, is_salted: isSalted, first, last }, most, blockSize) {
-  write(row.querySelector(".first"), isSalted ? "hidden: it has a cache salt" : first);
+  const hidden = isSalted ? "hidden: it has a cache salt" : "hidden: others can see this page";
+  write(row.querySelector(".first"), first || hidden);
   write(row.querySelector(".last"), last && `… ${last.slice(-END)}`);
-  row.title = isSalted ? "" : `${first} … ${last}`;
+  row.title = first && `${first} … ${last}`;
   row.querySelector(".heat").style.width = `${(100 * hits) / most}%`;
   const length = `${count(pages, "page")}, ${count(pages * blockSize, "token")}`;
   write(row.querySelector(".figures"), `${count(hits, "hit")} · ${length} · ${users} now`);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from paged_executor import Engine
 
 from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, ErrorMessage, FinishReason, SamplingParams
@@ -36,13 +38,55 @@ def test_an_id_that_waits_in_the_inbox_is_in_use() -> None:
     assert len(engine.tokens("a")) == 2
 
 
-def test_the_same_id_of_another_client_and_another_id_are_rejected_at_once() -> None:
+def test_another_id_is_rejected_at_once() -> None:
     engine = full_engine()
     engine.core.reject_early(b"client", message("a"))
-    for client_id, request_id in ((b"other", "a"), (b"client", "b")):
-        answer = engine.core.reject_early(client_id, message(request_id))
-        assert isinstance(answer, EngineCoreOutputs)
-        assert "1 requests with 2 prompt tokens are waiting" in (answer.outputs[0].error or "")
+    answer = engine.core.reject_early(b"client", message("b"))
+    assert isinstance(answer, EngineCoreOutputs)
+    assert "1 requests with 2 prompt tokens are waiting" in (answer.outputs[0].error or "")
+
+
+def test_a_client_that_fills_the_queue_leaves_others_their_share() -> None:
+    engine, ids = Engine(max_waiting_requests=10), map(str, itertools.count())
+
+    def let_in(client_id: bytes, tenant: str = "") -> int:
+        requests = [EngineCoreRequest(next(ids), [1], SamplingParams(), tenant=tenant) for _ in range(20)]
+        return [engine.core.reject_early(client_id, request) is None for request in requests].count(True)
+
+    assert [let_in(b"one"), let_in(b"one", "key"), let_in(b"two"), let_in(b"one")] == [10, 5, 4, 0]
+
+
+def test_a_queue_that_is_full_of_tokens_has_room_for_another_client() -> None:
+    engine = Engine(max_waiting_tokens=100, max_num_seqs=1)
+    engine.add("runs", [1] * 90, b"one")
+    engine.step()
+    for name in ("waits", "rejected"):
+        engine.add(name, [1] * 90, b"one")
+    engine.add("large", [1] * 51, b"two")
+    engine.add("waits", [1] * 50, b"two")
+    engine.finish()
+    assert (engine.end("rejected", b"one").error or "").startswith("the engine is overloaded")
+    assert (engine.end("large", b"two").error or "").startswith("the engine is overloaded")
+    for client_id in (b"one", b"two"):
+        assert engine.end("waits", client_id).error is None
+
+
+def test_the_waiting_requests_of_each_client_may_be_bounded() -> None:
+    engine = Engine(max_num_seqs=1, max_waiting_requests_per_client=2)
+    for index in range(3):
+        engine.add(str(index), [1], b"one")
+        engine.add(str(index), [1], b"two")
+    engine.core.flush()
+    for client_id in (b"one", b"two"):
+        assert "2 requests of this client are waiting, and 2 may" in (engine.end("2", client_id).error or "")
+    engine.finish()
+    assert engine.end("1", b"one").error is None
+
+
+def test_the_name_of_a_tenant_has_a_limit() -> None:
+    engine = Engine()
+    engine.add("a", [1], tenant="x" * 257)
+    assert engine.end_now("a").error == "tenant has 257 characters; it may have 256"
 
 
 def test_an_id_is_free_again_when_all_that_had_it_are_answered() -> None:

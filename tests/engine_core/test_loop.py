@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import queue
@@ -78,6 +79,26 @@ def test_a_drain_has_its_time() -> None:
     running.thread.start()
     running.join()
     assert running.engine.end("endless").finish_reason is FinishReason.ABORT
+
+
+def test_a_flood_of_messages_delays_no_step_and_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes with each message, so that a few of them are as many as there is time for between two steps."""
+    engine, now = Engine(max_waiting_requests=10_000), itertools.count()
+    monkeypatch.setattr("quire.engine_core.loop.time.monotonic", lambda: next(now) * 1e-3)
+    running = Running(engine)
+    for index in range(1000):
+        running.add(f"flood {index}", [1, 2], 2)
+    alone = EngineCoreRequest("alone", [1, 2], SamplingParams(seed=0, max_tokens=2))
+    running.inbox.put((b"other", alone))
+    running.loop.drain()
+    running.thread.start()
+    running.join()
+    assert running.error is None
+    steps = [list(step) for step in engine.executor.steps]
+    assert len(steps[0]) < 20
+    assert "alone" in steps[0]
+    assert len(engine.tokens("flood 0")) == len(engine.tokens("alone", b"other")) == 2
+    assert "shutting down" in (engine.end("flood 999").error or "")
 
 
 def test_stop_aborts_at_once() -> None:

@@ -275,7 +275,7 @@ def test_an_engine_refuses_wrong_sizes_in_a_line(place: Workplace) -> None:
 def test_keys(place: Workplace) -> None:
     folder = place.folder / "keys"
     assert str(folder) in place.run("keys", str(folder)).stdout
-    assert sorted(path.name for path in folder.iterdir())[:2] == ["authorized_clients", "client.secret"]
+    assert sorted(path.name for path in folder.iterdir())[:3] == ["admin.secret", "authorized_clients", "client.secret"]
     assert "already holds" in place.run("keys", str(folder)).stderr
 
 

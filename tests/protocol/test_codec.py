@@ -31,6 +31,7 @@ from quire.protocol.messages import (
     PoolingParams,
     Ready,
     RequestEvent,
+    Role,
     SamplingParams,
     SchedulerStats,
     SequenceTrace,
@@ -59,6 +60,7 @@ CLIENT_MESSAGES: list[ClientMessage] = [
         "r1", [1, 2, 3], SamplingParams(logit_bias={7: -1.5}, bad_words_token_ids=[[1], [2, 3]]), [2], 0.25, 1
     ),
     EngineCoreRequest("r2", [1], SamplingParams(), pooling=PoolingParams(pooling_type="mean", dimensions=3)),
+    EngineCoreRequest("r3", [1], SamplingParams(), tenant="team"),
     Abort(["r1", "r2"]),
     Hello(1, "test"),
     Ping(),
@@ -67,7 +69,7 @@ CLIENT_MESSAGES: list[ClientMessage] = [
 ]
 ENGINE_MESSAGES: list[EngineMessage] = [
     EngineCoreOutputs([OUTPUT, EngineCoreOutput("s", finish_reason=FinishReason.ERROR, error="no")], SchedulerStats(3)),
-    Ready(1, "demo", "LlamaForCausalLM", 4096, 8192, 100, 32, 256, 1234, 1.0, [2]),
+    Ready(1, "demo", "LlamaForCausalLM", 4096, 8192, 100, 32, 256, 1234, 1.0, [2], role=Role.CLIENT),
     UtilityResult(4, {"steps": 3, "nested": [1.5, None]}),
     ErrorMessage("no", fatal=True),
     Pong(0.5),
@@ -140,8 +142,8 @@ def test_unknown_sampling_fields_are_refused() -> None:
     ("frames", "expected"),
     [
         (
-            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "json"),
-            "EngineCoreRequest: 1 unknown field follows generated_token_ids",
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", "json"),
+            "EngineCoreRequest: 1 unknown field follows tenant",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),

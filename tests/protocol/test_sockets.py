@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from quire.protocol.address import MAX_SOCKET_PATH, default_address, ipc_path, r
 from quire.protocol.codec import ClientDecoder, EngineDecoder, encode
 from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.keys import Security, authorized_clients, generate_keys
-from quire.protocol.messages import Hello, Pong
+from quire.protocol.messages import Hello, Pong, Role
 from quire.protocol.sockets import bind_engine, connect_client
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -89,6 +90,25 @@ def test_a_file_that_is_no_socket_is_left_alone(context: Context, address: str) 
     path.unlink()
 
 
+def test_no_other_user_may_ever_open_a_socket_file(context: Context, address: str) -> None:
+    path, modes = ipc_path(address), list[int]()
+    assert path is not None
+
+    def bind(self: zmq.Socket[bytes], endpoint: str) -> None:
+        real_bind(self, endpoint)
+        modes.append(stat.S_IMODE(path.stat().st_mode))
+
+    real_bind, mask = zmq.Socket.bind, os.umask(0)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(zmq.Socket, "bind", bind)
+            bind_engine(context, address)
+        assert os.umask(0) == 0
+    finally:
+        os.umask(mask)
+    assert modes == [0o600]
+
+
 def test_a_tcp_port_in_use(context: Context) -> None:
     security = Security(insecure_tcp=True)
     engine = bind_engine(context, TCP, security)
@@ -148,15 +168,22 @@ def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
     generate_keys(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
-    assert len(authorized_clients(folder)) == 1
+    assert sorted(authorized_clients(folder).values()) == [Role.ADMIN, Role.CLIENT]
     with pytest.raises(KeyFileError, match="already holds"):
         generate_keys(folder)
 
 
 def test_authorized_clients_may_have_comments(tmp_path: Path) -> None:
     keys = [b"0000#" * 8, zmq.curve_keypair()[0]]
-    (tmp_path / "authorized_clients").write_bytes(b"# laptop\n#\n\n" + keys[0] + b"  # mine\n " + keys[1] + b" yours")
-    assert authorized_clients(tmp_path) == set(keys)
+    text = b"# laptop\n#\n\n" + keys[0] + b"  # no admin\n admin " + keys[1] + b" yours"
+    (tmp_path / "authorized_clients").write_bytes(text)
+    assert authorized_clients(tmp_path) == {keys[0]: Role.CLIENT, keys[1]: Role.ADMIN}
+
+
+def test_a_word_before_a_key_is_no_role(tmp_path: Path) -> None:
+    (tmp_path / "authorized_clients").write_bytes(b"root " + zmq.curve_keypair()[0])
+    with pytest.raises(KeyFileError, match="authorized_clients: not a key"):
+        authorized_clients(tmp_path)
 
 
 @pytest.mark.parametrize(

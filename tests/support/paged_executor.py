@@ -381,5 +381,7 @@ class Engine:
             assert request.num_new_tokens > 0
         assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
         if self.limits.scheduling_policy == "fcfs":
-            numbers = [request.number for request in scheduler.waiting.ready()]
-            assert numbers == sorted(numbers)
+            ready = list(scheduler.waiting.ready())
+            for tenant in {request.tenant for request in ready}:
+                numbers = [request.number for request in ready if request.tenant == tenant]
+                assert numbers == sorted(numbers)

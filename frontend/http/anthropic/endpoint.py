@@ -40,6 +40,7 @@ class MessagesEndpoints(Endpoints):
         turn = dataclasses.replace(
             self._turn(body, self._params(body)),
             timeout=service.timeout(request),
+            tenant=service.tenant(request),
             trace=TraceContext("chat", request.headers, answer_id),
         )
         with errors_renamed(FIELD_NAMES):

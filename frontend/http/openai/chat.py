@@ -181,6 +181,7 @@ class ChatEndpoint(Endpoints):
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             timeout=service.timeout(request),
+            tenant=service.tenant(request),
             trace=TraceContext("chat", request.headers, answer_id),
             structured_outputs=wanted_format(body.response_format),
         )

@@ -92,6 +92,7 @@ class CompletionTask:
         self._service = service
         self._body = body
         self._timeout = service.timeout(request)
+        self._tenant = service.tenant(request)
         self._headers = request.headers
         self._id = new_id("cmpl", given=body.request_id)
         self._created = service.now()
@@ -190,6 +191,7 @@ class CompletionTask:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 timeout=self._timeout,
+                tenant=self._tenant,
                 trace=TraceContext("text_completion", self._headers, self._id),
             )
             for prompt in prompts

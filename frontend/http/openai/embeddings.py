@@ -107,6 +107,7 @@ class EmbeddingsEndpoint(Endpoints):
                             priority=body.priority or 0,
                             cache_salt=body.cache_salt or "",
                             timeout=self._service.timeout(request),
+                            tenant=self._service.tenant(request),
                             trace=TraceContext("embeddings", request.headers),
                         )
                     )

@@ -23,7 +23,7 @@ from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, Waiti
 
 
 class PrefixPicture(msgspec.Struct):
-    """A `HotPrefix` with the text of its first and last page."""
+    """A `HotPrefix` with the text of its first and last page, "" where viewers must not read it."""
 
     hits: int
     pages: int
@@ -64,10 +64,11 @@ class Picture(msgspec.Struct):
 
 
 class PictureMaker:
-    """Makes pictures of consecutive snapshots."""
+    """Makes pictures of consecutive snapshots; with `shows_prompts` they have texts of prompts."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, shows_prompts: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._shows_prompts = shows_prompts
         self._before: EngineSnapshot | None = None
 
     def picture(self, snapshot: EngineSnapshot) -> Picture:
@@ -93,6 +94,8 @@ class PictureMaker:
         return PrefixPicture(prefix.hits, prefix.pages, prefix.users, prefix.is_salted, first, last)
 
     def _text(self, token_ids: list[int]) -> str:
+        if not self._shows_prompts:
+            return ""
         if self._tokenizer is None:
             return " ".join(map(str, token_ids))
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -123,8 +126,18 @@ class EngineView:
     methods run on one event loop.
     """
 
-    def __init__(self, llm: AsyncLLM, recent: RecentRates, is_draining: Callable[[], bool] = lambda: False) -> None:
-        """Observe `llm` through `recent`, its observer; `is_draining` returns whether the server is shutting down."""
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        recent: RecentRates,
+        is_draining: Callable[[], bool] = lambda: False,
+        shows_prompts: bool = True,
+    ) -> None:
+        """Observe `llm` through `recent`, its observer; `is_draining` returns whether the server is shutting down.
+
+        `shows_prompts`: viewers may read the prompts of all.
+        """
+        self._shows_prompts = shows_prompts
         self._llm = llm
         self._recent = recent
         self._is_draining = is_draining
@@ -173,7 +186,7 @@ class EngineView:
         return History([(point.tokens_per_second, point.ttft, point.itl) for point in self._recent.points()])
 
     async def _poll(self) -> None:
-        maker = PictureMaker(self._llm.tokenizer)
+        maker = PictureMaker(self._llm.tokenizer, self._shows_prompts)
         while True:
             pause = PERIOD
             try:

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from quire.frontend.http.errors import ApiError
 
 OPEN_PATHS = ("/health",)  # for load balancers, which have no key
+_NAME_DIGITS = 16  # of the digest, in a key's name
 
 
 class ApiKeys:
@@ -25,10 +26,16 @@ class ApiKeys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
-    def check(self, path: str, headers: Headers) -> None:
-        """Raise `ApiError` 401 unless the headers hold a key, or none is needed."""
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def check(self, path: str, headers: Headers) -> str:
+        """Return a name of the key in the headers that does not reveal it, "" if no key is needed.
+
+        Raises `ApiError` 401 without a key of this server.
+        """
         if not self._digests or path in OPEN_PATHS:
-            return
+            return ""
         given = _key_of(headers)
         if given is None:
             raise _unauthorized("this server requires an API key; send the header Authorization: Bearer KEY", headers)
@@ -36,6 +43,7 @@ class ApiKeys:
         # Compare with all keys in constant time, so that the time reveals nothing about them.
         if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
             raise _unauthorized("the API key is not one of this server's; check it", headers)
+        return f"key-{digest.hex()[:_NAME_DIGITS]}"
 
 
 def _digest(key: str) -> bytes:

@@ -19,6 +19,7 @@ from patience import PATIENCE
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.engine_core.transport.server import EngineServer, Inbox
+from quire.engine_core.utilities import UTILITIES
 from quire.protocol.address import default_address, ipc_path, remove_address
 from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, encode
 from quire.protocol.errors import AddressError
@@ -39,6 +40,7 @@ from quire.protocol.messages import (
     Ping,
     Pong,
     Ready,
+    Role,
     SamplingParams,
     SequenceTrace,
     StepTrace,
@@ -576,7 +578,7 @@ def test_a_failed_thread_wakes_the_loop_and_rejects_messages(
 def test_insecure_tcp_resolves_its_port(make_engine: MakeServer) -> None:
     engine = make_engine("tcp://127.0.0.1:0", security=Security(insecure_tcp=True))
     assert not engine.server.address.endswith(":0")
-    assert engine.client(security=Security(insecure_tcp=True)).hello() == engine.ready
+    assert engine.client(security=Security(insecure_tcp=True)).hello().engine_pid == engine.ready.engine_pid
 
 
 def test_only_authorized_keys_get_in(make_engine: MakeServer, tmp_path: Path) -> None:
@@ -590,6 +592,116 @@ def test_only_authorized_keys_get_in(make_engine: MakeServer, tmp_path: Path) ->
     without = engine.client(security=Security(insecure_tcp=True))
     assert _handshake_event(without) != zmq.EVENT_HANDSHAKE_SUCCEEDED
     assert engine.client(security=Security(keys)).hello() == engine.ready
+
+
+# Roles
+
+
+def folder_of(keys: Path, *names: str) -> Path:
+    """Return a client's folder of keys."""
+    folder = keys.parent / "_".join(names)
+    folder.mkdir()
+    for name in (*names, "engine.public"):
+        (folder / name).write_bytes((keys / name).read_bytes())
+        (folder / name).chmod(0o600)
+    return folder
+
+
+@pytest.fixture
+def plain_client(make_engine: MakeServer, tmp_path: Path) -> tuple[ServerHarness, RawClient]:
+    """A client over tcp with a key that is no administrator's."""
+    generate_keys(tmp_path / "keys")
+    engine = make_engine("tcp://127.0.0.1:0", security=Security(tmp_path / "keys"))
+    client = engine.client(security=Security(folder_of(tmp_path / "keys", "client.secret")))
+    assert client.hello().role is Role.CLIENT
+    return engine, client
+
+
+def test_whoever_opens_the_socket_file_is_an_administrator(engine: ServerHarness) -> None:
+    client = engine.client()
+    assert client.hello().role is Role.ADMIN
+    client.send(call := UtilityCall(1, "shutdown"))
+    assert engine.inbox.get(timeout=PATIENCE)[1] == call
+
+
+@pytest.mark.parametrize("method", [name for name in UTILITIES if name != "stats"])
+def test_a_plain_client_may_not_touch_what_concerns_others(
+    plain_client: tuple[ServerHarness, RawClient], method: str
+) -> None:
+    engine, client = plain_client
+    client.send(UtilityCall(7, method))
+    answer = client.expect(UtilityResult)
+    assert answer.call_id == 7
+    assert answer.error == (
+        f"the utility call {method!r} needs the role admin, and this client has the role client; attach over the "
+        "engine's ipc:// socket, or with the key admin.secret"
+    )
+    client.ping()
+    assert engine.inbox.empty()
+
+
+def test_a_plain_client_may_generate_abort_and_read_statistics(plain_client: tuple[ServerHarness, RawClient]) -> None:
+    engine, client = plain_client
+    for message in (request(), Abort(["r"]), UtilityCall(1, "stats")):
+        client.send(message)
+        assert type(engine.inbox.get(timeout=PATIENCE)[1]) is type(message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"), [("tenant", "boss", "tenant='boss' needs"), ("priority", -1, "priority=-1, below 0, ")]
+)
+def test_a_plain_client_gets_no_more_than_its_share(
+    plain_client: tuple[ServerHarness, RawClient], field: str, value: object, text: str
+) -> None:
+    engine, client = plain_client
+    client.send(msgspec.structs.replace(request(), **{field: value}))
+    error = client.expect(ErrorMessage)
+    assert text in error.message
+    assert not error.fatal
+    client.ping()
+    assert engine.inbox.empty()
+
+
+def test_a_key_is_one_tenant_however_many_connections_it_has(
+    plain_client: tuple[ServerHarness, RawClient], tmp_path: Path
+) -> None:
+    engine, first = plain_client
+    second = engine.client(security=Security(tmp_path / "client.secret"))
+    second.hello()
+    tenants = []
+    for client in (first, second):
+        client.send(request())
+        message = engine.inbox.get(timeout=PATIENCE)[1]
+        assert isinstance(message, EngineCoreRequest)
+        tenants.append(message.tenant)
+    assert tenants[0] == tenants[1] != ""
+
+
+def test_with_keys_the_socket_file_makes_no_administrator(make_engine: MakeServer, tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    engine = make_engine(security=Security(tmp_path / "keys"))
+    client = engine.client(security=Security(folder_of(tmp_path / "keys", "client.secret")))
+    assert client.hello().role is Role.CLIENT
+
+
+def test_an_administrators_key_may_name_tenants(make_engine: MakeServer, tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    engine = make_engine("tcp://127.0.0.1:0", security=Security(tmp_path / "keys"))
+    for keys in (tmp_path / "keys", folder_of(tmp_path / "keys", "admin.secret")):
+        client = engine.client(security=Security(keys))
+        assert client.hello().role is Role.ADMIN
+        for sent in (UtilityCall(1, "reset_cache"), msgspec.structs.replace(request(), tenant="team", priority=-5)):
+            client.send(sent)
+            assert engine.inbox.get(timeout=PATIENCE)[1] == sent
+
+
+def test_nobody_is_an_administrator_over_tcp_without_keys(make_engine: MakeServer) -> None:
+    engine = make_engine("tcp://127.0.0.1:0", security=Security(insecure_tcp=True))
+    client = engine.client(security=Security(insecure_tcp=True))
+    assert client.hello().role is Role.CLIENT
+    client.send(UtilityCall(1, "shutdown"))
+    assert "needs the role admin" in (client.expect(UtilityResult).error or "")
+    assert engine.inbox.empty()
 
 
 def _handshake_event(client: RawClient) -> int:

@@ -202,7 +202,7 @@ def test_a_client_that_was_dropped_begins_a_new_session() -> None:
         engine.send(ErrorMessage("say Hello first", fatal=True))
         away = engine.delivered()
         assert isinstance(away, EngineAway)
-        assert client.away == away.reason == "the connection to the engine was lost"
+        assert away.reason == "the connection to the engine was lost"
         with pytest.raises(EngineDeadError, match="being started again"):
             client.call("stats")
         client.send(Abort(["late"]), FIRST_SESSION)  # dropped: its session is over
@@ -211,7 +211,6 @@ def test_a_client_that_was_dropped_begins_a_new_session() -> None:
         while isinstance(back := engine.delivered(), EngineAway):
             pass
         assert back == EngineBack(FIRST_SESSION + 1)
-        assert client.away is None
         client.send(Abort(["late"]), FIRST_SESSION)
         client.send(Abort(["s"]), FIRST_SESSION + 1)
         assert engine.receive(Abort).request_ids == ["s"]

@@ -54,6 +54,7 @@ class ResponsesEndpoint(Endpoints):
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             timeout=service.timeout(request),
+            tenant=service.tenant(request),
             structured_outputs=body.format,
             format_field="text.format.schema",
             trace=TraceContext("chat", request.headers, answer_id),

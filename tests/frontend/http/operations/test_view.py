@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM, SamplingParams
+from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.operations.view import EngineView, PictureMaker, page_routes
 from quire.frontend.metrics.recent import RecentRates
 from quire.frontend.text.tokenizer import Tokenizer
@@ -138,6 +139,22 @@ def test_prefixes_are_shown_as_text(demo_model: Path) -> None:
     assert (one.hits, one.first, one.last) == (3, tokenizer.decode(tokens, skip_special_tokens=False), "")
     assert (other.is_salted, other.first, other.last) == (True, "", "")
     assert PictureMaker(None).picture(snapshot(0.0, 0, 0, prefixes)).prefixes[0].first == " ".join(map(str, tokens))
+    [hidden, _] = PictureMaker(tokenizer, shows_prompts=False).picture(snapshot(0.0, 0, 0, prefixes)).prefixes
+    assert (hidden.hits, hidden.first, hidden.last) == (3, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, True),
+        ({"uds": "/tmp/quire.sock", "host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "0.0.0.0", "api_key": ("one",)}, True),
+        ({"api_key": ("one", "two")}, False),
+    ],
+)
+def test_prompts_are_shown_to_one_party_only(options: dict[str, Any], shown: bool) -> None:
+    assert ServerArgs(**options).shows_prompts() is shown
 
 
 @pytest.fixture(scope="module")
