@@ -17,7 +17,9 @@ from quire.protocol.messages import (
     LOGIT_BIAS,
     MAX_SALT,
     PRIORITY,
+    SAMPLING_LENGTHS,
     SAMPLING_RANGES,
+    STRUCTURED_LENGTHS,
     EngineCoreRequest,
     ErrorKind,
     SamplingParams,
@@ -49,6 +51,19 @@ def check_request(request: EngineCoreRequest, limits: EngineShape) -> None:
     """Raise RejectedError for the first thing that is wrong with `request`."""
     for check in _CHECKS if request.pooling is None else _POOLING_CHECKS:
         check(request, limits)
+
+
+def _check_lengths(request: EngineCoreRequest, _limits: EngineShape) -> None:
+    """Raise RejectedError for a list or text that is too long: first, since other checks take time for each entry."""
+    sampling = request.sampling_params
+    try:
+        for name, most in SAMPLING_LENGTHS.items():
+            most.check(name, getattr(sampling, name))
+        if (structured := sampling.structured_outputs) is not None:
+            for name in ("regex", "choice", "whitespace_pattern"):  # JSON and grammars: see MAX_GRAMMAR
+                STRUCTURED_LENGTHS[name].check(f"structured_outputs.{name}", getattr(structured, name))
+    except ValueError as error:
+        raise RejectedError(str(error)) from None
 
 
 def _check_prompt(request: EngineCoreRequest, limits: EngineShape) -> None:
@@ -308,6 +323,7 @@ def _check_token_ids(name: str, token_ids: Iterable[int], limits: EngineShape) -
 
 
 _CHECKS: tuple[Callable[[EngineCoreRequest, EngineShape], None], ...] = (
+    _check_lengths,
     _check_policy,
     _check_service,
     _check_prompt,
