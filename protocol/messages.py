@@ -91,6 +91,10 @@ _COMPLETIONS = Range(1, MAX_COMPLETIONS)
 _LOGPROBS = Range(0, MAX_LOGPROBS)
 
 
+_MAX_TOKEN_LISTS = 4096
+_TokenLists = Annotated[list[list[int]], msgspec.Meta(max_length=_MAX_TOKEN_LISTS)]  # decoding many takes a second
+
+
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """Sampling parameters of a request, and when it ends. Field names and meanings are vLLM's.
 
@@ -146,7 +150,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     prompt_logprobs: Annotated[int | None, Option("N", _LOGPROBS)] = None
     logit_bias: Annotated[dict[int, float] | None, Length(16_384)] = None
     allowed_token_ids: Annotated[list[int] | None, Length(65_536)] = None
-    bad_words_token_ids: Annotated[list[list[int]] | None, Length(4096, 65_536)] = None
+    bad_words_token_ids: Annotated[_TokenLists | None, Length(_MAX_TOKEN_LISTS, 65_536)] = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
