@@ -112,7 +112,9 @@ def _alphabet_bytes(token: str) -> bytes:
 
 def _longest_with_each_byte(tokens: Iterable[bytes]) -> NDArray[np.int64]:
     """Return [256], the length of the longest of the tokens that contain each byte; 0 for a byte in none of them."""
-    longest = np.zeros(256, np.int64)
-    for token in sorted(tokens, key=len):
-        longest[list(token)] = len(token)
+    longest, unseen = np.zeros(256, np.int64), set(range(256))
+    for token in sorted(tokens, key=len, reverse=True):
+        if found := unseen.intersection(token):
+            longest[list(found)] = len(token)
+            unseen -= found
     return longest
