@@ -16,7 +16,9 @@ from quire.protocol.messages import (
     MAX_SALT,
     MAX_TENANT,
     PRIORITY,
+    SAMPLING_LENGTHS,
     SAMPLING_RANGES,
+    STRUCTURED_LENGTHS,
     EngineCoreRequest,
     ErrorKind,
     SamplingParams,
@@ -46,6 +48,7 @@ class ShuttingDownError(RejectedError):
 
 def check_generation(request: EngineCoreRequest, limits: EngineShape) -> None:
     """Raise RejectedError for the first thing that is wrong with a request that generates tokens."""
+    _check_lengths(request, limits)
     check_service(request, limits)
     check_prompt(request, limits, room=1)
     for check in (
@@ -57,6 +60,19 @@ def check_generation(request: EngineCoreRequest, limits: EngineShape) -> None:
         _check_structured_outputs,
     ):
         check(request, limits)
+
+
+def _check_lengths(request: EngineCoreRequest, _limits: EngineShape) -> None:
+    """Raise RejectedError for a list or text that is too long: first, since other checks take time for each entry."""
+    sampling = request.sampling_params
+    try:
+        for name, most in SAMPLING_LENGTHS.items():
+            most.check(name, getattr(sampling, name))
+        if (structured := sampling.structured_outputs) is not None:
+            for name in ("regex", "choice", "whitespace_pattern"):  # JSON and grammars: see MAX_GRAMMAR
+                STRUCTURED_LENGTHS[name].check(f"structured_outputs.{name}", getattr(structured, name))
+    except ValueError as error:
+        raise RejectedError(str(error)) from None
 
 
 def check_prompt(request: EngineCoreRequest, limits: EngineShape, *, room: int) -> None:

@@ -30,14 +30,14 @@ from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType
+from quire.frontend.text.threads import TextThreads
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import EngineSnapshot, Ready, Role, StepTrace
+from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, Ready, Role, StepTrace
 
 T = TypeVar("T")
 OutputKind = Literal["cumulative", "delta"]
 
 _WATCH_SECONDS = 0.25
-LONG_TEXT = 20_000  # characters or token ids; longer prompts are tokenized on a thread, not on the event loop
 _LONGEST_STEP = 30.0  # seconds; no sensible token budget makes a step take longer
 
 
@@ -57,6 +57,7 @@ class AsyncLLM(AnswerParsing):
         is_admin = self._engine.client.ready.role is Role.ADMIN
         self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids, names_tenants=is_admin)
         self._streams = RequestStreams(self._deliveries, self._table)
+        self._threads = TextThreads()
         self._request_ids = itertools.count()
         # Of their own, so that a chat template that takes long delays chats only.
         self._chat_threads = ThreadPoolExecutor(MAX_PROCESSES, "quire-chat")
@@ -243,7 +244,7 @@ class AsyncLLM(AnswerParsing):
 
         They stay until `unpin_prefix`, `reset_prefix_cache`, or until a running request would be preempted for them.
         """
-        token_ids = self._engine.prompt(prompt).token_ids
+        token_ids = (await self.prompts([prompt]))[0].token_ids
         params = SamplingParams(max_tokens=1)
         async for _ in self.generate({"prompt_token_ids": token_ids}, params, cache_salt=cache_salt):
             pass
@@ -252,7 +253,7 @@ class AsyncLLM(AnswerParsing):
 
     async def unpin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> bool:
         """Unpin a prompt; return True if it was pinned."""
-        token_ids = self._engine.prompt(prompt).token_ids
+        token_ids = (await self.prompts([prompt]))[0].token_ids
         return cast("bool", await asyncio.wrap_future(self._engine.client.call("unpin_prefix", token_ids, cache_salt)))
 
     async def chat_prompt(
@@ -285,7 +286,21 @@ class AsyncLLM(AnswerParsing):
         def make() -> list[Prompt]:
             return [make_one(prompt) for prompt in prompts]
 
-        return await asyncio.to_thread(make) if _are_long(prompts) else make()
+        return await self.run_long(make, prompts)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, which may be longer than the context. Raises `ValueError`."""
+        encode = functools.partial(self._engine.encode, text, add_special_tokens=add_special_tokens)
+        return await self.run_long(encode, text)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids. Raises `ValueError`."""
+        decode = functools.partial(self._engine.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        return await self.run_long(decode, token_ids)
+
+    async def run_long(self, work: Callable[[], T], *given: object) -> T:
+        """Return `work()`, called on another thread if what is `given` is long, while streams continue."""
+        return await self._threads.run(work, *given)
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead, or has neither stepped nor been idle for 30 s."""
@@ -370,11 +385,12 @@ class AsyncLLM(AnswerParsing):
         if output_kind not in ("cumulative", "delta"):
             raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
         arrived = time.monotonic()  # before tokenization, which is part of the TTFT
-        checked = self._engine.params(params)
+        checked = await self.run_long(functools.partial(self._engine.params, params), _lengthy(params))
         if output_kind == "delta" and ranks(checked):
             raise ValueError("best_of and beam search rank at the end, so there are no deltas; use 'cumulative'")
         prompt, own = await make(checked)
-        request = self._engine.request(self._name(request_id), prompt, own, options, arrived)
+        make_request = functools.partial(self._engine.request, self._name(request_id), prompt, own, options, arrived)
+        request = await self.run_long(make_request, _lengthy(own))
         stream = self._streams.open(request)
         try:
             finished = False
@@ -392,6 +408,10 @@ class AsyncLLM(AnswerParsing):
             self._streams.close(stream)
 
 
-def _are_long(prompts: Sequence[PromptType]) -> bool:
-    parts = (part for prompt in prompts for part in (prompt.values() if isinstance(prompt, Mapping) else [prompt]))
-    return sum(len(part) for part in parts if isinstance(part, (str, list))) > LONG_TEXT
+def _lengthy(params: SamplingParams | None) -> tuple[object, ...]:
+    """Return the parameters that may be long."""
+    if not isinstance(params, SamplingParams):
+        return ()
+    structured = params.structured_outputs
+    constraint = msgspec.structs.astuple(structured) if isinstance(structured, msgspec.Struct) else structured
+    return (*(getattr(params, name) for name in SAMPLING_LENGTHS), constraint)

@@ -11,7 +11,7 @@ import msgspec
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import LOGIT_BIAS, MAX_SEED, SAMPLING_RANGES, SamplingParams
+from quire.protocol.messages import LOGIT_BIAS, MAX_SEED, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams
 
 __all__ = ["SamplingParams", "SeedSource", "check_length", "engine_params", "ranks", "validate"]
 
@@ -123,10 +123,12 @@ def ranks(params: SamplingParams) -> bool:
 
 
 def _plain(params: SamplingParams) -> SamplingParams:
-    """Return a copy with every field of its declared type. Raises `ValueError` for a field of another type."""
+    """Return a copy with every field of its declared type. Raises `ValueError` for one of another type or too long."""
     values: dict[str, Any] = {name: getattr(params, name) for name in _TYPES}
     if isinstance(values["stop"], str):
         values["stop"] = [values["stop"]]
+    for name, most in SAMPLING_LENGTHS.items():  # first, since all that follows takes time for each entry
+        most.check(name, values[name])
     if values["top_k"] == -1:
         values["top_k"] = 0
     values["structured_outputs"] = plain_structured_outputs(values["structured_outputs"])
@@ -166,10 +168,11 @@ def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
         lists = value if name == "bad_words_token_ids" else [value]
         if (name == "allowed_token_ids" and not value) or (name == "bad_words_token_ids" and not all(lists)):
             raise ValueError(f"{name}={value!r} allows nothing; give at least one token id, or None")
-        for token in (token for tokens in lists for token in tokens):
-            if token < 0 or (vocab_size is not None and token >= vocab_size):
-                last = "vocab_size - 1" if vocab_size is None else str(vocab_size - 1)
-                raise ValueError(f"{name} names token id {token}; ids go from 0 to {last}")
+        lowest = min((min(tokens) for tokens in lists if tokens), default=0)
+        highest = max((max(tokens) for tokens in lists if tokens), default=0)
+        if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
+            last = "vocab_size - 1" if vocab_size is None else str(vocab_size - 1)
+            raise ValueError(f"{name} names token id {lowest if lowest < 0 else highest}; ids go from 0 to {last}")
     for token, bias in (params.logit_bias or {}).items():
         LOGIT_BIAS.check(f"logit_bias[{token}]", bias)
 
@@ -183,13 +186,15 @@ def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer | None) ->
         return params.bad_words_token_ids
     if tokenizer is None:
         raise ValueError(f"bad_words={params.bad_words!r} needs a tokenizer; use bad_words_token_ids")
+    words = [word.lstrip() for word in params.bad_words]
+    plains = tokenizer.encode_batch(words, add_special_tokens=False)
+    spaceds = tokenizer.encode_batch([f" {word}" for word in words], add_special_tokens=False)
     banned = list(params.bad_words_token_ids or [])
-    for word in params.bad_words:
-        plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
-        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+    for word, plain, spaced in zip(params.bad_words, plains, spaceds, strict=True):
         if not plain:
             raise ValueError(f"bad_words={params.bad_words!r}: the tokenizer has no tokens for {word!r}; leave it out")
         banned.append(plain)
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             banned.append(spaced)
+    SAMPLING_LENGTHS["bad_words_token_ids"].check("bad_words, as token ids,", banned)
     return banned

@@ -7,14 +7,11 @@ from typing import Any
 
 import msgspec
 
-from quire.protocol.messages import StructuredOutputs
+from quire.protocol.messages import STRUCTURED_LENGTHS, StructuredOutputs
 
-__all__ = ["MAX_CHARACTERS", "StructuredOutputsParams", "check_structured_outputs", "plain_structured_outputs"]
+__all__ = ["StructuredOutputsParams", "check_structured_outputs", "plain_structured_outputs"]
 
 StructuredOutputsParams = StructuredOutputs  # vLLM's name
-
-MAX_CHARACTERS = 1 << 18
-"""Characters of a schema, a regular expression, all choices together or a grammar."""
 
 _KINDS = "json, regex, choice, grammar or json_object=True"
 
@@ -22,13 +19,15 @@ _KINDS = "json, regex, choice, grammar or json_object=True"
 def plain_structured_outputs(value: Any) -> Any:
     """Return `value` with a JSON schema as text. A mapping of field names becomes a `StructuredOutputs`.
 
-    Any other value is returned as it is. Raises `ValueError` for an unknown field, a field of another type, and a
-    schema that is not JSON.
+    Any other value is returned as it is. Raises `ValueError` for an unknown field, a field of another type or too long,
+    and a schema that is not JSON.
     """
     if isinstance(value, Mapping):
         value = _from_mapping(value)
     if not isinstance(value, StructuredOutputs):
         return value
+    for name, most in STRUCTURED_LENGTHS.items():
+        most.check(f"structured_outputs.{name}", getattr(value, name))
     if value.json is not None:
         value = msgspec.structs.replace(value, json=_schema_text(value.json))
     try:
@@ -57,11 +56,6 @@ def check_structured_outputs(value: StructuredOutputs) -> None:
     text: Any = getattr(value, kinds[0])
     if text in ("", []) or (kinds[0] == "choice" and "" in text):
         raise ValueError(f"structured_outputs.{kinds[0]}={text!r} allows no text; give some, or leave it out")
-    length = sum(map(len, text)) if isinstance(text, list) else len(text) if isinstance(text, str) else 0
-    if length > MAX_CHARACTERS:
-        raise ValueError(
-            f"structured_outputs.{kinds[0]} has {length} characters; it may have {MAX_CHARACTERS}, make it shorter"
-        )
     if value.whitespace_pattern is not None and value.disable_any_whitespace:
         raise ValueError(
             "structured_outputs has a whitespace_pattern and disable_any_whitespace, which allows none; leave one out"
@@ -83,6 +77,7 @@ def _schema_text(schema: Any) -> str:
         text = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{wrong} {error}") from None
+    STRUCTURED_LENGTHS["json"].check("structured_outputs.json", text)
     if not isinstance(value, dict):
         raise ValueError(f"{wrong} it is a {type(value).__name__}; give an object, or its text")  # noqa: TRY004
     return text

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.options import F32_MAX, MAX_INT64, Option, Range, options_of
+from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
 PROTOCOL_VERSION = 5
 
@@ -57,6 +57,10 @@ class EventType(enum.IntEnum):
     FINISHED = 5
 
 
+MAX_CONSTRAINT = 1 << 18
+"""Characters of a JSON schema or a grammar."""
+
+
 class StructuredOutputs(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """Constraint on the text of an answer. One of the first five is given; names and meanings are vLLM's.
 
@@ -66,13 +70,13 @@ class StructuredOutputs(msgspec.Struct, array_like=True, gc=False, forbid_unknow
     blanks for ever; or to the regular expression `whitespace_pattern`; or to none with `disable_any_whitespace`.
     """
 
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    json: Annotated[str | dict[str, Any] | None, Length(MAX_CONSTRAINT)] = None
+    regex: Annotated[str | None, Length(16_384)] = None
+    choice: Annotated[list[str] | None, Length(1000, 65_536)] = None
+    grammar: Annotated[str | None, Length(MAX_CONSTRAINT)] = None
     json_object: bool = False
     disable_any_whitespace: bool = False
-    whitespace_pattern: str | None = None
+    whitespace_pattern: Annotated[str | None, Length(1024)] = None
 
     @property
     def kinds(self) -> list[str]:
@@ -95,6 +99,10 @@ MAX_TENANT = 256
 _PENALTY = Range(-2.0, 2.0)
 _COMPLETIONS = Range(1, MAX_COMPLETIONS)
 _LOGPROBS = Range(0, MAX_LOGPROBS)
+
+
+_MAX_TOKEN_LISTS = 4096
+_TokenLists = Annotated[list[list[int]], msgspec.Meta(max_length=_MAX_TOKEN_LISTS)]  # decoding many takes a second
 
 
 class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -142,17 +150,17 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     top_k: Annotated[int, Option("N", Range(-1, MAX_INT64))] = 0
     min_p: Annotated[float, Option("P", Range(0.0, 1.0))] = 0.0
     seed: Annotated[int | None, Option("N", Range(0, MAX_SEED))] = None
-    stop: Annotated[list[str] | None, Option("TEXT")] = None
-    stop_token_ids: Annotated[list[int] | None, Option("ID")] = None
-    bad_words: Annotated[list[str] | None, Option("TEXT")] = None
+    stop: Annotated[list[str] | None, Option("TEXT"), Length(256, 4096)] = None
+    stop_token_ids: Annotated[list[int] | None, Option("ID"), Length(4096)] = None
+    bad_words: Annotated[list[str] | None, Option("TEXT"), Length(1024, 8192)] = None
     ignore_eos: Annotated[bool, Option()] = False
     max_tokens: Annotated[int | None, Option("N", Range(1, MAX_INT64))] = 16
     min_tokens: Annotated[int, Option("N", Range(0, MAX_INT64))] = 0
     logprobs: Annotated[int | None, Option("N", _LOGPROBS)] = None
     prompt_logprobs: Annotated[int | None, Option("N", _LOGPROBS)] = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
+    logit_bias: Annotated[dict[int, float] | None, Length(16_384)] = None
+    allowed_token_ids: Annotated[list[int] | None, Length(65_536)] = None
+    bad_words_token_ids: Annotated[_TokenLists | None, Length(_MAX_TOKEN_LISTS, 65_536)] = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -166,6 +174,12 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
 
 SAMPLING_RANGES = {name: row.range for name, row in options_of(SamplingParams).items() if row.range is not None}
 """Ranges of the numbers among sampling parameters."""
+
+SAMPLING_LENGTHS = lengths_of(SamplingParams)
+"""Most entries of the lists and dicts among sampling parameters, so that none of them takes long to check or apply."""
+
+STRUCTURED_LENGTHS = lengths_of(StructuredOutputs)
+"""The same for the lists of a constraint."""
 
 
 class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):

@@ -64,6 +64,39 @@ class Range(NamedTuple):
         return f"from {low} to {high}" if self.closed else f"above {low} and at most {high}"
 
 
+class Length(NamedTuple):
+    """Most characters of a text; or most entries of a list or a dict, and in all of a list's entries together.
+
+    Entries that are texts count in characters, those that are lists in token ids.
+    """
+
+    most: int
+    total: int | None = None
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `ValueError` that names the field for a value that is too long; one without a length passes."""
+        if not hasattr(value, "__len__"):
+            return
+        if len(value) > self.most:
+            unit = "characters" if isinstance(value, str) else "entries"
+            raise ValueError(f"{name} has {len(value)} {unit}; it may have {self.most}, make it shorter")
+        if self.total is None or not isinstance(value, list | tuple):
+            return
+        if (total := sum(len(each) for each in value if hasattr(each, "__len__"))) > self.total:
+            unit = "characters" if isinstance(value[0], str) else "token ids"
+            raise ValueError(f"{name} has {total} {unit} in all; it may have {self.total}, make it shorter")
+
+    def __str__(self) -> str:
+        return f"{self.most}" if self.total is None else f"{self.most}, {self.total} in all"
+
+
+def lengths_of(table: type[Any]) -> dict[str, Length]:
+    """Return the most that each list and dict of a table may hold, by name."""
+    hints = get_type_hints(table, include_extras=True).items()
+    bounds = ((name, bound) for name, hint in hints for bound in getattr(hint, "__metadata__", ()))
+    return {name: bound for name, bound in bounds if isinstance(bound, Length)}
+
+
 def _digits(number: float) -> str:
     return str(int(number)) if number == int(number) else f"{number:g}"
 

@@ -10,7 +10,7 @@ A client::
     socket.send_multipart(encode(EngineCoreRequest("r1", [1, 2, 3], SamplingParams(max_tokens=8))))
     while True:
         message = decoder.decode(socket.recv_multipart())      # EngineCoreOutputs, Pong, ErrorMessage, ...
-        # r1 ends with the output that has a finish_reason; meanwhile send Ping every
+        # r1 ends with the output that has a finish_reason; meanwhile read, or send Ping every
         # ready.heartbeat_seconds, and take the engine for dead when it is silent for several of them
     socket.send_multipart(encode(Goodbye()))
 
@@ -68,11 +68,20 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
     return socket
 
 
-def connect_client(context: zmq.Context[S], address: str, security: Security = NO_KEYS) -> S:
-    """Return a client's DEALER; libzmq retries until the engine is there. Raises AddressError and KeyFileError."""
+def connect_client(
+    context: zmq.Context[S],
+    address: str,
+    security: Security = NO_KEYS,
+    *,
+    receive_messages: int = _CLIENT_RECEIVE_MESSAGES,
+) -> S:
+    """Return a client's DEALER; libzmq retries until the engine is there. Raises AddressError and KeyFileError.
+
+    `receive_messages`: messages that libzmq reads ahead of the client.
+    """
     path = ipc_path(address)
     with _open(context, zmq.DEALER, address, security) as socket:
-        socket.rcvhwm = _CLIENT_RECEIVE_MESSAGES
+        socket.rcvhwm = receive_messages
         socket.maxmsgsize = MAX_REPLY_BYTES
         socket.reconnect_ivl_max = 2000
         if security.keys is not None:
@@ -99,6 +108,7 @@ def _open(context: zmq.Context[S], kind: int, address: str, security: Security) 
     socket.tcp_keepalive_idle = 30
     socket.tcp_keepalive_intvl = 10
     socket.tcp_keepalive_cnt = 3
+    socket.tcp_maxrt = 60_000  # ms; the same where something waits to be acknowledged
     try:
         yield socket
     except BaseException:

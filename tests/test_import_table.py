@@ -34,7 +34,7 @@ LAYERS = {
     " < trace transport < stats < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
     " < cli",
-    "frontend.text": "token_bytes tokenizer_files < tokenizer < * < chat detokenizer",
+    "frontend.text": "token_bytes tokenizer_files < fewest_tokens < tokenizer < * < chat detokenizer",
     "frontend.client": "connection observer < * < engine streams",
     "frontend.metrics": "chrome_trace prometheus tracing < * < server",
     "frontend.http": "args errors < transport < * < openai < anthropic documentation < operations < routes < app"

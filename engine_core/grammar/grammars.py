@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ _MAX_SPARES = 256  # constraints, of 50 to 100 KiB
 _MAX_FOLLOWED = 32_768  # tokens by one spare constraint; each may have left a KiB of lexer states
 _MAX_ALL_FOLLOWED = 262_144  # tokens by all spare constraints
 _MAX_ERROR = 500  # characters of a grammar's error
+_NICE = 10  # of the threads that compile: what runs goes first
 _MAX_STUCK = 4  # threads whose grammar takes too long, before other grammars have to wait for one of them
 
 Key = tuple[str, str, bool, str | None]
@@ -201,6 +203,7 @@ class Grammars:
         thread.start()
 
     def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone, on Linux
         while (grammar := self._next()) is not None:
             begun = time.monotonic()
             matcher, error = self._outcome(grammar)

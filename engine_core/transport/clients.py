@@ -111,8 +111,11 @@ class Clients:
             client.heard = min(now, client.heard + seconds)
 
     def remove_silent(self, since: float) -> None:
-        """Remove the clients that have sent nothing after `since`."""
-        for client in [client for client in self._clients.values() if client.heard < since]:
+        """Remove the clients that have sent nothing after `since` and read nothing either.
+
+        A client whose interpreter is busy for a while sends no heartbeat, but libzmq's own thread goes on reading.
+        """
+        for client in [client for client in self._blocked.values() if client.heard < since]:
             self._counters.clients_silent += 1
             self.remove(client.id, Goodbye("silent"))
 

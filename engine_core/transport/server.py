@@ -106,8 +106,8 @@ class EngineServer:
     ) -> None:
         """`address` may be `tcp://host:0`. Pong comes every `ready.heartbeat_seconds`.
 
-        A client that sends nothing for `silent_heartbeats` of them counts as dead. One for which more than
-        `max_waiting_values` numbers wait (about 36 bytes each) is dropped.
+        A client that sends nothing for `silent_heartbeats` of them, and does not read, counts as dead. One for which
+        more than `max_waiting_values` numbers wait (about 36 bytes each) is dropped.
         """
         if not ready.heartbeat_seconds > 0:
             raise ValueError(f"heartbeat_seconds={ready.heartbeat_seconds} must be above 0")

@@ -15,7 +15,7 @@ from quire.frontend.cli.output import write
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.version import installed_version
 from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
-from quire.protocol.messages import SamplingParams
+from quire.protocol.messages import SAMPLING_LENGTHS, STRUCTURED_LENGTHS, SamplingParams
 from quire.protocol.options import command_line, reference
 
 NAMES = {
@@ -57,7 +57,19 @@ Every option of Python (`LLM(max_num_seqs=8)`), of the command line (`--max-num-
 `--no-` before its name) and of the wire. Names are vLLM's where vLLM has one. `quire info --options` prints this page
 from the tables in `protocol/engine_options.py`, `protocol/messages.py` and `frontend/http/args.py`.
 
-{reference(tables)}"""
+{reference(tables)}
+## Lengths
+
+Most characters of a text, or entries of a list; `in all`: characters or token ids of all entries together. More is
+rejected in Python, by HTTP and on the wire.
+
+{_lengths()}"""
+
+
+def _lengths() -> str:
+    constraint = {f"structured_outputs.{name}": most for name, most in STRUCTURED_LENGTHS.items()}
+    rows = (f"| `{name}` | {most} |\n" for name, most in {**SAMPLING_LENGTHS, **constraint}.items())
+    return f"| field | at most |\n|---|---|\n{''.join(rows)}"
 
 
 def _ask_kernels(plan: PlanFlags) -> dict[str, Any]:

@@ -28,13 +28,25 @@ from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
 from quire.frontend.text.chat.renderer import TemplateRenderer
 from quire.frontend.text.chat.template_files import TemplateSource, find_template, template_sources
 from quire.frontend.text.chat.tools import ToolUse, check_tools
-from quire.frontend.text.prompts import Message, Prompt, PromptType, checked_prompt, make_prompt, truncate
+from quire.frontend.text.prompts import (
+    Message,
+    Prompt,
+    PromptType,
+    checked_prompt,
+    encode_within,
+    make_prompt,
+    truncate,
+)
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.protocol.address import default_address
 from quire.protocol.messages import Role
 
 _DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 _LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
+
+
+MAX_DECODED = 1 << 18
+"""Token ids that are decoded at once, or as many as the context holds."""
 
 
 class TemplateOptions(TypedDict, total=False):
@@ -110,7 +122,15 @@ class ConnectedEngine:
         self, prompt: PromptType, *, truncate_prompt_tokens: int | None = None, add_special_tokens: bool = True
     ) -> Prompt:
         """Check and tokenize a prompt, and truncate it to its last tokens. Raises `RequestError`."""
-        made = make_prompt(prompt, self.tokenizer, self.client.ready.vocab_size, add_special_tokens)
+        ready = self.client.ready
+        made = make_prompt(
+            prompt,
+            self.tokenizer,
+            ready.vocab_size,
+            ready.max_model_len,
+            add_special_tokens=add_special_tokens,
+            must_fit=truncate_prompt_tokens is None,
+        )
         return self.truncate(made, truncate_prompt_tokens)
 
     def truncate(self, prompt: Prompt, last: int | None) -> Prompt:
@@ -171,10 +191,12 @@ class ConnectedEngine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        must_fit: bool = False,
     ) -> Prompt:
         """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
 
-        The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well.
+        The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well. `must_fit`: the
+        prompt will not be truncated, see `encode_within`.
         """
         _check_variables(chat_template_kwargs or {})
         tokenizer = self.require_tokenizer()
@@ -186,8 +208,31 @@ class ConnectedEngine:
             tools=tools,
             **(chat_template_kwargs or {}),
         )
-        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
         return checked_prompt(Prompt(token_ids, text), self.client.ready.vocab_size)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]:
+        """Return the token ids of a text, see `encode_within`. Raises `RequestError`."""
+        return encode_within(
+            text,
+            self.require_tokenizer(),
+            self.client.ready.max_model_len,
+            add_special_tokens=add_special_tokens,
+            must_fit=must_fit,
+        )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids. Raises `RequestError`."""
+        ready = self.client.ready
+        if len(token_ids) > (most := max(MAX_DECODED, ready.max_model_len)):
+            raise RequestError(f"there are {len(token_ids)} token ids, and {most} can be decoded at once; give fewer")
+        lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
+        if lowest < 0 or highest >= ready.vocab_size:
+            raise RequestError(
+                f"the tokens hold {lowest if lowest < 0 else highest}, which is out of range; token ids are 0 to "
+                f"{ready.vocab_size - 1}"
+            )
+        return self.require_tokenizer().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     @functools.cached_property
     def answer_format(self) -> AnswerFormat:
@@ -215,7 +260,12 @@ class ConnectedEngine:
 
         Raises `RequestError` or `ToolError`.
         """
-        prompt = self.chat_prompt(messages, tools=None if tools is None else tools.for_template(), **template)
+        prompt = self.chat_prompt(
+            messages,
+            tools=None if tools is None else tools.for_template(),
+            must_fit=truncate_prompt_tokens is None,
+            **template,
+        )
         answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
         return self.truncate(prompt, truncate_prompt_tokens), answer
 

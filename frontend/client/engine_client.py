@@ -1,7 +1,9 @@
 """The client of an engine: a `Connection` on a thread of its own, for both `LLM` and `AsyncLLM`.
 
 The thread sends heartbeats whatever the user's code does, so that an idle notebook or a blocked event
-loop stays a live client. It passes everything that arrives for requests to one callback, a frame at a time.
+loop stays a live client. While an extension module keeps all threads from running Python, libzmq's own goes on
+reading, which tells the engine that the client lives. What arrives for requests is passed to one callback, a
+frame at a time.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ _FAILED_HANDSHAKE = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _LINGER_MS = 500
+_READ_AHEAD = 65_536  # messages, that libzmq's thread reads while Python does not run; a minute of steps
 
 
 class Connection:
@@ -61,7 +64,7 @@ class Connection:
         self.address = address
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = connect_client(self._context, address, security)
+            self._socket = connect_client(self._context, address, security, receive_messages=_READ_AHEAD)
         except BaseException:
             self._context.destroy(linger=0)
             raise

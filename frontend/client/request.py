@@ -21,7 +21,7 @@ from quire.frontend.outputs import (
     RequestOutput,
 )
 from quire.frontend.sampling import ranks
-from quire.frontend.text.detokenizer import IncrementalDetokenizer
+from quire.frontend.text.detokenizer import IncrementalDetokenizer, StopStrings
 from quire.frontend.text.prompts import Prompt
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import (
@@ -39,7 +39,14 @@ from quire.protocol.messages import (
 class CompletionState:
     """The state of one of the `n` completions of a request: tokens, text, logprobs, finish reason."""
 
-    def __init__(self, index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        stop: StopStrings | None,
+    ) -> None:
         self.index = index
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -53,7 +60,7 @@ class CompletionState:
             self._detokenizer = IncrementalDetokenizer(
                 tokenizer,
                 prompt.token_ids,
-                params.stop,
+                stop,
                 params.include_stop_str_in_output,
                 params.skip_special_tokens,
                 params.spaces_between_special_tokens,
@@ -142,7 +149,8 @@ class GenerationRequest:
         self._tokenizer = tokenizer
         own = msgspec.structs.replace(params, logprobs=engine_params[0].logprobs)
         count = params.n if params.beam_width else len(engine_params)
-        self._completions = [CompletionState(index, prompt, own, tokenizer) for index in range(count)]
+        stop = StopStrings(params.stop) if params.stop else None
+        self._completions = [CompletionState(index, prompt, own, tokenizer, stop) for index in range(count)]
         self._num_open = count
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
 

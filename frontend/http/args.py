@@ -72,7 +72,7 @@ class ServerArgs:
     ssl_certfile: Annotated[str | None, Option("FILE")] = None
     ssl_keyfile: Annotated[str | None, Option("FILE")] = None
     ssl_keyfile_password: Annotated[str | None, Option("TEXT")] = None
-    max_body_bytes: Annotated[int, Option("BYTES", Range(1, MAX_INT64))] = 32 << 20
+    max_body_bytes: Annotated[int, Option("BYTES", Range(1, MAX_INT64))] = 8 << 20
     body_timeout: Annotated[float, Option("S", SECONDS)] = 30.0
     header_timeout: Annotated[float, Option("S", SECONDS)] = 30.0
     send_timeout: Annotated[float, Option("S", SECONDS)] = 300.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
 import math
 import time
@@ -17,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.async_llm import LONG_TEXT, AsyncLLM
+from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.args import ServerArgs
@@ -205,11 +203,6 @@ class ModelService:
         if len(prompts) == 1:
             return prompts
         return await self.llm.prompts(prompts, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens)
-
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a text; a long one is tokenized on another thread, so that streams continue."""
-        encode = functools.partial(self.require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(encode) if len(text) > LONG_TEXT else encode()
 
     def prompt_text(self, output: RequestOutput) -> str:
         """Return the prompt as text: as it was given, or decoded from its tokens."""

@@ -35,7 +35,7 @@ _COUNTERS = {
     "evictions": ("evictions", "Cached KV pages that were evicted."),
     "wasted_tokens": ("wasted_tokens", "Tokens computed again after a preemption."),
     "frames_refused": ("frames_refused", "Messages rejected as invalid."),
-    "clients_silent": ("clients_silent", "Clients dropped because they sent no heartbeat."),
+    "clients_silent": ("clients_silent", "Clients dropped because they neither sent nor read anything."),
     "clients_gone": ("clients_gone", "Clients that disconnected without a goodbye."),
     "clients_slow": ("clients_slow", "Clients dropped because they did not read."),
     "outputs_merged": ("outputs_merged", "Increments merged because their client was slow."),

@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from quire.frontend.errors import RequestError
+from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.text.tokenizer import Tokenizer
 
 FORMS = 'text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}'
+
+
+LONG_TEXT = 4096
+"""Characters or token ids; longer input is worked on by a thread, not on the event loop."""
+
+MAX_TEXT_BYTES = 1 << 20
+_MAX_BYTES_PER_TOKEN = 16  # of the context, for texts that need not fit it
 
 
 class TextPrompt(TypedDict):
@@ -52,11 +59,18 @@ def split_batch(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
 
 
 def make_prompt(
-    prompt: PromptType, tokenizer: Tokenizer | None, vocab_size: int, add_special_tokens: bool = True
+    prompt: PromptType,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    max_model_len: int,
+    *,
+    add_special_tokens: bool = True,
+    must_fit: bool = True,
 ) -> Prompt:
-    """Tokenize and check one prompt. Raises `RequestError` if it is empty or has invalid token ids.
+    """Tokenize and check one prompt. Raises `RequestError` if it is empty, far too long or has invalid token ids.
 
-    With `add_special_tokens` a text gets the tokenizer's special tokens around it. A `Prompt` is returned unchanged.
+    With `add_special_tokens` a text gets the tokenizer's special tokens around it. `must_fit`: it will not be
+    truncated, see `encode_within`. A `Prompt` is returned unchanged.
     """
     if isinstance(prompt, Prompt):
         return prompt
@@ -66,8 +80,40 @@ def make_prompt(
             raise RequestError("the prompt is text, but there is no tokenizer; give token ids, or name a tokenizer")
         if not text:  # a tokenizer may put a token before it, but an empty text is most likely a mistake
             raise RequestError("the prompt is empty; give some text, or the token ids to begin with")
-        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids = encode_within(
+            text, tokenizer, max_model_len, add_special_tokens=add_special_tokens, must_fit=must_fit
+        )
+    elif must_fit and len(token_ids) > max_model_len:
+        raise _too_long(str(len(token_ids)), max_model_len)
     return checked_prompt(Prompt(token_ids, text), vocab_size)
+
+
+def encode_within(
+    text: str, tokenizer: Tokenizer, max_model_len: int, *, add_special_tokens: bool, must_fit: bool
+) -> list[int]:
+    """Tokenize a text. Raises `RequestError` for one that is too long, which costs seconds and GiB to tokenize.
+
+    A text that `must_fit` the context is too long if it is known to have more tokens. Any other, and all texts of a
+    tokenizer for which nothing is known (`FewestTokens.is_sound`), may have `MAX_TEXT_BYTES`, or 16 bytes for each
+    token of the context.
+    """
+    if len(text) > LONG_TEXT:
+        fewest = tokenizer.fewest_tokens
+        if not (must_fit and fewest.is_sound):
+            most = max(MAX_TEXT_BYTES, _MAX_BYTES_PER_TOKEN * max_model_len)
+            if (size := len(text.encode(errors="surrogatepass"))) > most:
+                raise RequestError(f"the text has {size} bytes, and {most} can be tokenized; shorten it")
+        elif (count := fewest(text)) > max_model_len:
+            raise _too_long(f"at least {count}", max_model_len)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _too_long(count: str, max_model_len: int) -> RequestError:
+    return RequestError(
+        f"the prompt has {count} tokens, and this model's maximum context length is {max_model_len} tokens; shorten "
+        f"it to {max_model_len} or less, or keep its end with truncate_prompt_tokens",
+        code=CONTEXT_LENGTH_EXCEEDED,
+    )
 
 
 def checked_prompt(prompt: Prompt, vocab_size: int) -> Prompt:
@@ -75,7 +121,7 @@ def checked_prompt(prompt: Prompt, vocab_size: int) -> Prompt:
     token_ids = prompt.token_ids
     if not token_ids:
         raise RequestError("the prompt is empty; give at least one token")
-    if not all(type(token) is int for token in token_ids):
+    if set(map(type, token_ids)) != {int}:
         wrong = next(token for token in token_ids if type(token) is not int)
         raise RequestError(f"the prompt holds {wrong!r} ({type(wrong).__name__}) where a token id (int) is expected")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:

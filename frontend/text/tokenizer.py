@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.frontend.text.fewest_tokens import FewestTokens
 from quire.frontend.text.token_bytes import ByteRule, byte_rule
 from quire.frontend.text.tokenizer_files import (
     TokenizerError,
@@ -74,20 +76,27 @@ class Tokenizer:
         `add_special_tokens=False` omits the tokens that the tokenizer puts around a text (such as bos); a rendered
         chat template contains them already.
         """
-        _check_text(text)
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Return the token ids of each text, encoded on all cores."""
+        """Return the token ids of each text, encoded on all cores. Meanwhile other threads run: the GIL is free."""
         for text in texts:
             _check_text(text)
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [list(encoding.ids) for encoding in encodings]
+        return [encoding.ids for encoding in encodings]
+
+    @functools.cached_property
+    def fewest_tokens(self) -> FewestTokens:
+        """The bound by which a text is known to be too long before it is tokenized."""
+        return FewestTokens(self.backend)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`. Invalid UTF-8 becomes U+FFFD; ids beyond the vocabulary are skipped."""
+        """Return the text of `ids`. Invalid UTF-8 becomes U+FFFD; ids beyond the vocabulary are skipped.
+
+        Meanwhile other threads run, which `decode` of the library does not let them.
+        """
         try:
-            text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            (text,) = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise TokenizerError(f"token ids {list(ids)[:5]} ...: {error}; ids are whole numbers from 0") from error
         if "\ufffd" in text and self._rule is not None and self._rule.byte_fallback:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,14 @@ from quire.kernels import options as kernel_options
 from quire.kernels.weights import quantization
 from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.messages import SAMPLING_RANGES, EngineCoreRequest, SamplingParams
+from quire.protocol.messages import (
+    SAMPLING_LENGTHS,
+    SAMPLING_RANGES,
+    STRUCTURED_LENGTHS,
+    EngineCoreRequest,
+    SamplingParams,
+    StructuredOutputs,
+)
 from quire.protocol.options import Option, Range, check_options, command_line, options_of, parse_size
 
 TABLES = (EngineProcessOptions, SupervisionOptions, ClientOptions, SamplingParams, ServerArgs, EngineArgs)
@@ -183,12 +191,49 @@ def test_frontend_and_engine_reject_the_same_numbers(name: str, value: float) ->
         SingleSequence.check(EngineCoreRequest("a", [1], params), LIMITS)
 
 
+def one_too_many(name: str) -> Iterator[Any]:
+    """Yield values of a sampling parameter that are a little longer than it may be, in each way."""
+    most = SAMPLING_LENGTHS[name]
+    entries: Any = {"stop": "a", "bad_words": "a", "bad_words_token_ids": [1]}.get(name, 1)
+    if name == "logit_bias":
+        yield dict.fromkeys(range(most.most + 1), 1.0)
+        return
+    yield [entries] * (most.most + 1)
+    if most.total is not None:
+        yield [entries * (most.total + 1)]
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLING_LENGTHS))
+def test_frontend_and_engine_reject_the_same_lengths(name: str) -> None:
+    for value in one_too_many(name):
+        params = SamplingParams(**{name: value})
+        with pytest.raises(ValueError, match=f"{name} has .* it may have"):
+            validate(params)
+        with pytest.raises(RejectedError, match=f"{name} has .* it may have"):
+            SingleSequence.check(EngineCoreRequest("a", [1], params), LIMITS)
+
+
+@pytest.mark.parametrize("name", sorted(STRUCTURED_LENGTHS))
+def test_frontend_and_engine_reject_the_same_lengths_of_constraints(name: str) -> None:
+    most = STRUCTURED_LENGTHS[name].most
+    value = ["a"] * (most + 1) if name == "choice" else "a" * (most + 1)
+    given_value: Any = {"json_object": True, name: value} if name == "whitespace_pattern" else {name: value}
+    with pytest.raises(ValueError, match=f"{name} has {most + 1} .* it may have {most}"):
+        validate(SamplingParams(structured_outputs=given_value))
+    if name not in ("json", "grammar"):  # of which the frontend makes longer ones
+        params = SamplingParams(structured_outputs=StructuredOutputs(**given_value))
+        with pytest.raises(RejectedError, match=f"{name} has {most + 1}"):
+            SingleSequence.check(EngineCoreRequest("a", [1], params), LIMITS)
+
+
 def test_the_printed_reference_is_up_to_date() -> None:
     """`quire info --options > protocol/OPTIONS.md` writes it anew."""
     assert REFERENCE.read_text(encoding="utf-8") == option_reference()
     for table in TABLES:
         for name in options_of(table):
             assert f"| `{name}` |" in option_reference()
+    for name, most in SAMPLING_LENGTHS.items():
+        assert f"| `{name}` | {most} |" in option_reference()
 
 
 # ---- rows, checks and texts -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from msgspec import Meta
 from quire.frontend.http.conversation import Transcript
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals, convert
+from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Body, Refusals, convert
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
@@ -86,9 +86,9 @@ class PromptFields(Body, kw_only=True):
 
     refused: ClassVar[Refusals] = MESSAGES_REFUSED
 
-    messages: Annotated[list[dict[str, Any]], NOT_EMPTY]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], NOT_EMPTY, ITEMS]
+    system: str | Annotated[list[dict[str, Any]], ITEMS] | None = None
+    tools: Annotated[list[dict[str, Any]], ITEMS] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

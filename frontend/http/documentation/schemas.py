@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.http.openai.fields import RANGES
+from quire.frontend.http.openai.fields import LENGTHS, RANGES
 from quire.frontend.http.transport.bodies import Body
+from quire.protocol.options import Length
 
 DESCRIPTIONS: Mapping[str, str] = {
     # The prompt
@@ -136,6 +137,8 @@ class Schemas:
                 schema.setdefault("description", DESCRIPTIONS[name])
             if name in RANGES:
                 _limit(schema, RANGES[name])
+            if name in LENGTHS:
+                _limit_length(schema, LENGTHS[name])
             for branch in _branches(schema):
                 if branch.get("type") == "array":
                     _limit(branch["items"], (0, vocab_size - 1, True))
@@ -162,6 +165,17 @@ def _limit(schema: Schema, limits: tuple[float, float, bool]) -> None:
             branch.setdefault("minimum" if closed else "exclusiveMinimum", low)
         if math.isfinite(high):
             branch.setdefault("maximum", high)
+
+
+def _limit_length(schema: Schema, length: Length) -> None:
+    """Set the most entries of a list or an object, and the most characters of a text."""
+    for branch in _branches(schema):
+        if branch.get("type") == "array":
+            branch["maxItems"] = length.most
+        elif branch.get("type") == "object":
+            branch["maxProperties"] = length.most
+        elif branch.get("type") == "string":
+            branch["maxLength"] = length.total or length.most
 
 
 def _unsupported(harmless: tuple[object, ...], why: str) -> Schema:

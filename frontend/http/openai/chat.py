@@ -25,7 +25,7 @@ from quire.frontend.http.openai.fields import (
 from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
 from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOOL, TOOL, effort_kwargs
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals
+from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Refusals
 from quire.frontend.http.transport.responses import new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally, usage_of
@@ -41,12 +41,12 @@ class ChatBody(GenerationFields, kw_only=True):
         "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
-    messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], NOT_EMPTY]
+    messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], NOT_EMPTY, ITEMS]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Annotated[dict[str, Any], TOOL]] | None = None
+    tools: Annotated[list[Annotated[dict[str, Any], TOOL]], ITEMS] | None = None
     tool_choice: Annotated[str, CHOICE] | Annotated[dict[str, Any], NAMED_TOOL] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

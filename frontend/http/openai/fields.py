@@ -14,7 +14,7 @@ from quire.frontend.http.shared_fields import NOT_HERE, RESPONSE_FORMAT, STRUCTU
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.http.transport.responses import GivenId
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
-from quire.protocol.messages import LOGIT_BIAS, SAMPLING_RANGES, SamplingParams, StructuredOutputs
+from quire.protocol.messages import LOGIT_BIAS, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams, StructuredOutputs
 
 _ONLY_FALSE = Meta(extra_json_schema={"const": False})
 
@@ -145,6 +145,8 @@ RANGES = {
     "max_output_tokens": SAMPLING_RANGES["max_tokens"],
     "top_logprobs": SAMPLING_RANGES["logprobs"],
 }
+
+LENGTHS = {**SAMPLING_LENGTHS, "stop_sequences": SAMPLING_LENGTHS["stop"]}
 
 
 _TOKEN_IDS = Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}})

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.async_llm import LONG_TEXT
+from quire.frontend.errors import RequestError
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import MESSAGE, TOOL
-from quire.frontend.http.transport.bodies import Body
+from quire.frontend.http.transport.bodies import ITEMS, Body
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.version import installed_version
-
-T = TypeVar("T")
 
 
 class Health(msgspec.Struct):
@@ -74,12 +70,12 @@ class TokenizeBody(Body, kw_only=True):
     """Either `prompt` or `messages`, with options of the chat template; the names are vLLM's."""
 
     prompt: str | None = None
-    messages: list[Annotated[dict[str, Any], MESSAGE]] | None = None
+    messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], ITEMS] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[Annotated[dict[str, Any], TOOL]] | None = None
+    tools: Annotated[list[Annotated[dict[str, Any], TOOL]], ITEMS] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -88,11 +84,6 @@ class DetokenizeBody(Body, kw_only=True):
     """Tokens to decode; the names are vLLM's."""
 
     tokens: list[int]
-
-
-async def _read(tokens: Sequence[int], read: Callable[[], T]) -> T:
-    """Return the result of `read`, called on another thread if there are many tokens, so that streams continue."""
-    return await asyncio.to_thread(read) if len(tokens) > LONG_TEXT else read()
 
 
 class OperatorEndpoints(Endpoints):
@@ -135,7 +126,8 @@ class OperatorEndpoints(Endpoints):
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages")
         if body.prompt is not None:
-            tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
+            service.require_tokenizer()
+            tokens = await service.llm.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
             service.check_template(body.chat_template)
             use = check_tools(body.tools)
@@ -152,22 +144,19 @@ class OperatorEndpoints(Endpoints):
         answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=tokens)
         if body.return_token_strs:
             text_of = service.require_tokenizer().token_text
-            answer.token_strs = await _read(tokens, lambda: list(map(text_of, tokens)))
+            answer.token_strs = await service.llm.run_long(lambda: list(map(text_of, tokens)), tokens)
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens."""
         service = self._service
         body = await service.read(request, DetokenizeBody)
-        return json_response(Detokenized(await _read(body.tokens, lambda: self._text(body.tokens))))
-
-    def _text(self, tokens: list[int]) -> str:
-        vocab_size = self._service.llm.vocab_size
-        if (wrong := next((token for token in tokens if not 0 <= token < vocab_size), None)) is not None:
-            raise bad_request(
-                f"tokens holds {wrong}, which is out of range; token ids are 0 to {vocab_size - 1}", "tokens"
-            )
-        return self._service.require_tokenizer().decode(tokens, skip_special_tokens=False)
+        service.require_tokenizer()
+        try:
+            text = await service.llm.decode(body.tokens, skip_special_tokens=False)
+        except RequestError as error:
+            raise bad_request(str(error), "tokens") from None
+        return json_response(Detokenized(text))
 
     def _model(self, name: str) -> ModelCard:
         service = self._service

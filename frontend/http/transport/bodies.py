@@ -21,6 +21,14 @@ Refusals = Mapping[str, tuple[tuple[object, ...], str]]
 
 NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})  # only documents a list; its reader checks it
 
+MAX_ITEMS = 4096
+"""Messages of a conversation, items of an input, tools."""
+
+ITEMS = Meta(max_length=MAX_ITEMS)
+
+_MAX_VALUES = 1 << 19  # entries of all lists and objects, of which token ids and texts are decoded fast
+_MAX_CONTAINERS = 1 << 15  # lists and objects, and entries of objects, which are decoded slowly
+
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request's body; an unknown field is an error, and so is one of `refused` with a value that has a meaning."""
@@ -91,6 +99,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """Return the body as a `kind`. Raises `ApiError` 400 that names the field at fault."""
     if not body:
         raise bad_request("the body is empty; send a JSON object")
+    _check_values(body)
     try:
         return _decoded(body, kind)
     except msgspec.ValidationError as error:
@@ -99,6 +108,26 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise bad_request("the body is nested too deeply; nest it less", code="invalid_json") from None
+
+
+def _check_values(body: bytes) -> None:
+    """Raise `ApiError` 413 for a body of more values than can be decoded without a pause for all streams."""
+    if _has_few_values(body):
+        return
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if unescaped.count(b'"') > 2 * (_MAX_VALUES + _MAX_CONTAINERS) or not _has_few_values(
+        b"".join(unescaped.split(b'"')[::2])  # without the texts, whose commas and brackets do not count
+    ):
+        raise ApiError(
+            413,
+            f"the body has too many values; it may have {_MAX_VALUES} in all, and {_MAX_CONTAINERS} lists, objects and "
+            "fields of objects; send several requests",
+            code="request_too_large",
+        )
+
+
+def _has_few_values(body: bytes) -> bool:
+    return body.count(b",") <= _MAX_VALUES and sum(map(body.count, (b"[", b"{", b":"))) <= _MAX_CONTAINERS
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.frontend.structured_outputs import MAX_CHARACTERS
 from quire.frontend.text.chat.answer_grammar import after_thinking, answer_rule
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.reasoning import (
@@ -22,7 +21,7 @@ from quire.frontend.text.chat.reasoning import (
 from quire.frontend.text.chat.tool_grammar import tool_grammar
 from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS, detect_parser, new_call_id
 from quire.frontend.text.chat.tools import ToolError, ToolUse
-from quire.protocol.messages import SamplingParams, StructuredOutputs
+from quire.protocol.messages import MAX_CONSTRAINT, SamplingParams, StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +125,10 @@ class AnswerFormat:
             return structured
         else:
             grammar = self.after_thinking(prompt, answer_rule(structured))
-        if tools is not None and grammar is not None and len(grammar) > MAX_CHARACTERS:
+        if tools is not None and grammar is not None and len(grammar) > MAX_CONSTRAINT:
             raise ToolError(
                 "tools",
-                f"need a grammar of {len(grammar)} characters for their calls, more than {MAX_CHARACTERS}; "
+                f"need a grammar of {len(grammar)} characters for their calls, more than {MAX_CONSTRAINT}; "
                 "give fewer tools, or shorter schemas",
             )
         return None if grammar is None else StructuredOutputs(grammar=grammar)

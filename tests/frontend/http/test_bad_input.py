@@ -14,7 +14,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD = {"prompt": "Once upon", "max_tokens": 1}
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-DEEP = b"[" * 100_000 + b"]" * 100_000
+DEEP = b"[" * 30_000 + b"]" * 30_000
 
 # The body, the status, the field that is named (None: the body as a whole), and a part of the message.
 BODIES: dict[str, tuple[bytes, int, str | None, str]] = {
@@ -274,7 +274,7 @@ def test_the_other_endpoints_reject_bad_fields_as_well(
 def test_every_endpoint_rejects_malformed_bodies(server: Server, path: str) -> None:
     check(server.request(path, b'{"'), 400, None, "JSON")
     check(server.request(path, {"mystery": 1}), 400, "mystery", "not a known field")
-    check(server.request(path, b"[" * 100_000), 400, None)
+    check(server.request(path, b"[" * 30_000), 400, None)
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_other_values_within_fields_are_rejected(server: Server, path: str, body
 
 
 def test_many_nulls_are_dropped_at_once(server: Server) -> None:
-    nothing = {f"x{number}": None for number in range(100_000)}
+    nothing = {f"x{number}": None for number in range(10_000)}
     asked = {"regex": "a", **nothing}
     assert server.request(COMPLETIONS, {**GOOD, **nothing, "structured_outputs": asked}).status == 200
 
@@ -467,7 +467,7 @@ def test_bad_headers_are_rejected(server: Server, headers: dict[str, str], statu
 def test_unusual_input_is_served(server: Server) -> None:
     for body in (
         {**GOOD, "prompt": "a\u0000b"},
-        {**GOOD, "stop": ["x"] * 10_000},
+        {**GOOD, "stop": ["x"] * 256},
         {**GOOD, "metadata": {"a": [[[[[]]]]]}},
         {**GOOD, "logit_bias": {"1": -100}, "user": "\U0001f600"},
     ):

@@ -8,7 +8,7 @@ import small_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.text.detokenizer import IncrementalDetokenizer, StopScanner
+from quire.frontend.text.detokenizer import IncrementalDetokenizer, StopStrings
 from quire.frontend.text.tokenizer import Tokenizer
 
 KINDS = ["byte_level", "sentencepiece", "word_piece"]
@@ -145,7 +145,7 @@ def test_stop_strings_cut_as_brute_force_does(
     pieces = [tokenizer.token_text(token_id) for token_id in ids]
     expected = brute_force(pieces, stops, min_tokens, include)
     for step in (1, 3, len(ids) or 1):
-        detokenizer = IncrementalDetokenizer(tokenizer, [], stops, include, min_tokens=min_tokens)
+        detokenizer = IncrementalDetokenizer(tokenizer, [], StopStrings(stops), include, min_tokens=min_tokens)
         shown = ""
         for start in range(0, len(ids), step):
             detokenizer.update(ids[start : start + step])
@@ -161,7 +161,7 @@ def test_only_what_may_begin_a_stop_string_is_held_back(tokenizers: dict[str, To
     tokenizer = tokenizers["byte_level"]
     ids = tokenizer.encode("say END now, EN", add_special_tokens=False)
     letters = [i for char in "a ENx EN" for i in tokenizer.encode(char, add_special_tokens=False)]
-    assert stream(IncrementalDetokenizer(tokenizer, [], ["END"]), letters) == [
+    assert stream(IncrementalDetokenizer(tokenizer, [], StopStrings(["END"])), letters) == [
         "a",
         " ",
         "",
@@ -172,7 +172,7 @@ def test_only_what_may_begin_a_stop_string_is_held_back(tokenizers: dict[str, To
         "",
         "EN",
     ]
-    detokenizer = IncrementalDetokenizer(tokenizer, [], ["END"])
+    detokenizer = IncrementalDetokenizer(tokenizer, [], StopStrings(["END"]))
     assert detokenizer.update(ids) == "END"
     assert detokenizer.update(ids) == "END"
     assert detokenizer.finish() == "END"
@@ -194,7 +194,7 @@ def test_the_cost_of_a_token_does_not_grow(tokenizers: dict[str, Tokenizer], mon
     tokenizer = tokenizers["byte_level"]
     monkeypatch.setattr(tokenizer, "decode", None)  # the stream never decodes earlier tokens again
     ids = tokenizer.encode("Once upon a time ", add_special_tokens=False) * 20_000
-    detokenizer = IncrementalDetokenizer(tokenizer, ids, ["never"])
+    detokenizer = IncrementalDetokenizer(tokenizer, ids, StopStrings(["never"]))
     detokenizer.update(ids)
     detokenizer.finish()
     assert detokenizer.text == "Once upon a time " * 20_000
@@ -202,4 +202,4 @@ def test_the_cost_of_a_token_does_not_grow(tokenizers: dict[str, Tokenizer], mon
 
 def test_an_empty_stop_string_is_rejected() -> None:
     with pytest.raises(ValueError, match="stop string is empty"):
-        StopScanner(["a", ""])
+        StopStrings(["a", ""])

@@ -13,7 +13,7 @@ from quire.frontend.http.conversation import Transcript
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import REFUSED, GenerationFields, check_top_logprobs
 from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
-from quire.frontend.http.transport.bodies import Refusals, convert, without_refused
+from quire.frontend.http.transport.bodies import ITEMS, Refusals, convert, without_refused
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
@@ -105,12 +105,12 @@ class ResponsesBody(GenerationFields, kw_only=True):
 
     refused: ClassVar[Refusals] = RESPONSES_REFUSED
 
-    input: Annotated[str | list[dict[str, Any]], _INPUT]
+    input: Annotated[str | Annotated[list[dict[str, Any]], ITEMS], _INPUT]
     instructions: str | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], ITEMS] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextField | None = None
