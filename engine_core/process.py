@@ -61,6 +61,8 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     if parsed.preload_grammars:
         tokenizer.preload()
     runner = _load(parsed)
+    if parsed.kv_memory_fd is not None:
+        _log_take_over(runner)
     inbox: Inbox = queue.SimpleQueue()
     limits = _make_limits(parsed, runner)
     server = EngineServer(
@@ -140,6 +142,15 @@ def _load(parsed: EngineProcessOptions) -> ModelRunner:
     except (ValueError, MemoryError, OverflowError) as error:
         words = str(error) or type(error).__name__
         raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
+
+
+def _log_take_over(runner: ModelRunner) -> None:
+    taken, dropped = runner.num_taken_over_pages, runner.num_dropped_pages
+    logger.log(
+        logging.WARNING if dropped else logging.INFO,
+        "took over %d KV pages (%d tokens) of the engine before; dropped %d that were damaged or follow such a page",
+        taken, taken * runner.block_size, dropped,
+    )  # fmt: skip
 
 
 def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineShape:

@@ -10,6 +10,7 @@ from quire.kernels._native import HUGE_PAGE, default_threads
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
+from quire.kernels.kv_file import KvFile
 from quire.kernels.models import max_positions
 from quire.kernels.operands import PlanLimits
 from quire.kernels.rope import MAX_POSITIONS
@@ -39,7 +40,7 @@ class LoadOptions:
     size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `cache_dir`: compiled kernels. `isa`:
     one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the checkpoint's
     own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
-    start.
+    start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over.
     """
 
     model: str
@@ -57,6 +58,7 @@ class LoadOptions:
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     weight_cache: str | None = None
+    kv_memory_fd: int | None = None
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Dtypes:
@@ -96,14 +98,20 @@ def choose_limits(options: LoadOptions, config: ModelConfig) -> PlanLimits:
 
 
 def choose_num_pages(
-    options: LoadOptions, limits: PlanLimits, page_bytes: int, other_bytes: int, *, kv_heads: int
+    options: LoadOptions,
+    limits: PlanLimits,
+    page_bytes: int,
+    other_bytes: int,
+    *,
+    kv_heads: int,
+    file: KvFile | None = None,
 ) -> int:
-    """Return the pages of a pool next to weights and buffers of `other_bytes`.
+    """Return the pages of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
-    A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as all
-    sequences together could fill, up to 4 GiB or half of the memory that is left.
+    A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as the file holds
+    already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left.
     """
-    left = host.available_memory() - other_bytes
+    left = host.available_memory() + (0 if file is None else file.resident_bytes) - other_bytes
     if left < 0:
         raise ModelError(
             f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free; "
@@ -111,6 +119,8 @@ def choose_num_pages(
         )
     if options.num_pages is not None:
         pages = options.num_pages
+    elif options.kv_cache_memory_bytes is None and file is not None and file.num_pages is not None:
+        pages = file.num_pages
     else:
         longest, given = -(-limits.max_model_len // limits.block_size), options.kv_cache_memory_bytes
         if given is None:

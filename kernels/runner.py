@@ -25,6 +25,7 @@ from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
+from quire.kernels.kv_file import KvFile, model_name
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Launch, Memory
 from quire.kernels.options import (
@@ -73,6 +74,8 @@ class ModelRunner:
         self.num_pages = pages
         self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
         self.kv_bytes = pages * plan.page_bytes
+        self.num_taken_over_pages = native.num_taken_over_pages
+        self.num_dropped_pages = native.num_dropped_pages
         self.max_num_seqs = options.max_num_seqs
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
@@ -152,20 +155,23 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
-    pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv)
+    isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
+    file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
+    pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv, file=file)
+    if file is not None:
+        file.prepare(pages)
     config = RunnerConfig(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, block_size=limits.block_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
-        value_offset=layout.value_offset,
+        value_offset=layout.value_offset, kv_memory_fd=fd, kv_model="" if file is None else file.model,
     )  # fmt: skip
     native = Runner(config)
     if options.pin_threads and not native.pinned:
         raise ModelError(
             f"{native.threads} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
         )
-    isa = host.choose_isa(options.isa)
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
     loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache)
     assembly = Assembly(native, jit, plan, loader)
@@ -183,5 +189,6 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     plan, _ = describe(options)
     assembly = assemble(plan, options, progress)
     assembly.add_launches()
-    native = assembly.native
-    return ModelRunner(native, assembly.jit, assembly.loader, plan, options, pages=native.sequences.free_pages)
+    native, sequences = assembly.native, assembly.native.sequences
+    pages = sequences.free_pages + sequences.cached_pages
+    return ModelRunner(native, assembly.jit, assembly.loader, plan, options, pages=pages)

@@ -132,6 +132,8 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
         heartbeat_seconds: Seconds between heartbeats.
         log_level: Least level of messages on stderr.
         die_with_parent: End when this process is gone; 0: the one that started the engine. Default: no process.
+        kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages. The next engine that is given it takes
+            over the pages of this one. Default: the pages end with the engine.
         beat_seconds: Write a sign of life to stdout each time these seconds have passed. Default: none.
     """
 
@@ -141,6 +143,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     heartbeat_seconds: Annotated[float, Option("S", SECONDS)] = 1.0
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "warning"
     die_with_parent: Annotated[int | None, Option("PID", Range(0, MAX_INT32))] = None
+    kv_memory_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
     beat_seconds: Annotated[float | None, Option("S", SECONDS)] = None
 
 

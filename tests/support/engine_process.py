@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,11 +42,12 @@ def command(model: Path, *flags: str) -> list[str]:
 class EngineUnderTest:
     """An engine process on a private socket; killed at the end if it has not ended by itself."""
 
-    def __init__(self, model: Path, *flags: str) -> None:
+    def __init__(self, model: Path, *flags: str, pass_fds: Sequence[int] = ()) -> None:
         self.address = default_address()
         self.process = subprocess.Popen(
             command(model, "--engine-address", self.address, *PATIENT, *flags),
             stdout=subprocess.PIPE,
+            pass_fds=pass_fds,
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline().decode() == f"READY {self.address}\n"

@@ -156,7 +156,8 @@ void bind_runner(nb::module_& m) {
               field("max_logit_rows", &RunnerConfig::max_logit_rows),
               field("logit_stride", &RunnerConfig::logit_stride), field("hidden_size", &RunnerConfig::hidden_size),
               field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
-              field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset));
+              field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
+              option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&>(), "config"_a)
@@ -170,6 +171,12 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro(
           "num_prefaulted_pages", [](Runner& r) { return r.kv().num_prefaulted(); },
           "Number of KV pages whose memory is resident.")
+      .def_prop_ro(
+          "num_taken_over_pages", [](Runner& r) { return r.ledger() == nullptr ? 0 : r.ledger()->num_taken_over(); },
+          "Number of KV pages that an earlier process left.")
+      .def_prop_ro(
+          "num_dropped_pages", [](Runner& r) { return r.ledger() == nullptr ? 0 : r.ledger()->num_dropped(); },
+          "Number of KV pages that an earlier process left damaged, or without the pages before them.")
       .def_prop_ro("sequences", &Runner::sequences, nb::rv_policy::reference_internal)
       .def(
           "step",

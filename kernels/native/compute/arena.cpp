@@ -13,6 +13,7 @@ namespace quire {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which older headers lack
 
 std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -51,6 +52,15 @@ void touch_pages(std::byte* begin, std::byte* end) {
 #endif
   for (; begin < end; begin += kPage)  // kernels before Linux 5.14
     __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(begin), 0, __ATOMIC_RELAXED);
+}
+
+void touch_huge_pages(std::byte* begin, std::byte* end) {
+  if (begin >= end) return;
+  std::byte* const first = begin - reinterpret_cast<std::uintptr_t>(begin) % kHugePage;
+  for (std::byte* page = first; page < end; page += kHugePage)  // one resident byte is enough
+    touch_pages(std::max(page, begin), std::max(page, begin) + 1);
+  madvise(first, round_up(static_cast<std::size_t>(end - first), kHugePage), kCollapse);  // only a hint
+  touch_pages(begin, end);
 }
 
 void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes) {

@@ -34,6 +34,10 @@ class Arena {
 /// page on the NUMA node that touches it first.
 void touch_pages(std::byte* begin, std::byte* end);
 
+/// Also moves it to huge pages. Linux does so on request (MADV_COLLAPSE) where its settings keep shared memory from
+/// getting them on a fault, as they do by default.
+void touch_huge_pages(std::byte* begin, std::byte* end);
+
 /// Touches all of the memory, each share (ThreadPool::share_begin) from a thread of its NUMA node.
 void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes);
 

@@ -23,14 +23,33 @@ std::int64_t next_step_number() {
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
+KvMemory::Shape shape_of(const RunnerConfig& config) {
+  return {config.layers, config.kv_heads, config.tile_bytes, config.block_size, config.num_pages};
+}
+
+std::unique_ptr<KvFile> open_kv_file(const RunnerConfig& config) {
+  if (!config.kv_memory_fd) return nullptr;
+  const std::size_t bytes = KvMemory::bytes(shape_of(config));
+  return std::make_unique<KvFile>(*config.kv_memory_fd, config.num_pages, config.block_size, bytes);
+}
+
+std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& kv, ThreadPool& threads,
+                                        const std::string& model) {
+  return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, kv, threads, model_key(model));
+}
+
 }  // namespace
 
 Runner::Runner(const RunnerConfig& config)
     : config_(config),
       threads_(config.threads, config.pin),
-      kv_(arena_, threads_, {config.layers, config.kv_heads, config.tile_bytes, config.block_size, config.num_pages}),
-      sequences_(config.num_pages, config.block_size, config.vocab_size, kv_.extent()),
+      kv_file_(open_kv_file(config)),
+      kv_(kv_file_ ? kv_file_->tiles() : static_cast<std::byte*>(arena_.allocate(KvMemory::bytes(shape_of(config)))),
+          threads_, shape_of(config)),
+      ledger_(open_ledger(kv_file_.get(), kv_, threads_, config.kv_model)),
+      sequences_(config.num_pages, config.block_size, config.vocab_size, kv_.extent(), ledger_.get()),
       sampler_(threads_) {
+  if (ledger_) kv_.prefault(sequences_.pages().committed());  // maps what is resident
   const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
@@ -86,6 +105,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   for (std::size_t i = 0; i < slots.size(); i++)
     if (!samples[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
       sequences_.share(slots[i], starts[i] + counts[i]);
+  if (ledger_ && !sampler_.has_left()) ledger_->seal();
   return result;
 }
 
@@ -105,6 +125,7 @@ std::map<std::int32_t, std::vector<std::int32_t>> Runner::collect(StepResult& re
     cancel();
     throw;
   }
+  if (ledger_ && !sampler_.has_left()) ledger_->seal();
   return spans;
 }
 

@@ -14,7 +14,9 @@
 #include "compute/plan.h"
 #include "compute/thread_pool.h"
 #include "grammar/token_constraint.h"
+#include "kv_cache/kv_file.h"
 #include "kv_cache/kv_memory.h"
+#include "kv_cache/page_ledger.h"
 #include "kv_cache/sequences.h"
 #include "sampling/batch_sampler.h"
 #include "sampling/sampler.h"
@@ -36,6 +38,11 @@ struct RunnerConfig {
   std::int64_t layers;            ///< that have KV
   std::int64_t tile_bytes;        ///< of a KV tile of one head (emit/kv.py)
   std::int64_t value_offset;      ///< where V begins in it, in bytes
+
+  /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
+  /// besides tokens. Without a file KV memory ends with the runner.
+  std::optional<std::int32_t> kv_memory_fd;
+  std::string kv_model;
 };
 
 /// Log probabilities at one position, with the token that stands there.
@@ -64,6 +71,7 @@ class Runner {
   ThreadPool& threads() { return threads_; }
   Sequences& sequences() { return sequences_; }
   const StepInputs& inputs() const { return inputs_; }
+  const PageLedger* ledger() const { return ledger_.get(); }  ///< nullptr without a KvFile
 
   /// Allocates zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes,
   /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
@@ -126,7 +134,9 @@ class Runner {
   RunnerConfig config_;
   Arena arena_;
   ThreadPool threads_;
+  std::unique_ptr<KvFile> kv_file_;
   KvMemory kv_;
+  std::unique_ptr<PageLedger> ledger_;
   Sequences sequences_;
   StepInputs inputs_;
   Plan body_, head_, hidden_states_;

@@ -11,14 +11,6 @@
 namespace quire {
 namespace {
 
-const KvMemory::Shape& checked(const KvMemory::Shape& shape) {
-  if (shape.num_pages < 1 || shape.block_size < kTileTokens)
-    throw std::invalid_argument("num_pages=" + std::to_string(shape.num_pages) +
-                                " of block_size=" + std::to_string(shape.block_size) +
-                                " is too small; give at least 1 page of " + std::to_string(kTileTokens) + " tokens");
-  return shape;
-}
-
 std::int32_t extent_of(const KvMemory::Shape& shape) {
   const std::int64_t page_bytes = shape.block_size / kTileTokens * shape.tile_bytes;
   return static_cast<std::int32_t>(std::max<std::int64_t>(1, std::int64_t{kHugePage} / page_bytes));
@@ -26,11 +18,17 @@ std::int32_t extent_of(const KvMemory::Shape& shape) {
 
 }  // namespace
 
-KvMemory::KvMemory(Arena& arena, const ThreadPool& threads, const Shape& shape)
-    : shape_(checked(shape)),
-      base_(static_cast<std::byte*>(
-          arena.allocate(static_cast<std::size_t>(shape.layers * shape.heads * tiles() * shape.tile_bytes)))),
-      extent_(extent_of(shape)) {
+std::size_t KvMemory::bytes(const Shape& shape) {
+  if (shape.num_pages < 1 || shape.block_size < kTileTokens)
+    throw std::invalid_argument("num_pages=" + std::to_string(shape.num_pages) +
+                                " of block_size=" + std::to_string(shape.block_size) +
+                                " is too small; give at least 1 page of " + std::to_string(kTileTokens) + " tokens");
+  return static_cast<std::size_t>(shape.layers * shape.heads * shape.num_pages * (shape.block_size / kTileTokens) *
+                                  shape.tile_bytes);
+}
+
+KvMemory::KvMemory(std::byte* base, const ThreadPool& threads, const Shape& shape)
+    : shape_(shape), base_(base), extent_(extent_of(shape)) {
   for (int thread = 0; threads.nodes() > 1 && thread < threads.size(); thread++)
     if (std::cmp_equal(threads.place(thread).node, places_.size())) places_.push_back(&threads.place(thread));
   prefault(extent_);
@@ -67,7 +65,7 @@ void KvMemory::touch(std::int32_t begin, std::int32_t end) {
     std::optional<ScopedAffinity> affinity;
     if (!places_.empty()) affinity.emplace(places_[static_cast<std::size_t>(head) % places_.size()]->cpus);
     for (std::int64_t layer = 0; layer < shape_.layers && !stopping_; layer++)
-      touch_pages(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
+      touch_huge_pages(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
   }
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "compute/abi.h"
-#include "compute/arena.h"
 #include "compute/thread_pool.h"
 #include "compute/waitable.h"
 
@@ -27,8 +26,12 @@ class KvMemory {
     std::int32_t num_pages;
   };
 
-  /// Starts with the first extent. If `threads` span several NUMA nodes, heads are distributed over them in turn.
-  KvMemory(Arena& arena, const ThreadPool& threads, const Shape& shape);
+  /// Returns the bytes that the tiles take. Throws std::invalid_argument unless there is a page of at least one tile.
+  static std::size_t bytes(const Shape& shape);
+
+  /// `base` is memory of so many bytes. Starts with the first extent. If `threads` span several NUMA nodes, heads are
+  /// distributed over them in turn.
+  KvMemory(std::byte* base, const ThreadPool& threads, const Shape& shape);
   ~KvMemory();
   KvMemory(const KvMemory&) = delete;
   KvMemory& operator=(const KvMemory&) = delete;
@@ -39,6 +42,7 @@ class KvMemory {
   }
   std::int64_t tiles() const { return shape_.num_pages * tiles_of_page(); }  ///< of a head
   std::int64_t tiles_of_page() const { return shape_.block_size / kTileTokens; }
+  const Shape& shape() const { return shape_; }
   std::int32_t extent() const { return extent_; }  ///< pages of which a head's tiles fill a huge page
 
   /// Lets the background thread touch pages [0, pages), if it has not yet. Returns immediately.

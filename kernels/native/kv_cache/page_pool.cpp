@@ -50,6 +50,22 @@ bool PagePool::allocate(std::int32_t count, std::vector<std::int32_t>& pages) {
   return true;
 }
 
+void PagePool::take_over(std::span<const std::int32_t> pages) {
+  if (held_pages() > 0) throw std::logic_error("pages can be taken over only before others have been allocated");
+  if (pages.empty()) return;
+  remove_run(0);
+  while (committed_ <= pages.back()) committed_ += std::min(extent_, total() - committed_);
+  std::int32_t end = 0;  // of the pages that are done
+  for (std::int32_t page : pages) {
+    if (page > end) add_run(end, page - end);
+    references_[page] = 1;
+    end = page + 1;
+  }
+  if (committed_ > end) add_run(end, committed_ - end);
+  free_ -= static_cast<std::int32_t>(pages.size());
+  commit(0);
+}
+
 void PagePool::retain(std::int32_t page) {
   check_held(page, "retain");
   ++references_[page];

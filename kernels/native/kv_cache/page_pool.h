@@ -29,6 +29,9 @@ class PagePool {
   /// Pages that follow pages.back() are preferred, so a sequence that keeps its pages in one vector grows contiguously.
   bool allocate(std::int32_t count, std::vector<std::int32_t>& pages);
 
+  /// Takes these pages, in ascending order, with one reference each, out of a pool of which nothing has been taken yet.
+  void take_over(std::span<const std::int32_t> pages);
+
   void retain(std::int32_t page);   ///< adds a reference; throws std::logic_error if the page is free
   void release(std::int32_t page);  ///< drops one, the last frees it; throws as retain does
 

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "kv_cache/page_ledger.h"
+
 namespace quire {
 namespace {
 
@@ -20,18 +22,39 @@ std::span<T> array(Arena& arena, std::size_t count) {
 
 }  // namespace
 
-RadixTree::RadixTree(PagePool& pool, std::int32_t block_size)
+RadixTree::RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger)
     : pool_(pool),
       block_size_(block_size),
+      ledger_(ledger),
+      model_(ledger != nullptr ? ledger->model() : model_key("")),
       nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
-      tokens_(array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(block_size))),
+      tokens_(ledger != nullptr ? ledger->tokens()
+                                : array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(block_size))),
       buckets_(array<std::int32_t>(arena_, std::bit_ceil(2 * nodes_.size()))) {
   std::ranges::fill(nodes_, Node{});
   std::ranges::fill(buckets_, kNone);
+  if (ledger_ != nullptr) take_over();
 }
 
-std::int32_t RadixTree::enter(const std::string& salt) {
-  const auto [found, is_new] = root_of_.try_emplace(salt, 0);
+/// Begins with the pages of the ledger, which no sequence holds.
+void RadixTree::take_over() {
+  std::vector<std::int32_t> pages = ledger_->take_over();
+  for (std::int32_t page : pages) {
+    std::int32_t parent = ledger_->parent(page);
+    if (parent == kNone) parent = enter_key(ledger_->prefix(page));
+    add(page, parent, extend(hash_of(parent), tokens_of(page).data()));
+  }
+  std::ranges::reverse(pages);  // from leaves to roots, where they were last used at the same time
+  std::ranges::stable_sort(pages, {}, [&](std::int32_t page) { return ledger_->last_use(page); });
+  for (std::int32_t page : pages) link(page);
+  std::ranges::sort(pages);
+  pool_.take_over(pages);
+}
+
+std::int32_t RadixTree::enter(const std::string& salt) { return enter_key(root_key(model_, salt)); }
+
+std::int32_t RadixTree::enter_key(const PrefixKey& key) {
+  const auto [found, is_new] = root_of_.try_emplace(key, 0);
   if (is_new) {
     if (free_roots_.empty()) {
       roots_.emplace_back();
@@ -39,7 +62,7 @@ std::int32_t RadixTree::enter(const std::string& salt) {
     }
     found->second = free_roots_.back();
     free_roots_.pop_back();
-    roots_[root_index(found->second)] = {salt, 0};
+    roots_[root_index(found->second)] = {key, 0};
   }
   ++roots_[root_index(found->second)].uses;
   return found->second;
@@ -48,8 +71,7 @@ std::int32_t RadixTree::enter(const std::string& salt) {
 void RadixTree::leave(std::int32_t root) {
   Root& entry = roots_.at(root_index(root));
   if (--entry.uses > 0) return;
-  root_of_.erase(entry.salt);
-  entry.salt.clear();
+  root_of_.erase(entry.key);
   free_roots_.push_back(root);
 }
 
@@ -87,11 +109,18 @@ std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t
   pool_.retain(page);
   if (parent < 0) ++roots_[root_index(parent)].uses;
   std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * block_size_);
+  if (ledger_ != nullptr)
+    ledger_->add(page, parent, parent < 0 ? roots_[root_index(parent)].key : ledger_->key(parent));
+  add(page, parent, hash);
+  return page;
+}
+
+/// Adds a page whose tokens are there already.
+void RadixTree::add(std::int32_t page, std::int32_t parent, std::uint32_t hash) {
   std::int32_t* head = bucket(hash);
   nodes_[page] = {.parent = parent, .depth = parent < 0 ? 1 : nodes_[parent].depth + 1, .hash = hash, .chain = *head};
   *head = page;
   ++size_;
-  return page;
 }
 
 void RadixTree::retain(std::int32_t page) {
@@ -158,6 +187,7 @@ void RadixTree::link(std::int32_t page) {
   (last_ == kNone ? first_ : nodes_[last_].next) = page;
   last_ = page;
   ++cached_;
+  if (ledger_ != nullptr) ledger_->release(page);
 }
 
 void RadixTree::unlink(std::int32_t page) {
@@ -165,6 +195,7 @@ void RadixTree::unlink(std::int32_t page) {
   (node.previous == kNone ? first_ : nodes_[node.previous].next) = node.next;
   (node.next == kNone ? last_ : nodes_[node.next].previous) = node.previous;
   --cached_;
+  if (ledger_ != nullptr) ledger_->use(page);
 }
 
 /// Frees a cached leaf.
@@ -177,6 +208,7 @@ void RadixTree::remove(std::int32_t page) {
   if (nodes_[page].is_hot) drop_candidate(page);
   nodes_[page] = {};
   --size_;
+  if (ledger_ != nullptr) ledger_->remove(page);
   pool_.release(page);
   if (parent < kNone) leave(parent);
 }
@@ -254,10 +286,11 @@ std::vector<HotPrefix> RadixTree::hottest(std::size_t count) const {
   const auto rank = [&](const HotPath& path) { return std::pair(nodes_[path.end].hits, nodes_[path.end].depth); };
   std::ranges::sort(paths, std::ranges::greater{}, rank);
   paths.resize(std::min(count, paths.size()));
+  const PrefixKey unsalted = root_key(model_, "");
   std::vector<HotPrefix> prefixes;
   for (const auto [end, first] : paths) {
     const Node& node = nodes_[end];
-    const bool is_salted = !roots_[root_index(nodes_[first].parent)].salt.empty();
+    const bool is_salted = roots_[root_index(nodes_[first].parent)].key != unsalted;
     prefixes.push_back({node.hits, node.depth, pool_.references(end) - 1, is_salted, tokens_of(first),
                         node.depth == 1 ? std::span<const std::int32_t>() : tokens_of(end)});
   }

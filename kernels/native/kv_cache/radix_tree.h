@@ -8,8 +8,11 @@
 
 #include "compute/arena.h"
 #include "kv_cache/page_pool.h"
+#include "kv_cache/prefix_key.h"
 
 namespace quire {
+
+class PageLedger;
 
 /// A cached prefix that many requests have matched.
 struct HotPrefix {
@@ -36,7 +39,9 @@ class RadixTree {
  public:
   static constexpr std::int32_t kNone = -1;
 
-  RadixTree(PagePool& pool, std::int32_t block_size);
+  /// The tree of a ledger begins with the pages that the ledger takes over, and keeps its account from then on. The
+  /// pool must be new, and both must outlive the tree.
+  RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger = nullptr);
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
@@ -91,12 +96,15 @@ class RadixTree {
     std::int32_t first;  ///< page; it stays in the tree as long as `end`
   };
   struct Root {
-    std::string salt;
+    PrefixKey key;
     std::int64_t uses = 0;  ///< calls of `enter`, and child pages
   };
 
   static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
   std::int32_t* bucket(std::uint32_t hash) { return &buckets_[hash & (buckets_.size() - 1)]; }
+  std::int32_t enter_key(const PrefixKey& key);
+  void take_over();
+  void add(std::int32_t page, std::int32_t parent, std::uint32_t hash);
   std::int32_t find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const;
   std::uint32_t hash_of(std::int32_t parent) const;
   std::uint32_t extend(std::uint32_t prefix, const std::int32_t* tokens) const;
@@ -113,13 +121,15 @@ class RadixTree {
 
   PagePool& pool_;
   std::int32_t block_size_;
+  PageLedger* ledger_;
+  PrefixKey model_;
   Arena arena_;                      ///< on huge pages, since lookups are random accesses
   std::span<Node> nodes_;            ///< by page
-  std::span<std::int32_t> tokens_;   ///< [pages][block_size]
+  std::span<std::int32_t> tokens_;   ///< [pages][block_size], the ledger's if there is one
   std::span<std::int32_t> buckets_;  ///< first page of each hash bucket; their number is a power of two
   std::vector<Root> roots_;
   std::vector<std::int32_t> free_roots_;
-  std::map<std::string, std::int32_t> root_of_;
+  std::map<PrefixKey, std::int32_t> root_of_;
   std::vector<HotPath> hot_;                   ///< candidates for `hottest`
   std::uint32_t least_hits_ = 0;               ///< a path needs more hits to become a candidate
   std::int32_t first_ = kNone, last_ = kNone;  ///< of the LRU list

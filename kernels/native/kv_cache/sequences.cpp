@@ -7,8 +7,9 @@
 
 namespace quire {
 
-Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent)
-    : pages_(num_pages, extent), tree_(pages_, block_size), block_size_(block_size), vocab_size_(vocab_size) {}
+Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent,
+                     PageLedger* ledger)
+    : pages_(num_pages, extent), tree_(pages_, block_size, ledger), block_size_(block_size), vocab_size_(vocab_size) {}
 
 Sequences::~Sequences() {
   for (std::size_t slot = 0; slot < slots_.size(); slot++)

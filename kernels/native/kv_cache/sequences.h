@@ -44,10 +44,10 @@ struct Sequence {
 /// free_pages() + cached_pages() + held_pages() == pages().total(), always. Not thread-safe: the step loop owns it.
 class Sequences {
  public:
-  /// The pool commits `extent` pages at a time, all at once by default. Throws std::invalid_argument unless both are at
-  /// least 1.
+  /// The pool commits `extent` pages at a time, all at once by default. The prefix cache begins with what the ledger
+  /// takes over. Throws std::invalid_argument unless both numbers of pages are at least 1.
   Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size,
-            std::int32_t extent = PagePool::kAll);
+            std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr);
   ~Sequences();
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;

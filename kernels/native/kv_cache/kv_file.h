@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kv_cache/page_record.h"
+
+namespace quire {
+
+/// KV memory in a file that outlives the engine, usually a memfd that its supervisor holds.
+///
+/// The file has a header, which kernels/kv_file.py writes, a record and the tokens of each page, and from a huge page
+/// on the tiles of all pages. Memory that was never written is zero.
+class KvFile {
+ public:
+  static constexpr std::size_t kHeaderBytes = 4096;
+
+  /// Resizes the file and maps it, on huge pages where the system grants them. Throws std::invalid_argument where that
+  /// is impossible.
+  KvFile(int fd, std::int32_t num_pages, std::int32_t block_size, std::size_t tile_bytes);
+  ~KvFile();
+  KvFile(const KvFile&) = delete;
+  KvFile& operator=(const KvFile&) = delete;
+
+  std::span<PageRecord> records() const;
+  std::span<std::int32_t> tokens() const;  ///< [pages][block_size]
+  std::byte* tiles() const;
+
+ private:
+  std::size_t num_pages_, num_tokens_;
+  std::size_t bytes_;    ///< of the file
+  std::byte* reserved_;  ///< address space, a huge page more than the file so that it can be aligned
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace quire

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+
+#include "kv_cache/prefix_key.h"
+
+namespace quire {
+
+/// What a KvFile keeps of a page besides its tokens and tiles. Zeros are an empty record.
+struct alignas(64) PageRecord {
+  enum State : std::uint32_t {
+    kEmpty,   ///< the page may be written
+    kFull,    ///< in the prefix cache: it is not written, but lacks the checksum
+    kSealed,  ///< and has it: a new process may take it over
+  };
+
+  static constexpr std::uint64_t kInUse = std::numeric_limits<std::uint64_t>::max();
+
+  std::atomic<std::uint32_t> state;
+  std::int32_t parent;                  ///< the page before it, or PageLedger::kNone
+  std::atomic<std::uint64_t> last_use;  ///< on a clock that counts releases of pages; kInUse: a sequence holds it
+  std::uint64_t checksum;               ///< of its tiles, its tokens, `parent` and `prefix`
+  PrefixKey prefix;                     ///< key of all that comes before it
+};
+static_assert(sizeof(PageRecord) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
+
+}  // namespace quire
