@@ -13,6 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_model import CONFIG, weights, write
 
+from quire.kernels.errors import ModelError
+from quire.kernels.weights.checkpoint import Checkpoint
+
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
@@ -130,15 +133,90 @@ def test_a_damaged_file_is_named(good: Path, engine: EngineFactory, damage: Call
     assert "model.safetensors" in start_error(engine, good)
 
 
-def test_offsets_that_disagree_with_the_shape_are_rejected(good: Path, engine: EngineFactory) -> None:
-    file = good / "model.safetensors"
+def rewrite_header(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let `change` modify the header; the data stays."""
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    header["model.norm.weight"]["data_offsets"][1] += 4
+    change(header)
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+
+def test_offsets_that_disagree_with_the_shape_are_rejected(good: Path, engine: EngineFactory) -> None:
+    def lengthen(header: dict[str, Any]) -> None:
+        header["model.norm.weight"]["data_offsets"][1] += 4
+
+    rewrite_header(good / "model.safetensors", lengthen)
     assert "model.norm.weight" in start_error(engine, good)
+
+
+def move_onto_its_neighbour(header: dict[str, Any]) -> None:
+    """Let one tensor have the bytes of another of its size."""
+    header["model.layers.1.mlp.up_proj.weight"]["data_offsets"] = header["model.layers.1.mlp.gate_proj.weight"][
+        "data_offsets"
+    ]
+
+
+def overlap_by_a_value(header: dict[str, Any]) -> None:
+    """Let one tensor begin 4 bytes before its predecessor ends."""
+    entry = header["model.layers.1.mlp.up_proj.weight"]
+    entry["data_offsets"] = [offset - 4 for offset in entry["data_offsets"]]
+
+
+def forget_a_tensor(header: dict[str, Any]) -> None:
+    """Leave a hole."""
+    del header["model.layers.1.mlp.gate_proj.weight"]
+
+
+def negate_the_shape(header: dict[str, Any]) -> None:
+    """Keep the product of the sizes."""
+    header["model.layers.1.mlp.up_proj.weight"]["shape"] = [-96, -64]
+
+
+def begin_before_the_data(header: dict[str, Any]) -> None:
+    """Move a tensor into the header."""
+    entry = header["model.layers.1.mlp.up_proj.weight"]
+    entry["data_offsets"] = [offset - 10**7 for offset in entry["data_offsets"]]
+
+
+def end_after_the_data(header: dict[str, Any]) -> None:
+    """Move a tensor past the end of the file."""
+    entry = header["model.layers.1.mlp.up_proj.weight"]
+    entry["data_offsets"] = [offset + 10**7 for offset in entry["data_offsets"]]
+
+
+def swap_begin_and_end(header: dict[str, Any]) -> None:
+    """Let a tensor end before it begins."""
+    header["model.layers.1.mlp.up_proj.weight"]["data_offsets"].reverse()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (move_onto_its_neighbour, "model.layers.1.mlp.gate_proj.weight and model.layers.1.mlp.up_proj.weight overlap"),
+        (overlap_by_a_value, "overlap"),
+        (forget_a_tensor, "no tensor has the bytes from"),
+        (negate_the_shape, "can't have the shape [-96, -64]"),
+        (begin_before_the_data, "can't have"),
+        (end_after_the_data, "is truncated"),
+        (swap_begin_and_end, "can't have"),
+    ],
+)
+def test_tensors_that_do_not_follow_one_another_are_rejected(
+    good: Path, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    rewrite_header(good / "model.safetensors", change)
+    with pytest.raises(ModelError, match=re.escape(words)) as caught:
+        Checkpoint(str(good))
+    assert str(good / "model.safetensors") in str(caught.value)
+    assert "model.layers.1.mlp.up_proj.weight" in str(caught.value)
+
+
+def test_bytes_after_the_last_tensor_are_rejected(good: Path, engine: EngineFactory) -> None:
+    with (good / "model.safetensors").open("ab") as file:
+        file.write(bytes(12))
+    assert "no tensor has the last 12 bytes" in start_error(engine, good)
 
 
 def test_an_index_that_names_an_absent_file_is_rejected(good: Path, engine: EngineFactory) -> None:
