@@ -54,11 +54,6 @@ class Tensor:
         """The safetensors dtype."""
         return self.format.upper()
 
-    @property
-    def address(self) -> int:
-        """Address of the bytes in this process."""
-        return self.data.ctypes.data
-
     def to_f32(self) -> npt.NDArray[np.float32]:
         """Return a copy as f32, in the tensor's shape."""
         if self.format == "bf16":

@@ -11,14 +11,6 @@
 namespace quire {
 namespace {
 
-const KvMemory::Shape& checked(const KvMemory::Shape& shape) {
-  if (shape.num_pages < 1 || shape.page_size < kTileTokens)
-    throw std::invalid_argument("num_pages=" + std::to_string(shape.num_pages) +
-                                " of page_size=" + std::to_string(shape.page_size) +
-                                " is too small; give at least 1 page of " + std::to_string(kTileTokens) + " tokens");
-  return shape;
-}
-
 std::int32_t extent_of(const KvMemory::Shape& shape) {
   const std::int64_t page_bytes = shape.page_size / kTileTokens * shape.tile_bytes;
   return static_cast<std::int32_t>(std::max<std::int64_t>(1, std::int64_t{kHugePage} / page_bytes));
@@ -27,7 +19,7 @@ std::int32_t extent_of(const KvMemory::Shape& shape) {
 }  // namespace
 
 KvMemory::KvMemory(Arena& arena, const ThreadPool& threads, const Shape& shape)
-    : shape_(checked(shape)),
+    : shape_(shape),
       base_(static_cast<std::byte*>(
           arena.allocate(static_cast<std::size_t>(shape.layers * shape.heads * tiles() * shape.tile_bytes)))),
       extent_(extent_of(shape)) {
