@@ -153,6 +153,10 @@ Vocabulary::Vocabulary(const std::string& library, std::span<const std::string> 
   if (texts.empty() || eos_token_ids_.empty())
     throw std::invalid_argument("a vocabulary of " + std::to_string(texts.size()) + " tokens, of which " +
                                 std::to_string(eos_token_ids_.size()) + " end the text; both must be at least 1");
+  for (const std::int32_t token : eos_token_ids_)
+    if (token < 0 || token >= num_tokens_)
+      throw std::invalid_argument("eos token " + std::to_string(token) + " is not in [0, " +
+                                  std::to_string(num_tokens_) + ")");
   std::vector<std::uint32_t> sizes;
   std::string bytes;
   for (const std::string& text : texts) {
@@ -216,11 +220,13 @@ bool Matcher::allows_any() {
 }
 
 bool Matcher::allows(std::int32_t token) {
-  return token < vocabulary_->num_tokens() &&
+  return token >= 0 && token < vocabulary_->num_tokens() &&
          vocabulary_->library_->validate_tokens(matcher_.get(), unsigned_ids({&token, 1}), 1) == 1;
 }
 
 bool Matcher::take(std::span<const std::int32_t> token_ids) {
+  for (const std::int32_t token : token_ids)
+    if (token < 0 || token >= vocabulary_->num_tokens()) return false;
   return vocabulary_->library_->consume_tokens(matcher_.get(), unsigned_ids(token_ids), token_ids.size()) == 0;
 }
 

@@ -18,11 +18,16 @@ std::span<T> array(Arena& arena, std::size_t count) {
   return {static_cast<T*>(arena.allocate(count * sizeof(T))), count};
 }
 
+std::int32_t checked(std::int32_t page_size) {
+  if (page_size < 1) throw std::invalid_argument("page_size=" + std::to_string(page_size) + "; give at least 1");
+  return page_size;
+}
+
 }  // namespace
 
 RadixTree::RadixTree(PagePool& pool, std::int32_t page_size)
     : pool_(pool),
-      page_size_(page_size),
+      page_size_(checked(page_size)),
       nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
       tokens_(array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(page_size))),
       buckets_(array<std::int32_t>(arena_, std::bit_ceil(2 * nodes_.size()))) {
@@ -46,7 +51,8 @@ std::int32_t RadixTree::enter(const std::string& salt) {
 }
 
 void RadixTree::leave(std::int32_t root) {
-  Root& entry = roots_.at(root_index(root));
+  if (!is_root(root)) throw std::invalid_argument(std::to_string(root) + " is not a root in use");
+  Root& entry = roots_[root_index(root)];
   if (--entry.uses > 0) return;
   root_of_.erase(entry.salt);
   entry.salt.clear();
@@ -55,6 +61,7 @@ void RadixTree::leave(std::int32_t root) {
 
 void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
                       std::vector<std::int32_t>& pages) const {
+  check_parent(parent);
   const auto size = static_cast<std::size_t>(page_size_);
   std::uint32_t hash = hash_of(parent);
   while (tokens.size() >= size) {
@@ -80,11 +87,15 @@ std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t
   if (tokens.size() != static_cast<std::size_t>(page_size_))
     throw std::invalid_argument("a page holds " + std::to_string(page_size_) + " tokens; " +
                                 std::to_string(tokens.size()) + " were given");
+  check_parent(parent);
   const std::uint32_t hash = extend(hash_of(parent), tokens.data());
   const std::int32_t known = find(parent, tokens.data(), hash);
   if (known != kNone) return known;
-  if (contains(page)) throw std::logic_error("page " + std::to_string(page) + " is already in the tree");
-  pool_.retain(page);
+  pool_.retain(page);  // throws for a page that does not exist or is free
+  if (contains(page)) {
+    pool_.release(page);
+    throw std::logic_error("page " + std::to_string(page) + " is already in the tree");
+  }
   if (parent < 0) ++roots_[root_index(parent)].uses;
   std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * page_size_);
   std::int32_t* head = bucket(hash);
@@ -95,13 +106,16 @@ std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t
 }
 
 void RadixTree::retain(std::int32_t page) {
-  if (cached(page)) unlink(page);
-  pool_.retain(page);
+  pool_.retain(page);  // throws for a page that does not exist or is free
+  if (contains(page) && pool_.references(page) == 2) unlink(page);
 }
 
 void RadixTree::release(std::int32_t page) {
+  const std::int32_t references = pool_.references(page);
+  if (references == 1 && contains(page))
+    throw std::logic_error("release of page " + std::to_string(page) + ", which no sequence holds");
   pool_.release(page);
-  if (contains(page) && pool_.references(page) == 1) link(page);
+  if (references == 2 && contains(page)) link(page);
 }
 
 std::int32_t RadixTree::evict(std::int32_t count) {
@@ -117,6 +131,16 @@ std::int32_t RadixTree::evict(std::int32_t count) {
   }
   num_evicted_ += evicted;
   return evicted;
+}
+
+void RadixTree::check_parent(std::int32_t parent) const {
+  if (parent >= 0) return check_in_tree(parent);
+  if (!is_root(parent)) throw std::invalid_argument(std::to_string(parent) + " is not a root in use");
+}
+
+void RadixTree::check_in_tree(std::int32_t page) const {
+  if (page < 0 || page >= pool_.total() || !contains(page))
+    throw std::invalid_argument("page " + std::to_string(page) + " is not in the tree");
 }
 
 /// Returns the hash of the prefix that ends at `parent`, a page or a root.
@@ -187,6 +211,8 @@ std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> e
     std::vector<std::int32_t> children;  ///< pages
     std::vector<std::int32_t> end_here;  ///< indices of `ends`
   };
+  for (const std::int32_t end : ends)
+    if (end != kNone) check_in_tree(end);
   std::unordered_map<std::int32_t, Branch> branches;
   Branch top;
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(ends.size()); ++i) {
@@ -223,7 +249,14 @@ std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> e
 
 void RadixTree::count_match(std::span<const std::int32_t> path) {
   if (path.empty()) return;
-  for (std::int32_t page : path) ++nodes_[page].hits;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    check_in_tree(path[i]);
+    const std::int32_t parent = nodes_[path[i]].parent;
+    if (i == 0 ? parent >= 0 : parent != path[i - 1])
+      throw std::invalid_argument("page " + std::to_string(path[i]) + " does not follow " +
+                                  (i == 0 ? "a root" : "page " + std::to_string(path[i - 1])));
+  }
+  for (const std::int32_t page : path) ++nodes_[page].hits;
   Node& end = nodes_[path.back()];
   if (!end.is_hot && end.hits > least_hits_) add_candidate({path.back(), path.front()});
 }

@@ -32,10 +32,14 @@ struct HotPrefix {
 /// the head of the list is always a leaf, the least recently used one.
 ///
 /// Every operation is linear in the pages and tokens that it touches. Not thread-safe: the step loop owns it.
+///
+/// A page or root that does not exist, or is not as an operation needs it, makes that throw std::invalid_argument or
+/// std::logic_error; nothing has changed then.
 class RadixTree {
  public:
   static constexpr std::int32_t kNone = -1;
 
+  /// Throws std::invalid_argument unless a page holds at least one token.
   RadixTree(PagePool& pool, std::int32_t page_size);
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
@@ -96,8 +100,13 @@ class RadixTree {
   };
 
   static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
+  bool is_root(std::int32_t root) const {
+    return root < kNone && root_index(root) < roots_.size() && roots_[root_index(root)].uses > 0;
+  }
   std::int32_t* bucket(std::uint32_t hash) { return &buckets_[hash & (buckets_.size() - 1)]; }
   std::int32_t find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const;
+  void check_parent(std::int32_t parent) const;
+  void check_in_tree(std::int32_t page) const;
   std::uint32_t hash_of(std::int32_t parent) const;
   std::uint32_t extend(std::uint32_t prefix, const std::int32_t* tokens) const;
   void prefetch(std::int32_t page) const;
