@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -9,7 +10,7 @@ import os
 import queue
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -25,6 +26,7 @@ from quire.protocol.address import default_address
 from quire.protocol.engine_options import EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
+from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
@@ -49,7 +51,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn an error for want of memory into a ModelError, which is shown as one line."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ModelError) or (words := explain_failure(error)) is None:
+            raise
+        raise ModelError(words) from error
+
+
 def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
+    with _explained():
+        core, server, loop = _prepare(parsed, parent)
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    signal.signal(signal.SIGINT, lambda *_: loop.stop())
+    status = 1
+    try:
+        with _explained():
+            server.start(core.reject_early)
+        print("READY", server.address, flush=True)
+        tune_interpreter()
+        loop.run()
+        status = 0
+    finally:
+        server.stop()
+        if not core.stop():
+            _leave(status)
+    return status
+
+
+def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCore, EngineServer, EngineLoop]:
     tokenizer = GrammarTokenizer(parsed.model)
     if parsed.preload_grammars:
         tokenizer.preload()
@@ -69,20 +102,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         grammars=grammars,
     )
     loop = EngineLoop(core, server, inbox, drain_seconds=parsed.shutdown_timeout, parent=parent)
-    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
-    signal.signal(signal.SIGINT, lambda *_: loop.stop())
-    status = 1
-    try:
-        server.start(core.reject_early)
-        print("READY", server.address, flush=True)
-        tune_interpreter()
-        loop.run()
-        status = 0
-    finally:
-        server.stop()
-        if not core.stop():
-            _leave(status)
-    return status
+    return core, server, loop
 
 
 def _leave(status: int) -> None:
@@ -100,8 +120,8 @@ def _load(parsed: EngineProcessOptions) -> ModelRunner:
         return load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
     except ModelError:
         raise
-    except (ValueError, MemoryError, OverflowError) as error:
-        words = str(error) or type(error).__name__
+    except (ValueError, MemoryError, OverflowError, RuntimeError) as error:
+        words = explain_failure(error) or str(error) or type(error).__name__
         raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
 
 

@@ -43,7 +43,7 @@ class EngineOptions:
         threads: Threads that compute. Default: QUIRE_THREADS, or one for every usable core.
         pin_threads: Bind each thread to a CPU of its own.
         cache_dir: Keep compiled kernels there. Default: quire in the user's cache folder.
-        weight_cache: Keep packed weights there: later starts map them, and engines share them.
+        weight_cache: Keep packed weights there: later starts read them instead of packing.
 
     KV cache:
         kv_cache_dtype: Dtype of the KV cache; auto: the model's.

@@ -14,6 +14,8 @@ from safetensors.numpy import load_file, save_file
 from tiny_model import CONFIG, weights, write
 
 from quire.kernels.errors import ModelError
+from quire.kernels.options import LoadOptions
+from quire.kernels.runner import load_model
 from quire.kernels.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -312,6 +314,41 @@ def test_too_little_memory_for_a_page_is_rejected_with_what_is_needed(good: Path
     message = start_error(engine, good, kv_cache_memory_bytes=1000)
     assert "1000" in message.replace(",", "")
     assert "page" in message
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_weight_that_is_not_finite_is_rejected_with_its_tensor(
+    good: Path, name: str, value: float, dtype: str
+) -> None:
+    tensors = weights()
+    tensors[name].flat[-1] = value
+    write(good, tensors)
+    with pytest.raises(ModelError, match=f"{re.escape(name)} .*infinity or a NaN") as caught:
+        load_model(LoadOptions(str(good), num_pages=8, threads=2, dtype=dtype))
+    assert str(good) in str(caught.value)
+
+
+def test_a_weight_beyond_bf16_is_rejected(good: Path) -> None:
+    tensors = weights()
+    tensors["lm_head.weight"][20, 3] = np.finfo(np.float32).max
+    write(good, tensors)
+    load_model(LoadOptions(str(good), num_pages=8, threads=2, dtype="float32"))
+    with pytest.raises(ModelError, match=r"lm_head.weight can't be packed: weight columns 16 to 31 .* range of bf16"):
+        load_model(LoadOptions(str(good), num_pages=8, threads=2, dtype="bfloat16"))
+
+
+def test_norms_that_overflow_are_an_error_instead_of_an_empty_answer(good: Path, engine: EngineFactory) -> None:
+    """With zeros for hidden states, all logits would be equal, and token 0 ends the answer."""
+    from quire.frontend import RequestError, SamplingParams
+
+    tensors = weights()
+    tensors["model.embed_tokens.weight"][...] = 1e30
+    write(good, tensors)
+    llm = engine(good, skip_tokenizer_init=True)
+    with pytest.raises(RequestError, match="NaN"):
+        llm.generate([[1, 2]], SamplingParams(max_tokens=3, temperature=0.0, detokenize=False))
 
 
 def test_another_engine_is_unharmed(good: Path, demo_model: Path, engine: EngineFactory) -> None:

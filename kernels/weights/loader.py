@@ -58,13 +58,13 @@ class Loader:
                 self.addresses[weight] = self.runner.upload(self._values(weight))
         matrices = [weight for weight in weights if isinstance(weight, Matrix)]
         sizes = {matrix: matrix.bytes(self.dtypes) for matrix in matrices}
-        addresses = {matrix: self.runner.allocate_by_node(size) for matrix, size in sizes.items()}
-        self.addresses.update(addresses)
+        for matrix, size in sizes.items():
+            self.addresses[matrix] = self.runner.allocate_by_node(size)
         if self.cache_folder is None:
             self._pack_all(sizes)
             return
         key = key_of(self.quantization, matrices, self.dtypes)
-        file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, addresses, sizes)
+        file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, self.addresses, sizes)
         file.load(lambda: self._pack_all(sizes), self._counter(sizes))
 
     def _counter(self, sizes: Mapping[Matrix, int]) -> Callable[[int], None]:

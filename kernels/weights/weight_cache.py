@@ -27,7 +27,7 @@ import numpy as np
 from quire.kernels._native import Runner, xxh64
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
-from quire.kernels.operands import Matrix
+from quire.kernels.operands import Matrix, Operand
 from quire.kernels.weights.quantization import Quantization
 
 _LAYOUT = 2
@@ -49,7 +49,7 @@ class CacheFile:
     path: Path
     key: bytes
     runner: Runner
-    addresses: Mapping[Matrix, int]
+    addresses: Mapping[Operand, int]
     sizes: Mapping[Matrix, int]
     """Bytes of each matrix, in the order of the file."""
 
