@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from quire.protocol.address import default_address
 from quire.protocol.engine_options import EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
+from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
@@ -56,7 +57,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn an error for want of memory into a ModelError, which is shown as one line."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ModelError) or (words := explain_failure(error)) is None:
+            raise
+        raise ModelError(words) from error
+
+
 def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
+    with _explained():
+        core, server, loop = _prepare(parsed, parent)
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    signal.signal(signal.SIGINT, lambda *_: loop.stop())
+    status = 1
+    try:
+        with _explained():
+            server.start(core.reject_early)
+        print("READY", server.address, flush=True)
+        if parsed.beat_seconds is not None:
+            Heart(parsed.beat_seconds, core, server).start()
+        tune_interpreter()
+        loop.run()
+        status = 0
+    finally:
+        server.stop()
+        if not core.stop():
+            _leave(status)
+    return status
+
+
+def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCore, EngineServer, EngineLoop]:
     tokenizer = GrammarTokenizer(parsed.model)
     if parsed.preload_grammars:
         tokenizer.preload()
@@ -78,22 +112,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         grammars=grammars,
     )
     loop = EngineLoop(core, server, inbox, drain_seconds=parsed.shutdown_timeout, parent=parent)
-    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
-    signal.signal(signal.SIGINT, lambda *_: loop.stop())
-    status = 1
-    try:
-        server.start(core.reject_early)
-        print("READY", server.address, flush=True)
-        if parsed.beat_seconds is not None:
-            Heart(parsed.beat_seconds, core, server).start()
-        tune_interpreter()
-        loop.run()
-        status = 0
-    finally:
-        server.stop()
-        if not core.stop():
-            _leave(status)
-    return status
+    return core, server, loop
 
 
 class Heart(threading.Thread):
@@ -139,8 +158,8 @@ def _load(parsed: EngineProcessOptions) -> ModelRunner:
         return load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
     except ModelError:
         raise
-    except (ValueError, MemoryError, OverflowError) as error:
-        words = str(error) or type(error).__name__
+    except (ValueError, MemoryError, OverflowError, RuntimeError) as error:
+        words = explain_failure(error) or str(error) or type(error).__name__
         raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +70,37 @@ def cache_folder(chosen: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "kernels"
 
 
+def describe_address_limit() -> str:
+    """Return words about the limit of this process's address space; none without a limit."""
+    limit = _address_limit()
+    return "" if limit is None else f" (`ulimit -v` limits the address space to {limit} bytes; raise it)"
+
+
+def _address_limit() -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+_SPARE_BYTES = 512 << 20
+"""Address space that stacks, arenas of malloc, the compiler and the sockets take after the model is loaded."""
+
+
 def available_memory() -> int:
-    """Return the bytes available without swapping: the system's, limited by the cgroup and its parents."""
+    """Return the bytes available without swapping: the system's, limited by the cgroup, its parents and `ulimit -v`."""
     available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    return min([available, *(left for folder in _cgroups() if (left := _cgroup_memory(folder)) is not None)])
+    limits = [_address_space(), *(_cgroup_memory(folder) for folder in _cgroups())]
+    return min([available, *(left for left in limits if left is not None)])
+
+
+def _address_space() -> int | None:
+    """Return the bytes left of this process's address space beyond the spare ones; None without a limit."""
+    if (limit := _address_limit()) is None:
+        return None
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return max(0, limit - used - _SPARE_BYTES)
 
 
 def _cgroups() -> list[Path]:

@@ -114,8 +114,8 @@ def choose_num_pages(
     left = host.available_memory() + (0 if file is None else file.resident_bytes) - other_bytes
     if left < 0:
         raise ModelError(
-            f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free; "
-            "free some, or choose a smaller model or lower max_num_batched_tokens"
+            f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free"
+            f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
         )
     if options.num_pages is not None:
         pages = options.num_pages
@@ -136,8 +136,8 @@ def choose_num_pages(
         )
     if pages * page_bytes > left:
         raise ModelError(
-            f"{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the weights; "
-            "lower kv_cache_memory_bytes or num_pages"
+            f"{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the weights"
+            f"{host.describe_address_limit()}; lower kv_cache_memory_bytes or num_pages"
         )
     return pages
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,6 +47,8 @@ __all__ = ["Constraint", "Matcher", "PoolingConfig", "SamplingConfig", "Sequence
 Progress = Callable[[str, int, int], None]
 """Called as progress(task, done, total)."""
 
+logger = logging.getLogger(__name__)
+
 _KV_DTYPES = {BF16: "bfloat16", F32: "float32", I8: "int8"}
 
 LOGIT_ROWS_AT_ONCE = 128
@@ -63,7 +66,7 @@ class ModelRunner:
         self, native: Runner, jit: Jit, loader: Loader, plan: ModelPlan, options: LoadOptions, *, pages: int
     ) -> None:
         self._native = native
-        self._owners = (jit, loader)  # owners of the code and mapped weights that launches point to
+        self._owners = (jit, loader)  # owners of the code that launches point to
         checkpoint = loader.checkpoint
         self.architecture = ModelConfig(checkpoint.config).architecture
         self.vocab_size = plan.vocab_size
@@ -107,6 +110,8 @@ class Assembly:
             self.kernels[kernel] = self.jit.compile(kernel.emit(context), [kernel.name])[0]
             if progress is not None and self.jit.compiled:
                 progress("compiling kernels", done, len(self.plan.kernels))
+        for entry in self.jit.rejected:
+            logger.warning("kernel cache: %s; compiled again", entry)
 
     def allocate(self) -> None:
         """Allocate the plan's buffers; the buffers of a step's inputs belong to the native runner."""

@@ -43,7 +43,7 @@ class EngineOptions:
         threads: Threads that compute. Default: QUIRE_THREADS, or one for every usable core.
         pin_threads: Bind each thread to a CPU of its own.
         cache_dir: Keep compiled kernels there. Default: quire in the user's cache folder.
-        weight_cache: Keep packed weights there: later starts map them, and engines share them.
+        weight_cache: Keep packed weights there: later starts read them instead of packing.
 
     KV cache:
         kv_cache_dtype: Dtype of the KV cache; auto: the model's.
@@ -152,7 +152,7 @@ class SupervisionOptions:
     """Options of the supervisor of an engine, which is the process that starts it.
 
     Supervision:
-        max_restarts: Start an engine that died or hung again, this many times if each lives for less than 30 seconds;
+        max_restarts: Start an engine that died or hung again, this many times if each lives for less than 10 seconds;
             requests go on where they were. 0: end with the engine.
         step_timeout: Seconds without the end of a step, while there are requests, after which the engine counts as
             hung; 0: never.

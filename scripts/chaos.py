@@ -69,22 +69,23 @@ class Streams:
             return await asyncio.to_thread(self._over_http, prompt, HTTP_KINDS[kind[5:]], number)
         fixed = {} if kind in ("beams", "json") else {"ignore_eos": kind != "stop"}
         params = SamplingParams(seed=number, max_tokens=self._tokens, **KINDS[kind], **fixed)
-        output = None
+        answer: list[object] = []
         async for output in self._llm.generate(prompt, params):
             self.arrivals.append(time.monotonic())
-        assert output is not None
-        assert output.finished
-        return [
-            (each.token_ids, each.text, each.finish_reason, each.stop_reason, repr(each.logprobs))
-            for each in output.outputs
-        ]
+            answer = [
+                (each.token_ids, each.text, each.finish_reason, each.stop_reason, each.logprobs)
+                for each in output.outputs
+                if output.finished
+            ]
+        return answer
 
     def _over_http(self, prompt: str, fields: dict[str, Any], number: int) -> object:
         body = {"prompt": prompt, "max_tokens": self._tokens, "seed": number, "stream": True, "ignore_eos": True}
         data = json.dumps({**body, **fields}).encode()
-        request = urllib.request.Request(f"{self._url}/v1/completions", data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._url}/v1/completions", data, headers)  # noqa: S310 - http
         text, reasons, logprobs = "", [], []
-        with urllib.request.urlopen(request) as reply:
+        with urllib.request.urlopen(request) as reply:  # noqa: S310
             for line in reply:
                 if not line.startswith(b"data: {"):
                     continue
@@ -102,7 +103,16 @@ class Streams:
 @asynccontextmanager
 async def serving(model: list[str], address: str) -> AsyncIterator[str]:
     """Serve the engine at `address` over HTTP; yield the server's URL."""
-    command = [sys.executable, "-P", "-m", "quire.frontend.cli", "serve", *model, "--port", "0"]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        "from quire.frontend.cli import main; main()",
+        "serve",
+        *model,
+        "--port",
+        "0",
+    ]
     server = await asyncio.create_subprocess_exec(*command, "--engine-address", address, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
@@ -121,12 +131,12 @@ async def hit(llm: AsyncLLM, kinds: Iterator[str], streams: Streams, pause: tupl
         while True:
             await asyncio.sleep(random.uniform(*pause))
             kind = next(kinds)
-            pid, begun = llm._engine._supervisor.pid, time.monotonic()  # type: ignore[union-attr]
+            pid, begun = llm.engine_info.engine_pid, time.monotonic()
             os.kill(pid, HITS[kind])
-            while llm._engine._supervisor.pid == pid:  # type: ignore[union-attr]
+            while llm.engine_info.engine_pid == pid:  # noqa: ASYNC110 - it is set by another thread
                 await asyncio.sleep(0.001)
             num_arrived = len(streams.arrivals)  # none of them is of the next engine
-            while len(streams.arrivals) == num_arrived:
+            while len(streams.arrivals) == num_arrived:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             delays.append(streams.arrivals[num_arrived] - begun)
             print(f"  {kind}: next token after {delays[-1]:.3f} s", flush=True)
@@ -146,8 +156,10 @@ def differences(expected: list[object], answers: list[object]) -> int:
 
 async def run(args: argparse.Namespace) -> int:
     """Run all rounds; return the exit status."""
-    options = {"max_restarts": 10**6, "num_pages": args.num_pages}
-    async with AsyncLLM(args.model, **options) as llm, serving([args.model] if args.model else [], llm.engine_address) as url:
+    async with (
+        AsyncLLM(args.model, max_restarts=10**6, num_pages=args.num_pages) as llm,
+        serving([args.model] if args.model else [], llm.engine_address) as url,
+    ):
         undisturbed = Streams(llm, url, args.streams, args.tokens)
         begun = time.monotonic()
         expected = await undisturbed.run()
@@ -162,8 +174,7 @@ async def run(args: argparse.Namespace) -> int:
             delays += await hits
             num_wrong += differences(expected, answers)
             print(f"round {number + 1}: {num_wrong} wrong answers so far", flush=True)
-        while (stats := await llm.stats())["running"]:
-            await asyncio.sleep(0.01)
+        stats = await llm.stats()
         pages = {name: stats[f"pages_{name}"] for name in ("free", "cached", "held", "total")}
     delays.sort()
     if delays:
@@ -183,7 +194,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=100, help="streams at a time (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=300, help="tokens of each (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=10, help="runs of all streams (default: %(default)s)")
-    parser.add_argument("--hits", nargs="+", choices=HITS, default=["kill", "segv"], help="in turns (default: kill segv)")
+    parser.add_argument(
+        "--hits", nargs="+", choices=HITS, default=["kill", "segv"], help="in turns (default: kill segv)"
+    )
     parser.add_argument("--pause", type=float, nargs=2, default=(0.5, 2.0), metavar="S", help="between hits, at random")
     parser.add_argument("--num-pages", type=int, default=2048, help="KV pages (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the hits")

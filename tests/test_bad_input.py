@@ -13,6 +13,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_model import CONFIG, weights, write
 
+from quire.kernels.errors import ModelError
+from quire.kernels.options import LoadOptions
+from quire.kernels.runner import load_model
+from quire.kernels.weights.checkpoint import Checkpoint
+
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
@@ -130,15 +135,90 @@ def test_a_damaged_file_is_named(good: Path, engine: EngineFactory, damage: Call
     assert "model.safetensors" in start_error(engine, good)
 
 
-def test_offsets_that_disagree_with_the_shape_are_rejected(good: Path, engine: EngineFactory) -> None:
-    file = good / "model.safetensors"
+def rewrite_header(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let `change` modify the header; the data stays."""
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    header["model.norm.weight"]["data_offsets"][1] += 4
+    change(header)
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+
+def test_offsets_that_disagree_with_the_shape_are_rejected(good: Path, engine: EngineFactory) -> None:
+    def lengthen(header: dict[str, Any]) -> None:
+        header["model.norm.weight"]["data_offsets"][1] += 4
+
+    rewrite_header(good / "model.safetensors", lengthen)
     assert "model.norm.weight" in start_error(engine, good)
+
+
+def move_onto_its_neighbour(header: dict[str, Any]) -> None:
+    """Let one tensor have the bytes of another of its size."""
+    header["model.layers.1.mlp.up_proj.weight"]["data_offsets"] = header["model.layers.1.mlp.gate_proj.weight"][
+        "data_offsets"
+    ]
+
+
+def overlap_by_a_value(header: dict[str, Any]) -> None:
+    """Let one tensor begin 4 bytes before its predecessor ends."""
+    entry = header["model.layers.1.mlp.up_proj.weight"]
+    entry["data_offsets"] = [offset - 4 for offset in entry["data_offsets"]]
+
+
+def forget_a_tensor(header: dict[str, Any]) -> None:
+    """Leave a hole."""
+    del header["model.layers.1.mlp.gate_proj.weight"]
+
+
+def negate_the_shape(header: dict[str, Any]) -> None:
+    """Keep the product of the sizes."""
+    header["model.layers.1.mlp.up_proj.weight"]["shape"] = [-96, -64]
+
+
+def begin_before_the_data(header: dict[str, Any]) -> None:
+    """Move a tensor into the header."""
+    entry = header["model.layers.1.mlp.up_proj.weight"]
+    entry["data_offsets"] = [offset - 10**7 for offset in entry["data_offsets"]]
+
+
+def end_after_the_data(header: dict[str, Any]) -> None:
+    """Move a tensor past the end of the file."""
+    entry = header["model.layers.1.mlp.up_proj.weight"]
+    entry["data_offsets"] = [offset + 10**7 for offset in entry["data_offsets"]]
+
+
+def swap_begin_and_end(header: dict[str, Any]) -> None:
+    """Let a tensor end before it begins."""
+    header["model.layers.1.mlp.up_proj.weight"]["data_offsets"].reverse()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (move_onto_its_neighbour, "model.layers.1.mlp.gate_proj.weight and model.layers.1.mlp.up_proj.weight overlap"),
+        (overlap_by_a_value, "overlap"),
+        (forget_a_tensor, "no tensor has the bytes from"),
+        (negate_the_shape, "can't have the shape [-96, -64]"),
+        (begin_before_the_data, "can't have"),
+        (end_after_the_data, "is truncated"),
+        (swap_begin_and_end, "can't have"),
+    ],
+)
+def test_tensors_that_do_not_follow_one_another_are_rejected(
+    good: Path, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    rewrite_header(good / "model.safetensors", change)
+    with pytest.raises(ModelError, match=re.escape(words)) as caught:
+        Checkpoint(str(good))
+    assert str(good / "model.safetensors") in str(caught.value)
+    assert "model.layers.1.mlp.up_proj.weight" in str(caught.value)
+
+
+def test_bytes_after_the_last_tensor_are_rejected(good: Path, engine: EngineFactory) -> None:
+    with (good / "model.safetensors").open("ab") as file:
+        file.write(bytes(12))
+    assert "no tensor has the last 12 bytes" in start_error(engine, good)
 
 
 def test_an_index_that_names_an_absent_file_is_rejected(good: Path, engine: EngineFactory) -> None:
@@ -234,6 +314,41 @@ def test_too_little_memory_for_a_page_is_rejected_with_what_is_needed(good: Path
     message = start_error(engine, good, kv_cache_memory_bytes=1000)
     assert "1000" in message.replace(",", "")
     assert "page" in message
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_weight_that_is_not_finite_is_rejected_with_its_tensor(
+    good: Path, name: str, value: float, dtype: str
+) -> None:
+    tensors = weights()
+    tensors[name].flat[-1] = value
+    write(good, tensors)
+    with pytest.raises(ModelError, match=f"{re.escape(name)} .*infinity or a NaN") as caught:
+        load_model(LoadOptions(str(good), num_pages=8, threads=2, dtype=dtype))
+    assert str(good) in str(caught.value)
+
+
+def test_a_weight_beyond_bf16_is_rejected(good: Path) -> None:
+    tensors = weights()
+    tensors["lm_head.weight"][20, 3] = np.finfo(np.float32).max
+    write(good, tensors)
+    load_model(LoadOptions(str(good), num_pages=8, threads=2, dtype="float32"))
+    with pytest.raises(ModelError, match=r"lm_head.weight can't be packed: weight columns 16 to 31 .* range of bf16"):
+        load_model(LoadOptions(str(good), num_pages=8, threads=2, dtype="bfloat16"))
+
+
+def test_norms_that_overflow_are_an_error_instead_of_an_empty_answer(good: Path, engine: EngineFactory) -> None:
+    """With zeros for hidden states, all logits would be equal, and token 0 ends the answer."""
+    from quire.frontend import RequestError, SamplingParams
+
+    tensors = weights()
+    tensors["model.embed_tokens.weight"][...] = 1e30
+    write(good, tensors)
+    llm = engine(good, skip_tokenizer_init=True)
+    with pytest.raises(RequestError, match="NaN"):
+        llm.generate([[1, 2]], SamplingParams(max_tokens=3, temperature=0.0, detokenize=False))
 
 
 def test_another_engine_is_unharmed(good: Path, demo_model: Path, engine: EngineFactory) -> None:

@@ -1,11 +1,13 @@
-"""A model that computes NaN for one token: requests with it fail with a clear error and do not affect others."""
+"""A model that computes NaN for one token: requests with it fail with a clear error and do not affect others.
+
+All weights are finite, since others are rejected at the start; a sum of squares overflows.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import pytest
 from tiny_model import CONFIG, weights, write
 
@@ -18,7 +20,7 @@ POISON = 5
 @pytest.fixture
 def poisoned(tmp_path: Path) -> Path:
     tensors = weights()
-    tensors["model.embed_tokens.weight"][POISON] = np.nan
+    tensors["model.embed_tokens.weight"][POISON] = 1e30
     config = {**CONFIG, "architectures": ["MistralForCausalLM"], "sliding_window": 8}
     return write(tmp_path / "model", tensors, config)
 

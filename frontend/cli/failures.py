@@ -6,6 +6,8 @@ import os
 import sys
 import traceback
 
+from quire.protocol.memory_limit import explain_failure
+
 DEBUG = "QUIRE_DEBUG"
 
 # Errors with a message for users; any other error is a bug.
@@ -24,7 +26,9 @@ def exit_status(error: Exception) -> int:
         return 2
     if isinstance(error, BrokenPipeError):
         return 1
-    if isinstance(error, EXPECTED):
+    if isinstance(error, MemoryError | ImportError | SyntaxError | SystemError) and (words := explain_failure(error)):
+        fail(words)
+    elif isinstance(error, EXPECTED):
         fail(str(error) or type(error).__name__)
     else:
         fail(f"unexpected {type(error).__name__}: {error}; --debug shows the traceback")

@@ -6,6 +6,7 @@ is started after ever longer pauses, and at last no more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 
-_HEALTHY_SECONDS = 30.0  # an engine that lives longer has not died "again"
+_HEALTHY_SECONDS = 10.0  # an engine that lives longer has not died "again"
 _RESTARTS_AT_ONCE = 2  # without a pause; later pauses are twice as long each time
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
@@ -30,7 +31,7 @@ class Supervision:
     """How long an engine may take, and how often it is started again.
 
     `start_timeout`: seconds until it is ready. `step_timeout`: seconds without the end of a step while there is
-    something to do, after which it counts as hung; 0: never. `max_restarts`: of engines that die within 30 seconds, one
+    something to do, after which it counts as hung; 0: never. `max_restarts`: of engines that die within 10 seconds, one
     after the other; 0: it is not started again.
     """
 
@@ -61,6 +62,8 @@ class Supervisor:
         self._flags = flags
         self._supervision = supervision
         self._on_ready = on_ready
+        # The KV pages of an engine that has died are the next one's.
+        self._kv_memory = os.memfd_create("quire-kv", os.MFD_CLOEXEC)
         self._stopping = threading.Event()
         self._owner = os.getpid()
         self._process = self._spawn()
@@ -105,12 +108,15 @@ class Supervisor:
             self._thread.join()
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
         remove_address(self.address)
+        kv_memory, self._kv_memory = self._kv_memory, -1
+        with contextlib.suppress(OSError):  # it is closed already
+            os.close(kv_memory)
 
     def _spawn(self) -> EngineProcess:
         flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
         flags += ["--shutdown-timeout", str(self._supervision.shutdown_timeout)]
         try:
-            return EngineProcess(flags)
+            return EngineProcess([*flags, "--kv-memory-fd", str(self._kv_memory)], kept_fds=[self._kv_memory])
         except BaseException:  # a signal too may arrive here
             remove_address(self.address)
             raise
@@ -146,6 +152,8 @@ class Supervisor:
         print(f"quire: starting the engine again{f' in {pause:g} s' * (pause > 0)}", file=sys.stderr, flush=True)
         if self._stopping.wait(pause):
             return False
+        if deaths > _RESTARTS_AT_ONCE:  # maybe its KV pages are the cause
+            os.ftruncate(self._kv_memory, 0)
         self.num_restarts += 1
         try:
             self._process = self._spawn()

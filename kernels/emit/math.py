@@ -126,5 +126,9 @@ def nearest_int8(b: Builder, x: Value) -> Value:
 
 
 def rsqrt(b: Builder, x: Value) -> Value:
-    """Emit 1 / sqrt(x), both steps correctly rounded."""
-    return b.constant(1.0, x.type) / b.unary("math.sqrt", x)
+    """Emit 1 / sqrt(x), both steps correctly rounded, but NaN where x is infinite.
+
+    There a sum of squares has overflowed. With zeros for hidden states the model would give some answer nevertheless; a
+    NaN is found in the logits, and the request ends with an error.
+    """
+    return b.constant(1.0, x.type) / b.unary("math.sqrt", x) + (x - x)

@@ -54,11 +54,6 @@ class Tensor:
         """The safetensors dtype."""
         return self.format.upper()
 
-    @property
-    def address(self) -> int:
-        """Address of the bytes in this process."""
-        return self.data.ctypes.data
-
     def to_f32(self) -> npt.NDArray[np.float32]:
         """Return a copy as f32, in the tensor's shape."""
         if self.format == "bf16":
@@ -152,28 +147,20 @@ class Checkpoint:
         self._maps[path] = mapped
         data = np.frombuffer(mapped, np.uint8, offset=8 + header_bytes)
         for name, entry in entries.items():
-            self._add(path, name, entry, data)
+            _check_entry(path, name, entry, len(data))
+        _check_layout(path, entries, len(data))
+        for name, entry in entries.items():
+            self._add(name, entry, data)
         missing = [name for name in promised if name not in entries]
         if missing:
             raise ModelError(f"{path} lacks tensor {missing[0]}, which the index says is in it")
 
-    def _add(self, path: Path, name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> None:
+    def _add(self, name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> None:
         if entry.dtype not in _KNOWN:  # buffers such as attention masks; `get` reports one that is needed
             self._foreign[name] = entry.dtype
             return
         begin, end = entry.data_offsets
-        format_, element_bytes = _KNOWN[entry.dtype]
-        expected = element_bytes * math.prod(entry.shape)
-        if not 0 <= begin <= end <= len(data):
-            raise ModelError(
-                f"{path} is truncated: tensor {name} ends at byte {end} of the data, but the file has {len(data)}"
-            )
-        if end - begin != expected:
-            raise ModelError(
-                f"{path}: tensor {name} of shape {entry.shape} and type {entry.dtype} needs {expected} bytes, "
-                f"but {end - begin} are given"
-            )
-        self._tensors[name] = Tensor(name, format_, tuple(entry.shape), data[begin:end])
+        self._tensors[name] = Tensor(name, _KNOWN[entry.dtype][0], tuple(entry.shape), data[begin:end])
 
     def has(self, name: str) -> bool:
         """Return True if there is a tensor `name`, of any dtype."""
@@ -234,3 +221,43 @@ class Checkpoint:
         """Release the mapped pages, so that they do not count as resident memory."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _check_entry(path: Path, name: str, entry: _Entry, size: int) -> None:
+    """Raise ModelError unless the tensor lies in the `size` bytes of data and has the bytes of its shape."""
+    begin, end = entry.data_offsets
+    if min(entry.shape, default=0) < 0 or not 0 <= begin <= end:
+        raise ModelError(
+            f"{path}: tensor {name} can't have the shape {entry.shape} and the bytes from {begin} to {end}; "
+            "sizes are 0 or more, and a range does not end before its begin"
+        )
+    if end > size:
+        raise ModelError(f"{path} is truncated: tensor {name} ends at byte {end} of the data, but the file has {size}")
+    if entry.dtype not in _KNOWN:
+        return
+    expected = _KNOWN[entry.dtype][1] * math.prod(entry.shape)
+    if end - begin != expected:
+        raise ModelError(
+            f"{path}: tensor {name} of shape {entry.shape} and type {entry.dtype} needs {expected} bytes, "
+            f"but {end - begin} are given"
+        )
+
+
+def _check_layout(path: Path, entries: dict[str, _Entry], size: int) -> None:
+    """Raise ModelError unless the tensors follow one another and fill the data, as the format demands."""
+    last, last_end = "", 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, end = entry.data_offsets
+        if begin < last_end:
+            raise ModelError(
+                f"{path}: tensors {last} and {name} overlap from byte {begin} of the data on; the file is damaged"
+            )
+        if begin > last_end:
+            raise ModelError(
+                f"{path}: no tensor has the bytes from {last_end} to {begin}, before tensor {name}; the file is damaged"
+            )
+        last, last_end = name, end
+    if last_end != size:
+        raise ModelError(
+            f"{path}: no tensor has the last {size - last_end} bytes; the file is damaged, or its header incomplete"
+        )

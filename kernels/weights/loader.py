@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from quire.kernels._native import MatrixView, PackedWeights, QuantizedWeights, Runner
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
-from quire.kernels.operands import Matrix, MatrixPart, Operand, Weight
+from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.quantization import Quantization
-from quire.kernels.weights.weight_cache import PackedFile, open_packed
+from quire.kernels.weights.weight_cache import CacheFile, key_of
 
 
 def check(quantization: Quantization, weights: list[Weight]) -> None:
@@ -33,9 +34,9 @@ def check(quantization: Quantization, weights: list[Weight]) -> None:
 
 @dataclass
 class Loader:
-    """Packs weights into a runner's memory, or matrices into a file of the weight cache in `cache_folder`.
+    """Packs weights into a runner's memory, or reads them from the weight cache in `cache_folder`.
 
-    `progress(task, done, total)` counts bytes. The matrices of a file live as long as `packed`.
+    `progress(task, done, total)` counts bytes.
     """
 
     runner: Runner
@@ -43,7 +44,6 @@ class Loader:
     dtypes: Dtypes
     progress: Callable[[str, int, int], None] | None = None
     cache_folder: str | None = None
-    packed: PackedFile | None = None
     addresses: dict[Operand, int] = field(default_factory=dict)
 
     @property
@@ -53,52 +53,66 @@ class Loader:
 
     def load(self, weights: list[Weight]) -> None:
         """Load the weights and store their addresses in `addresses`."""
-        matrices = [w for w in weights if isinstance(w, Matrix)]
-        if self.cache_folder is not None:
-            self.packed = open_packed(self.cache_folder, self.quantization, matrices, self.dtypes)
-        try:
-            self._place_all(weights, sum(matrix.bytes(self.dtypes) for matrix in matrices))
-        except BaseException:
-            if self.packed is not None:
-                self.packed.discard()
-            raise
-        if self.packed is not None:
-            self.packed.commit()
-
-    def _place_all(self, weights: list[Weight], total: int) -> None:
-        done = 0
         for weight in weights:
             if not isinstance(weight, Matrix):
-                self.addresses[weight] = self.runner.upload(weight.values(self.checkpoint))
-            else:
-                self.addresses[weight] = self._pack(weight)
-                done += weight.bytes(self.dtypes)
-                self.checkpoint.drop_pages()
-                if self.progress is not None:
-                    self.progress("loading weights", done, total)
+                self.addresses[weight] = self.runner.upload(self._values(weight))
+        matrices = [weight for weight in weights if isinstance(weight, Matrix)]
+        sizes = {matrix: matrix.bytes(self.dtypes) for matrix in matrices}
+        for matrix, size in sizes.items():
+            self.addresses[matrix] = self.runner.allocate_by_node(size)
+        if self.cache_folder is None:
+            self._pack_all(sizes)
+            return
+        key = key_of(self.quantization, matrices, self.dtypes)
+        file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, self.addresses, sizes)
+        file.load(lambda: self._pack_all(sizes), self._counter(sizes))
 
-    def _pack(self, matrix: Matrix) -> int:
-        if self.packed is None:
-            target = self.runner.allocate_by_node(matrix.bytes(self.dtypes))
-        else:
-            target = self.packed.addresses[matrix]
-            if not self.packed.is_new:
-                return target
+    def _counter(self, sizes: Mapping[Matrix, int]) -> Callable[[int], None]:
+        """Return a function that shows progress, to be called with the bytes of each matrix that is done."""
+        done, total = 0, sum(sizes.values())
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if self.progress is not None:
+                self.progress("loading weights", done, total)
+
+        return count
+
+    def _values(self, weight: ArrayWeight) -> Array:
+        values = weight.values(self.checkpoint)
+        if not np.isfinite(values).all():
+            raise ModelError(
+                f"{self.checkpoint.folder}: {' or '.join(weight.tensors)} holds an infinity or a NaN; "
+                "the checkpoint may be damaged"
+            )
+        return values
+
+    def _pack_all(self, sizes: Mapping[Matrix, int]) -> None:
+        count = self._counter(sizes)
+        for matrix, size in sizes.items():
+            self._pack(matrix)
+            self.checkpoint.drop_pages()
+            count(size)
+
+    def _pack(self, matrix: Matrix) -> None:
+        target = self.addresses[matrix]
         for part in matrix.parts:
-            if matrix.quantized is None:
-                packed = PackedWeights(target, self.dtypes.weights, matrix.k)
-                self.runner.pack(self._view(part), packed, part.first_tile, part.tile_step)
-                continue
             try:
-                self._pack_quantized(target, part, matrix.quantized)
+                if matrix.quantized is None:
+                    packed = PackedWeights(target, self.dtypes.weights, matrix.k)
+                    self.runner.pack(self._view(part), packed, part.first_tile, part.tile_step)
+                else:
+                    self._pack_quantized(target, part, matrix.quantized)
+            except ModelError:
+                raise
             except ValueError as error:
-                raise ModelError(f"tensor {part.tensor} can't be packed: {error}") from None
-        return target
+                raise ModelError(f"{self.checkpoint.folder}: tensor {part.tensor} can't be packed: {error}") from None
 
     def _view(self, part: MatrixPart) -> MatrixView:
         """Return the part's tensor in the checkpoint."""
         tensor = self.checkpoint.get(part.tensor, part.shape)
-        return MatrixView(tensor.address, tensor.format, part.n, part.k, *part.strides)
+        return MatrixView(tensor.data, tensor.format, part.n, part.k, *part.strides)
 
     def _pack_quantized(self, target: int, part: MatrixPart, form: QuantizedFormat) -> None:
         packed = QuantizedWeights(target, form, part.k)

@@ -1,139 +1,196 @@
-"""Disk cache of packed weights: later starts map the file, and processes share it through the page cache.
+"""Disk cache of packed weights: later starts read a file instead of packing.
 
-A file holds the matrices of one plan in order, as kernels read them. Its name is a hash of the checkpoint and of how
-its matrices are packed, so a file is never modified and never stale; it may be deleted at any time. While it is written
-it has another name and a lock, and a concurrent start waits for the lock.
+A file holds the matrices of one plan in order, as kernels read them, then a footer: the file's key, and the checksum of
+each matrix. Its name is its key, a hash of the checkpoint and of how its matrices are packed, so a file is never stale
+and is only replaced as a whole; it may be deleted at any time. While it is written it has another name and a lock, and
+a concurrent start waits for the lock.
+
+Files are read into the engine's own memory, not mapped: a file that is truncated or overwritten later cannot harm a
+running engine, and the weights lie on huge pages, on the NUMA nodes of their threads.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import hashlib
-import mmap
+import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from quire.kernels._native import Runner, xxh64
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
-from quire.kernels.operands import Matrix
+from quire.kernels.operands import Matrix, Operand
 from quire.kernels.weights.quantization import Quantization
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Version of the file's contents; increase it whenever a checkpoint would be packed into other bytes."""
 
-_ALIGNMENT = 4096
+_KEY_BYTES = 16
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedFileError(Exception):
+    """A file of the cache that cannot be used. The message continues the file's name."""
 
 
 @dataclass(frozen=True)
-class PackedFile:
-    """Mapped memory of matrices. Later starts find what was packed into a new file once it is committed."""
+class CacheFile:
+    """The file of a checkpoint's matrices, and the memory of `runner` that they are read into or written from."""
 
-    addresses: dict[Matrix, int]
-    mapping: mmap.mmap
     path: Path
-    partial: Path | None = None
-    lock: int = -1
+    key: bytes
+    runner: Runner
+    addresses: Mapping[Operand, int]
+    sizes: Mapping[Matrix, int]
+    """Bytes of each matrix, in the order of the file."""
 
     @property
-    def is_new(self) -> bool:
-        """True if the matrices are still to be packed."""
-        return self.partial is not None
+    def data_bytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(self.sizes.values())
 
-    def commit(self) -> None:
-        """Give a new file its name. Raises ModelError if the disk fails."""
-        if self.partial is not None:
-            try:
-                self.mapping.flush()
-                self.partial.rename(self.path)
-            except OSError as error:
-                self.discard()
-                raise _unfit(self.path.parent, error) from None
-            os.close(self.lock)
+    @property
+    def footer_bytes(self) -> int:
+        """Bytes of the key, the checksums of the matrices, and the checksum of both."""
+        return _KEY_BYTES + 8 * len(self.sizes) + 8
 
-    def discard(self) -> None:
-        """Remove a new file."""
-        if self.partial is not None:
-            self.partial.unlink(missing_ok=True)
-            os.close(self.lock)
+    def load(self, pack: Callable[[], None], progress: Callable[[int], None]) -> None:
+        """Read the matrices, or else `pack` them into memory and write the file for later starts.
+
+        `progress` is called with the bytes of each matrix that is read. A damaged file is logged and replaced. Raises
+        ModelError if the folder is unusable or full.
+        """
+        seen = self._identity()
+        if self._read(progress):
+            return
+        with self._lock() as descriptor:
+            if self._identity() != seen and self._read(progress):
+                return  # the process that had the lock has written it
+            self._reserve(descriptor)
+            pack()
+            self._write(descriptor)
+
+    def _identity(self) -> tuple[int, int, int] | None:
+        """Return what changes when another file takes the place of this one; None if there is none."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _read(self, progress: Callable[[int], None]) -> bool:
+        """Return False if there is no file, or a damaged one. The memory is as it was, or zero."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                try:
+                    self._read_matrices(file.fileno(), progress)
+                except (DamagedFileError, OSError) as error:
+                    logger.warning("weight cache: %s %s; packing the checkpoint's weights again", self.path, error)
+                    for matrix, size in self.sizes.items():
+                        ctypes.memset(self.addresses[matrix], 0, size)
+                    return False
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unfit(error) from None
+        return True
+
+    def _read_matrices(self, descriptor: int, progress: Callable[[int], None]) -> None:
+        expected = self.data_bytes + self.footer_bytes
+        if (found := os.fstat(descriptor).st_size) != expected:
+            raise DamagedFileError(f"has {found} bytes instead of {expected}")
+        footer = os.pread(descriptor, self.footer_bytes, self.data_bytes)
+        if footer[-8:] != _checksum(footer[:-8]):
+            raise DamagedFileError("has a damaged footer")
+        if footer[:_KEY_BYTES] != self.key:
+            raise DamagedFileError("is the file of other weights")
+        checksums = np.frombuffer(footer[_KEY_BYTES:-8], np.uint64)
+        offset = 0
+        for (matrix, size), checksum in zip(self.sizes.items(), checksums, strict=True):
+            if self.runner.read_part(descriptor, offset, self.addresses[matrix], size) != checksum:
+                raise DamagedFileError(f"is damaged in {matrix.parts[0].tensor} (wrong checksum)")
+            offset += size
+            progress(size)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[int]:
+        """Open and lock the file under its other name, once no other process has the lock.
+
+        Leftovers of a killed process are overwritten. A file that does not get its name is removed at the end.
+        """
+        partial = self.path.with_suffix(".partial")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = _open_locked(partial)
+        except OSError as error:
+            raise self._unfit(error) from None
+        try:
+            yield descriptor
+        finally:
+            if _is_open_at(partial, descriptor):
+                partial.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def _reserve(self, descriptor: int) -> None:
+        """Allocate the space now: a full disk is better reported before the weights are packed."""
+        size, free = self.data_bytes + self.footer_bytes, shutil.disk_usage(self.path.parent).free
+        if size > free:
+            raise ModelError(
+                f"weight cache {self.path.parent}: the packed weights take {size} bytes, but only {free} are free there"
+            )
+        try:
+            os.truncate(descriptor, 0)
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            raise self._unfit(error) from None
+
+    def _write(self, descriptor: int) -> None:
+        """Write the matrices and the footer, and give the file its name. A failure is logged."""
+        try:
+            offset, footer = 0, self.key
+            for matrix, size in self.sizes.items():
+                checksum = self.runner.write_part(descriptor, offset, self.addresses[matrix], size)
+                footer += checksum.to_bytes(8, "little")
+                offset += size
+            os.pwrite(descriptor, footer + _checksum(footer), offset)
+            self.path.with_suffix(".partial").rename(self.path)
+        except OSError as error:
+            logger.warning("weight cache: %s can't be written: %s; the next start packs again", self.path, error)
+
+    def _unfit(self, error: OSError) -> ModelError:
+        return ModelError(f"weight cache {self.path.parent}: {error.strerror}; choose another folder, or leave it out")
 
 
-def open_packed(folder: str, quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes) -> PackedFile:
-    """Open or create the file of these matrices in `folder`. Raises ModelError if the folder is unusable."""
-    offsets, size = _offsets(matrices, dtypes)
-    partial, lock = None, -1
-    try:
-        path = Path(folder) / f"{_key(quantization, matrices, dtypes)}.packed"
-        if not _is_whole(path, size):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            lock = _lock(partial)
-            if _is_whole(path, size):  # finished by the process that held the lock
-                os.close(lock)
-                partial, lock = None, -1
-        if partial is None:
-            with path.open("rb") as file:
-                mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        else:
-            _reserve(partial, lock, size)
-            mapping = mmap.mmap(lock, size)
-    except OSError as error:
-        raise _unfit(Path(folder), error) from None
-    start = np.frombuffer(mapping, np.uint8).ctypes.data
-    return PackedFile({m: start + offset for m, offset in offsets.items()}, mapping, path, partial, lock)
-
-
-def _unfit(folder: Path, error: OSError) -> ModelError:
-    return ModelError(f"weight cache {folder}: {error.strerror}; choose another folder, or leave it out")
-
-
-def _is_whole(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size == size
-
-
-def _offsets(matrices: Sequence[Matrix], dtypes: Dtypes) -> tuple[dict[Matrix, int], int]:
-    """Return the offset of each matrix, and the size of the file."""
-    offsets, end = {}, 0
-    for matrix in matrices:
-        offsets[matrix] = end
-        end += -(-matrix.bytes(dtypes) // _ALIGNMENT) * _ALIGNMENT
-    return offsets, end
-
-
-def _key(quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes) -> str:
+def key_of(quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes) -> bytes:
+    """Return a hash of the checkpoint and of how its matrices are packed."""
     described = repr((_LAYOUT, dtypes.weights, quantization.scheme, matrices)).encode()
-    return hashlib.blake2b(quantization.checkpoint.digest() + described, digest_size=16).hexdigest()
+    return hashlib.blake2b(quantization.checkpoint.digest() + described, digest_size=_KEY_BYTES).digest()
 
 
-def _lock(partial: Path) -> int:
-    """Open and lock the partial file. Leftovers of a killed process are overwritten."""
+def _checksum(content: bytes) -> bytes:
+    return xxh64(np.frombuffer(content, np.uint8)).to_bytes(8, "little")
+
+
+def _open_locked(partial: Path) -> int:
     while True:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users may share it
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if partial.exists() and os.path.samestat(partial.stat(), os.fstat(descriptor)):
+        if _is_open_at(partial, descriptor):
             return descriptor
-        if partial.with_suffix(".packed").exists():
-            return descriptor  # the process that held the lock has finished it
-        os.close(descriptor)
+        os.close(descriptor)  # the process that had the lock has renamed or removed it
 
 
-def _reserve(partial: Path, descriptor: int, size: int) -> None:
-    """Allocate the space now: on a full disk, a write to the mapping would kill the process."""
-    free = shutil.disk_usage(partial.parent).free
-    if size > free:
-        partial.unlink(missing_ok=True)
-        os.close(descriptor)
-        raise ModelError(
-            f"weight cache {partial.parent}: the packed weights take {size} bytes, but only {free} are free there"
-        )
+def _is_open_at(path: Path, descriptor: int) -> bool:
     try:
-        os.truncate(descriptor, 0)
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        os.close(descriptor)
-        raise
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

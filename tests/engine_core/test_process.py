@@ -280,12 +280,20 @@ def test_wrong_arguments_are_named(flags: list[str], words: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "error",
-    [ValueError("too wide"), MemoryError("std::bad_alloc"), MemoryError(), OverflowError("too large")],
-    ids=repr,
+    ("error", "text"),
+    [
+        (ValueError("too wide"), "too wide"),
+        (RuntimeError("no thread"), "no thread"),
+        (
+            MemoryError("9 bytes are refused"),
+            "memory ran out (MemoryError: 9 bytes are refused); free some",
+        ),
+        (MemoryError(), "memory ran out (MemoryError); free some"),
+        (OverflowError("too large"), "too large"),
+    ],
 )
 def test_any_failure_to_load_a_model_is_one_line(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    error: Exception, text: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def load_model(*_arguments: object) -> None:
         raise error
@@ -293,5 +301,26 @@ def test_any_failure_to_load_a_model_is_one_line(
     monkeypatch.setattr(process, "load_model", load_model)
     monkeypatch.setattr(faulthandler, "enable", lambda: None)
     assert process.main(["--model", "/some/model"]) == 1
-    text = str(error) or type(error).__name__
-    assert capfd.readouterr().err == f"error: the model in /some/model cannot be loaded: {text}\n"
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"error: the model in /some/model cannot be loaded: {text}")
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("mebibytes", [100, 280, 400, 600])
+def test_a_limit_of_address_space_is_named_in_one_line(demo_model: Path, mebibytes: int) -> None:
+    limited = ["prlimit", f"--as={mebibytes << 20}", *command(demo_model)]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # it needs less, and would end the process by itself
+    result = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+    assert "ulimit -v" in result.stderr
+    assert str(mebibytes << 20) in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_kv_cache_beyond_the_limit_of_address_space_is_rejected(demo_model: Path) -> None:
+    arguments = ["prlimit", f"--as={2 << 30}", *command(demo_model), "--num-pages", "100000"]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert result.returncode == 1
+    assert "100000 KV pages take" in result.stderr
+    assert f"limits the address space to {2 << 30} bytes" in result.stderr

@@ -490,6 +490,27 @@ def demo_copy(folder: Path, **files: Any) -> Path:
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0x7F80, "can't be packed"), (0x7149, "is NaN")],  # infinity; 1e30, whose square overflows
+)
+def test_a_model_of_infinities_is_an_error(place: Workplace, tmp_path: Path, value: int, words: str) -> None:
+    model = demo_copy(tmp_path / "model")
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    header_bytes = int.from_bytes(content[:8], "little")
+    begin, end = json.loads(content[8 : 8 + header_bytes])["model.embed_tokens.weight"]["data_offsets"]
+    start = 8 + header_bytes
+    content[start + begin : start + end] = value.to_bytes(2, "little") * ((end - begin) // 2)
+    weights.unlink()
+    weights.write_bytes(content)
+    done = place.run("serve", "Once upon a time", "--model", str(model))
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert not done.stdout.strip()
+
+
+@needs_kernels
 def test_a_model_without_a_tokenizer_still_serves_token_ids(place: Workplace, tmp_path: Path) -> None:
     model = demo_copy(tmp_path / "model")
     (model / "tokenizer.json").unlink()

@@ -11,6 +11,8 @@ import pytest
 
 from quire.kernels._native import Jit
 from quire.kernels.host import INSTRUCTION_SETS
+from quire.kernels.options import LoadOptions
+from quire.kernels.runner import load_model
 
 AVX2 = INSTRUCTION_SETS["avx2"]
 SOURCE = """
@@ -56,6 +58,49 @@ def test_damaged_entry_is_rebuilt(tmp_path: Path, damage: object) -> None:
     jit = make(tmp_path)
     assert (call(jit), jit.compiled) == (50, 1)
     assert entry.read_bytes() == whole
+    (words,) = jit.rejected
+    assert str(entry) in words
+
+
+def test_an_entry_under_the_name_of_another_is_rebuilt(tmp_path: Path) -> None:
+    """Both define the same symbol, so the wrong code would run."""
+    other = SOURCE.replace("42", "43")
+    jit = make(tmp_path)
+    jit.compile(SOURCE, ["answer"])
+    (first,) = tmp_path.iterdir()
+    jit.compile(other, ["answer"])
+    (second,) = set(tmp_path.iterdir()) - {first}
+    first.replace(tmp_path / "swapped")
+    second.replace(first)
+    (tmp_path / "swapped").replace(second)
+    jit = make(tmp_path)
+    assert (call(jit), jit.compiled) == (50, 1)
+    assert jit.rejected == [f"{first} is the entry of another kernel"]
+    jit = make(tmp_path)
+    assert (call(jit), jit.cache_hits, jit.rejected) == (50, 1, [])
+
+
+def test_a_folder_in_the_place_of_an_entry_is_no_error(tmp_path: Path) -> None:
+    call(make(tmp_path))
+    (entry,) = tmp_path.iterdir()
+    entry.unlink()
+    entry.mkdir()
+    assert call(make(tmp_path)) == 50
+
+
+def test_a_damaged_cache_is_logged_and_the_engine_starts(
+    demo_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = LoadOptions(str(demo_model), num_pages=8, threads=1, cache_dir=str(tmp_path))
+    load_model(chosen)
+    entries = sorted(tmp_path.iterdir())
+    contents = [entry.read_bytes() for entry in entries]
+    for entry, content in zip(entries, contents[1:] + contents[:1], strict=True):
+        entry.write_bytes(content)
+    load_model(chosen)
+    assert len(caplog.records) == len(entries)
+    assert f"kernel cache: {entries[0]} is the entry of another kernel; compiled again" in caplog.text
+    assert [entry.read_bytes() for entry in entries] == contents
 
 
 def test_processes_may_write_concurrently(tmp_path: Path) -> None:

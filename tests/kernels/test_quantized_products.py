@@ -211,7 +211,7 @@ def test_quantized_weights_are_near(runner: Runner, form: QuantizedFormat, name:
     weights: Array = np.random.default_rng(9).standard_normal((n, k), np.float32).astype(source)
     weights[5] = 0
     target = runner.allocate(2 * form.block_bytes(k))
-    runner.quantize(MatrixView(weights.ctypes.data, name, n, k, k, 1), QuantizedWeights(target, form, k))
+    runner.quantize(MatrixView(weights.view(np.uint8).reshape(-1), name, n, k, k, 1), QuantizedWeights(target, form, k))
     x = quantized(np.eye(k, dtype=np.float32), form)
     y = aligned(np.zeros((k, 64), np.float32))
     text = GemmKernel("g", k, n, quantized=form).emit(EmitContext(ISAS[0], DTYPES))
@@ -228,4 +228,4 @@ def test_weights_that_are_not_finite_cannot_be_quantized(runner: Runner) -> None
     form = QuantizedFormat(8)
     target = QuantizedWeights(runner.allocate(form.block_bytes(64)), form, 64)
     with pytest.raises(ValueError, match="weight column 3 holds a value that is not finite"):
-        runner.quantize(MatrixView(weights.ctypes.data, "f32", 16, 64, 64, 1), target)
+        runner.quantize(MatrixView(weights.view(np.uint8).reshape(-1), "f32", 16, 64, 64, 1), target)

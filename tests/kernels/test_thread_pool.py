@@ -241,7 +241,7 @@ def test_touching_by_node_makes_memory_resident_and_keeps_its_contents() -> None
     memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # not from a heap that has pages already
     memory[12345] = 7
     before = resident_pages()
-    _native.ThreadPool(places=[_native.Place(node, []) for node in (0, 1, 1)]).touch(memory.ctypes.data, size)
+    _native.ThreadPool(places=[_native.Place(node, []) for node in (0, 1, 1)]).touch(memory)
     assert (resident_pages() - before) * os.sysconf("SC_PAGE_SIZE") > size * 0.9
     assert memory[12345] == 7
     assert memory.sum() == 7

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <stdexcept>
+#include <string>
 
 #include "bindings/bindings.h"
 #include "grammar/constraint.h"
@@ -19,6 +21,8 @@ namespace quire {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
+
+constexpr double kLongestWait = 1e9;  // seconds
 
 /// Calls a Python function on the thread that asks a grammar. No exception may pass through llguidance: where there is
 /// one, no token is forced.
@@ -44,6 +48,9 @@ void bind_mask(nb::module_& m) {
       .def(
           "wait",
           [](TokenConstraint& constraint, double seconds) {
+            if (!(seconds >= 0 && seconds <= kLongestWait))
+              throw std::invalid_argument("seconds=" + std::to_string(seconds) + "; give 0 to " +
+                                          std::to_string(kLongestWait));
             const auto longest =
                 std::chrono::duration_cast<TokenConstraint::Clock::duration>(std::chrono::duration<double>(seconds));
             return constraint.wait_until(TokenConstraint::Clock::now() + longest);

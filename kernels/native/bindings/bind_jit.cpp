@@ -23,7 +23,8 @@ void bind_jit(nb::module_& m) {
            "Compile a module and return the addresses of the symbols, in order.")
       .def("assembly", &Jit::assembly, "source"_a, "Return the assembly of a module, for inspection.")
       .def_prop_ro("compiled", &Jit::compiled, "Number of modules compiled so far.")
-      .def_prop_ro("cache_hits", &Jit::cache_hits, "Number of modules read from the cache so far.");
+      .def_prop_ro("cache_hits", &Jit::cache_hits, "Number of modules read from the cache so far.")
+      .def_prop_ro("rejected", &Jit::rejected, "Entries of the cache that were compiled again, each with the reason.");
 }
 
 }  // namespace quire

@@ -43,8 +43,14 @@ void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers,
 using Sizes = std::map<std::string, std::int64_t>;
 
 Dims dims_of(const Sizes& sizes) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
   Dims dims{};
-  for (const auto& [name, size] : sizes) dims[static_cast<std::size_t>(dim_of(name))] = size;
+  for (const auto& [name, size] : sizes) {
+    if (size < 0 || size > kMost)
+      throw std::invalid_argument(name + "=" + std::to_string(size) + "; it must be from 0 to " +
+                                  std::to_string(kMost));
+    dims[static_cast<std::size_t>(dim_of(name))] = size;
+  }
   return dims;
 }
 
@@ -118,7 +124,7 @@ void bind_memory(nb::class_<Runner>& runner) {
           "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
           "Copy the array into memory that lives as long as the runner; return its address.")
       .def(
-          "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv().layer(layer)); },
+          "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv_layer(layer)); },
           "layer"_a, "Return the address of a layer's KV tiles.")
       .def("split_attention", &split_attention, "dims"_a,
            "Move attention entries of the step inputs to KV splits, as a step does; return the resulting dims.")
@@ -195,6 +201,7 @@ void bind_runner(nb::module_& m) {
            "Give a slot without pages the first computed positions of another; return False if there are too few "
            "pages.");
   bind_memory(runner);
+  bind_checked_file(runner);
   bind_packing(runner);
 }
 

@@ -145,9 +145,7 @@ void bind_sequences(nb::module_& m) {
            "free.")
       .def("reserve", &Sequences::reserve, "slot"_a, "num_tokens"_a)
       .def("share", &Sequences::share, "slot"_a, "num_computed"_a)
-      .def(
-          "append", [](Sequences& s, std::int32_t slot, std::int32_t token) { s.at(slot).append(token); }, "slot"_a,
-          "token_id"_a)
+      .def("append", &Sequences::append, "slot"_a, "token_id"_a)
       .def("truncate", &Sequences::truncate, "slot"_a, "num_tokens"_a, nb::kw_only(), "recompute_last"_a = true,
            "Keep the first tokens, and the pages that hold them, without the one that is written next if others have "
            "it too: that of the last token, or with recompute_last=False of the token after it, which the caller "

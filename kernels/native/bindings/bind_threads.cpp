@@ -1,3 +1,4 @@
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,7 +17,10 @@ using namespace nb::literals;
 namespace quire {
 namespace {
 
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 double launch_time(ThreadPool& pool, int launches) {
+  if (launches < 1) throw std::invalid_argument("launches=" + std::to_string(launches) + "; give at least 1");
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < launches; ++i) pool.run([](int) {});
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / launches;
@@ -59,11 +63,11 @@ void bind_threads(nb::module_& m) {
       .def("run", &run_callable, "function"_a, "Call function(thread) on every thread; raise the first exception.")
       .def(
           "touch",
-          [](ThreadPool& pool, Address address, std::size_t num_bytes) {
-            touch_by_node(pool, reinterpret_cast<std::byte*>(address), num_bytes);
+          [](ThreadPool& pool, const Bytes& memory) {
+            const nb::gil_scoped_release release;
+            touch_by_node(pool, reinterpret_cast<std::byte*>(memory.data()), memory.size());
           },
-          "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Touch every page of the memory, each on the NUMA node whose share it belongs to.")
+          "memory"_a, "Touch every page of the memory, each on the NUMA node whose share it belongs to.")
       .def("launch_time", &launch_time, "launches"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Return the mean seconds of an empty launch.");
 }

@@ -18,13 +18,34 @@ using namespace nb::literals;
 namespace quire {
 namespace {
 
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-template <auto pack_into, class Target>
-void pack_tiles(Runner& runner, const MatrixView& source, const Target& target, std::int64_t first_tile,
+std::size_t block_bytes_of(const QuantizedWeights& target) {
+  return static_cast<std::size_t>(target.format.block_bytes(target.k));
+}
+
+/// Throws std::invalid_argument unless the target's tiles lie in memory of the runner.
+template <class Target>
+void check_target(Runner& runner, const Target& target, std::size_t block_bytes, std::int64_t columns,
+                  TileRange tiles) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(block_bytes, static_cast<std::size_t>(tiles.blocks(columns)), &bytes))
+    throw std::invalid_argument("packed weights of k=" + std::to_string(target.k) + " are too large");
+  runner.arena().check(target.data, bytes);
+}
+
+void pack_tiles(Runner& runner, const MatrixView& source, const PackedWeights& target, std::int64_t first_tile,
                 std::int64_t tile_step) {
-  pack_into(runner.threads(), source, target, {first_tile, tile_step});
+  check_target(runner, target, target.block_bytes(), source.n, {first_tile, tile_step});
+  pack(runner.threads(), source, target, {first_tile, tile_step});
+}
+
+void quantize_tiles(Runner& runner, const MatrixView& source, const QuantizedWeights& target, std::int64_t first_tile,
+                    std::int64_t tile_step) {
+  check_target(runner, target, block_bytes_of(target), source.n, {first_tile, tile_step});
+  quantize(runner.threads(), source, target, {first_tile, tile_step});
 }
 
 void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, const Matrix<float>& scales,
@@ -36,6 +57,7 @@ void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, c
   if (!fits(scales) || (zeros && !fits(*zeros)))
     throw std::invalid_argument("scales and zeros must have shape [" + std::to_string(n) + ", " +
                                 std::to_string(groups) + "]: a row for each row of values, a column for each group");
+  check_target(runner, target, block_bytes_of(target), n, {first_tile, tile_step});
   const QuantizedView source{values.data(), scales.data(), zeros ? zeros->data() : nullptr, n, k};
   const nb::gil_scoped_release release;
   pack_quantized(runner.threads(), source, target, {first_tile, tile_step});
@@ -83,19 +105,19 @@ void bind_quantized_format(nb::module_& m) {
 
 void bind_weights(nb::module_& m) {
   bind_quantized_format(m);
-  nb::class_<MatrixView>(m, "MatrixView", "A matrix w[n, k] of a checkpoint in memory; strides in elements.")
+  nb::class_<MatrixView>(m, "MatrixView", "A matrix w[n, k] of a checkpoint in the bytes `data`; strides in elements.")
       .def(
           "__init__",
-          [](MatrixView* self, Address address, const std::string& dtype, std::int64_t n, std::int64_t k,
+          [](MatrixView* self, const Bytes& data, const std::string& dtype, std::int64_t n, std::int64_t k,
              std::int64_t n_stride, std::int64_t k_stride) {
-            new (self) MatrixView{reinterpret_cast<const void*>(address), dtype_of(dtype), n, k, n_stride, k_stride};
+            (new (self) MatrixView{data.data(), dtype_of(dtype), n, k, n_stride, k_stride})->check(data.nbytes());
           },
-          "address"_a, "dtype"_a, "n"_a, "k"_a, "n_stride"_a, "k_stride"_a);
+          "data"_a, "dtype"_a, "n"_a, "k"_a, "n_stride"_a, "k_stride"_a, nb::keep_alive<1, 2>());
   nb::class_<PackedWeights>(m, "PackedWeights", "Memory of packed weights of `k` inputs, in bf16 or f32.")
       .def(
           "__init__",
           [](PackedWeights* self, Address address, const std::string& dtype, std::int64_t k) {
-            new (self) PackedWeights{reinterpret_cast<void*>(address), dtype_of(dtype), k};
+            new (self) PackedWeights{reinterpret_cast<std::byte*>(address), dtype_of(dtype), k};
           },
           "address"_a, "dtype"_a, "k"_a);
   nb::class_<QuantizedWeights>(m, "QuantizedWeights", "Memory of packed quantized weights of `k` inputs.")
@@ -109,12 +131,11 @@ void bind_weights(nb::module_& m) {
 
 void bind_packing(nb::class_<Runner>& runner) {
   runner
-      .def("pack", &pack_tiles<&pack, PackedWeights>, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
+      .def("pack", &pack_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
            nb::call_guard<nb::gil_scoped_release>(),
            "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")
-      .def("quantize", &pack_tiles<&quantize, QuantizedWeights>, "source"_a, "target"_a, "first_tile"_a = 0,
-           "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
-           "Quantize the matrix and pack it, as `pack` does.")
+      .def("quantize", &quantize_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
+           nb::call_guard<nb::gil_scoped_release>(), "Quantize the matrix and pack it, as `pack` does.")
       .def("pack_quantized", &pack_quantized_arrays, "values"_a, "scales"_a, "zeros"_a.none(), "target"_a,
            "first_tile"_a = 0, "tile_step"_a = 1, "Pack a quantized matrix, as `pack` does.");
 }

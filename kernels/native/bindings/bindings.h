@@ -12,6 +12,8 @@ class Runner;
 using Address = std::uintptr_t;
 
 void bind_abi(nanobind::module_& m);
+void bind_checked_file(nanobind::class_<Runner>& runner);
+void bind_checksum(nanobind::module_& m);
 void bind_grammar(nanobind::module_& m);
 void bind_jit(nanobind::module_& m);
 void bind_runner(nanobind::module_& m);

@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);  // constants of Python modules live until the process ends
 #endif
   quire::bind_abi(m);
+  quire::bind_checksum(m);
   quire::bind_jit(m);
   quire::bind_threads(m);
   quire::bind_weights(m);

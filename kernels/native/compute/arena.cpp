@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <latch>
-#include <new>
+#include <stdexcept>
+#include <string>
 
 #include "compute/abi.h"
 
@@ -13,7 +14,8 @@ namespace quire {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which older headers lack
+constexpr int kCollapse = 25;                             // MADV_COLLAPSE of Linux 6.1, which older headers lack
+constexpr std::size_t kMostBytes = std::size_t{1} << 56;  // beyond every address space; sums with it don't overflow
 
 std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -24,7 +26,7 @@ void Arena::Unmap::operator()(std::byte* address) const { munmap(address, bytes)
 std::byte* Arena::map(std::size_t bytes) {
   const std::size_t whole = bytes + kHugePage;  // room to align
   void* address = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (address == MAP_FAILED) throw std::bad_alloc();
+  if (address == MAP_FAILED) throw OutOfMemory(bytes);
   mappings_.emplace_back(static_cast<std::byte*>(address), Unmap{whole});
   auto aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(address), kHugePage));
   if (bytes >= kHugePage) madvise(aligned, bytes, MADV_HUGEPAGE);  // only a hint
@@ -32,6 +34,7 @@ std::byte* Arena::map(std::size_t bytes) {
 }
 
 void* Arena::allocate(std::size_t bytes) {
+  if (bytes > kMostBytes) throw OutOfMemory(bytes);
   bytes = round_up(bytes, std::size_t{kCacheLine});
   if (bytes >= kHugePage) return map(bytes);
   if (bytes > left_) {
@@ -42,6 +45,18 @@ void* Arena::allocate(std::size_t bytes) {
   free_ += bytes;
   left_ -= bytes;
   return address;
+}
+
+void Arena::check(const void* address, std::size_t bytes) const {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  const bool is_mapped = std::ranges::any_of(mappings_, [&](const Mapping& mapping) {
+    const auto first = reinterpret_cast<std::uintptr_t>(mapping.get());
+    const std::size_t whole = mapping.get_deleter().bytes;
+    return begin >= first && begin - first <= whole && bytes <= whole - (begin - first);
+  });
+  if (!is_mapped)
+    throw std::invalid_argument(std::to_string(bytes) + " bytes at address " + std::to_string(begin) +
+                                " are not memory that was allocated here");
 }
 
 void touch_pages(std::byte* begin, std::byte* end) {

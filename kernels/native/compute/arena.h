@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <new>
+#include <string>
 #include <vector>
 
 #include "compute/thread_pool.h"
@@ -10,12 +12,25 @@ namespace quire {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;  ///< bytes of a transparent huge page on x86-64
 
+/// The system refuses memory. The message says how much was asked for.
+class OutOfMemory final : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(std::size_t bytes) : message_("the system refuses " + std::to_string(bytes) + " bytes") {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
 /// An allocator whose memory is freed all at once, when it is destroyed. Allocations of a huge page or more are mapped
 /// separately, on huge pages where the system grants them, and take no memory until they are touched.
 class Arena {
  public:
-  /// Returns zeroed memory, aligned to cache lines. Throws std::bad_alloc if the system refuses.
+  /// Returns zeroed memory, aligned to cache lines. Throws OutOfMemory if the system refuses.
   void* allocate(std::size_t bytes);
+
+  /// Throws std::invalid_argument unless all of the memory was mapped by this arena.
+  void check(const void* address, std::size_t bytes) const;
 
  private:
   struct Unmap {

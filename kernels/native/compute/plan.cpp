@@ -11,13 +11,15 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kChunksPerThread = 8;
+constexpr std::int64_t kMostRepeats = std::int64_t{1} << 31;
 
 }  // namespace
 
 void Plan::add(Launch launch) {
-  if (!launch.kernel || launch.rows_per_item < 1 || launch.repeats < 1)
-    throw std::invalid_argument("a launch needs a kernel, rows_per_item >= 1 and repeats >= 1; got rows_per_item=" +
-                                std::to_string(launch.rows_per_item) + ", repeats=" + std::to_string(launch.repeats));
+  if (!launch.kernel || launch.rows_per_item < 1 || launch.repeats < 1 || launch.repeats > kMostRepeats)
+    throw std::invalid_argument(
+        "a launch needs a kernel, rows_per_item >= 1 and repeats from 1 to " + std::to_string(kMostRepeats) +
+        "; got rows_per_item=" + std::to_string(launch.rows_per_item) + ", repeats=" + std::to_string(launch.repeats));
   launches_.push_back(std::move(launch));
 }
 

@@ -38,10 +38,36 @@ std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& kv, Thread
   return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, kv, threads, model_key(model));
 }
 
+const RunnerConfig& checked(const RunnerConfig& config) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31, kMostBytes = std::int64_t{1} << 48;
+  const auto require = [](const char* name, std::int64_t given, std::int64_t least, std::int64_t most) {
+    if (given < least || given > most)
+      throw std::invalid_argument(std::string(name) + "=" + std::to_string(given) + "; it must be from " +
+                                  std::to_string(least) + " to " + std::to_string(most));
+  };
+  require("num_pages", config.num_pages, 1, kMost);
+  require("block_size", config.block_size, kTileTokens, kMost);
+  require("block_size modulo tokens of a tile", config.block_size % kTileTokens, 0, 0);
+  require("vocab_size", config.vocab_size, 1, kMost);
+  require("kv_heads", config.kv_heads, 1, kMost);
+  require("max_num_batched_tokens", config.max_num_batched_tokens, 1, kMost);
+  require("max_logit_rows", config.max_logit_rows, 1, kMost);
+  require("logit_stride", config.logit_stride, config.vocab_size, kMost);
+  require("hidden_size", config.hidden_size, 0, kMost);
+  require("tokens_per_entry", config.tokens_per_entry, 1, kMost);
+  require("layers", config.layers, 1, kMost);
+  require("tile_bytes", config.tile_bytes, 1, kMost);
+  require("value_offset", config.value_offset, 0, config.tile_bytes);
+  const std::int64_t tiles = std::int64_t{config.num_pages} * (config.block_size / kTileTokens);
+  require("bytes of KV of a layer's head", config.tile_bytes, 1, kMostBytes / tiles);
+  require("layers times kv_heads", config.layers * config.kv_heads, 1, kMostBytes / (tiles * config.tile_bytes));
+  return config;
+}
+
 }  // namespace
 
 Runner::Runner(const RunnerConfig& config)
-    : config_(config),
+    : config_(checked(config)),
       threads_(config.threads, config.pin),
       kv_file_(open_kv_file(config)),
       kv_(kv_file_ ? kv_file_->tiles() : static_cast<std::byte*>(arena_.allocate(KvMemory::bytes(shape_of(config)))),
@@ -70,6 +96,12 @@ void* Runner::allocate_by_node(std::size_t bytes) {
   void* memory = arena_.allocate(bytes);
   if (threads_.nodes() > 1) touch_by_node(threads_, static_cast<std::byte*>(memory), bytes);
   return memory;
+}
+
+std::byte* Runner::kv_layer(std::int64_t layer) const {
+  if (layer < 0 || layer >= config_.layers)
+    throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(config_.layers));
+  return kv_.layer(layer);
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
@@ -146,17 +178,22 @@ bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_compu
 
 void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
                    std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts) {
+  std::vector<std::int32_t> sorted(slots.begin(), slots.end());
+  std::ranges::sort(sorted);
+  if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
+    throw std::invalid_argument("slot " + std::to_string(*twice) + " is in the batch twice");
   if (slots.size() != starts.size() || slots.size() != counts.size() ||
       (!num_drafts.empty() && slots.size() != num_drafts.size()))
     throw std::invalid_argument("slots, starts, counts and num_drafts differ in length");
   std::int64_t total = 0;
   for (std::size_t i = 0; i < slots.size(); i++) {
     const Sequence& sequence = sequences_.at(slots[i]);
+    const std::int64_t size = std::ssize(sequence.tokens);
+    if (starts[i] < 0 || starts[i] > size || counts[i] < 1 || counts[i] > size - starts[i])
+      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": " + std::to_string(counts[i]) +
+                                  " tokens from " + std::to_string(starts[i]) + " on are not among its " +
+                                  std::to_string(size));
     const std::int64_t end = starts[i] + counts[i];
-    if (starts[i] < 0 || counts[i] < 1 || end > static_cast<std::int64_t>(sequence.tokens.size()))
-      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": tokens [" + std::to_string(starts[i]) + ", " +
-                                  std::to_string(end) + ") are not among its " +
-                                  std::to_string(sequence.tokens.size()));
     if (end > static_cast<std::int64_t>(sequence.pages.size()) * config_.block_size)
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its " +
                                   std::to_string(sequence.pages.size()) + " pages do not cover " + std::to_string(end) +
@@ -222,6 +259,10 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
 void Runner::split_attention(Dims& dims) {
   std::int64_t& entries = dim(dims, Dim::entries);
   std::int64_t &kv_splits = dim(dims, Dim::kv_splits), &reductions = dim(dims, Dim::reductions);
+  if (entries < 0 || entries > config_.max_num_batched_tokens || reductions < 0 || kv_splits < 0 ||
+      reductions > kv_splits || kv_splits > kMaxKvSplits)
+    throw std::invalid_argument("entries=" + std::to_string(entries) + ", kv_splits=" + std::to_string(kv_splits) +
+                                ", reductions=" + std::to_string(reductions) + " exceed the step inputs");
   if (threads_.size() == 1 || entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {

@@ -65,6 +65,7 @@ struct StepResult {
 /// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
  public:
+  /// Throws std::invalid_argument that names the field of `config` that is out of range.
   explicit Runner(const RunnerConfig& config);
 
   Arena& arena() { return arena_; }
@@ -77,12 +78,16 @@ class Runner {
   /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
   void* allocate_by_node(std::size_t bytes);
   const KvMemory& kv() const { return kv_; }
+
+  /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
+  std::byte* kv_layer(std::int64_t layer) const;
+
   Plan& body() { return body_; }                    ///< from token ids to the hidden state
   Plan& head() { return head_; }                    ///< from the hidden state to logits, for `logit_rows`
   Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
   /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
-  /// them.
+  /// them. Throws std::invalid_argument if they count more than there can be.
   void split_attention(Dims& dims);
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's

@@ -42,16 +42,10 @@ bool leave_cpu(int cpu) {
   return !others.empty();
 }
 
-int checked(int threads) {
-  if (threads < 1 || threads > kMaxThreads) {
-    throw std::invalid_argument("threads=" + std::to_string(threads) + " is out of range; give 1 to " +
-                                std::to_string(kMaxThreads));
-  }
-  return threads;
-}
-
 std::vector<Place> checked(std::vector<Place> places) {
-  checked(static_cast<int>(places.size()));
+  if (places.empty() || places.size() > kMaxThreads)
+    throw std::invalid_argument("places of " + std::to_string(places.size()) + " threads; give 1 to " +
+                                std::to_string(kMaxThreads));
   int last = 0;
   for (const Place& place : places) {
     if (place.node < last || place.node > last + (&place != &places.front()))
@@ -71,7 +65,7 @@ std::vector<int> first_threads(const std::vector<Place>& places) {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, bool pin)
-    : ThreadPool(place_threads(checked(threads), pin, physical_cores(affinity_cpus()))) {}
+    : ThreadPool(place_threads(threads, pin, physical_cores(affinity_cpus()))) {}
 
 ThreadPool::ThreadPool(std::vector<Place> places)
     : places_(checked(std::move(places))),

@@ -21,6 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kMostCpus = 1 << 20;
+
 /// Parses a CPU list of the kernel, such as `0-3,8`. Returns no numbers if the file is missing or malformed.
 std::vector<int> read_list(const fs::path& path) {
   std::ifstream file(path);
@@ -142,6 +144,9 @@ std::vector<Place> physical_cores(const std::vector<int>& cpus, const fs::path& 
 }
 
 std::vector<Place> place_threads(int threads, bool pin, const std::vector<Place>& cores) {
+  if (threads < 1 || threads > kMaxThreads)
+    throw std::invalid_argument("threads=" + std::to_string(threads) + " is out of range; give 1 to " +
+                                std::to_string(kMaxThreads));
   const auto count = static_cast<std::size_t>(threads);
   std::vector<Place> seats;
   for (std::size_t level = 0; seats.size() < count; ++level) {  // first the first hardware thread of every core
@@ -166,7 +171,9 @@ std::vector<Place> place_threads(int threads, bool pin, const std::vector<Place>
 
 bool set_affinity(std::thread::native_handle_type thread, const std::vector<int>& cpus) {
   if (cpus.empty()) return true;
-  std::vector<cpu_set_t> mask(*std::ranges::max_element(cpus) / CPU_SETSIZE + 1);
+  const auto [least, most] = std::ranges::minmax(cpus);
+  if (least < 0 || most > kMostCpus) return false;
+  std::vector<cpu_set_t> mask(static_cast<std::size_t>(most) / CPU_SETSIZE + 1);
   const std::size_t bytes = mask.size() * sizeof(cpu_set_t);
   for (int cpu : cpus) CPU_SET_S(cpu, bytes, mask.data());
   return pthread_setaffinity_np(thread, bytes, mask.data()) == 0;
@@ -183,7 +190,7 @@ ScopedAffinity::~ScopedAffinity() { set_affinity(pthread_self(), before_); }
 std::vector<int> affinity_cpus() {
   std::vector<int> cpus;
   // The kernel rejects a mask that is smaller than its own with EINVAL, so the mask grows until it fits.
-  for (int max_cpus = 1024; max_cpus <= 1 << 20; max_cpus *= 2) {
+  for (int max_cpus = 1024; max_cpus <= kMostCpus; max_cpus *= 2) {
     std::vector<cpu_set_t> mask(CPU_ALLOC_SIZE(max_cpus) / sizeof(cpu_set_t));
     const std::size_t bytes = mask.size() * sizeof(cpu_set_t);
     if (sched_getaffinity(0, bytes, mask.data()) != 0) {

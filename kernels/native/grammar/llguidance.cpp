@@ -216,11 +216,13 @@ bool Matcher::allows_any() {
 }
 
 bool Matcher::allows(std::int32_t token) {
-  return token < vocabulary_->num_tokens() &&
+  return token >= 0 && token < vocabulary_->num_tokens() &&
          vocabulary_->library_->validate_tokens(matcher_.get(), unsigned_ids({&token, 1}), 1) == 1;
 }
 
 bool Matcher::take(std::span<const std::int32_t> token_ids) {
+  for (const std::int32_t token : token_ids)
+    if (token < 0 || token >= vocabulary_->num_tokens()) return false;
   return vocabulary_->library_->consume_tokens(matcher_.get(), unsigned_ids(token_ids), token_ids.size()) == 0;
 }
 

@@ -17,6 +17,7 @@
 #include "llvm/IR/LLVMContext.h"
 #include "llvm/IR/LegacyPassManager.h"
 #include "llvm/IR/Module.h"
+#include "llvm/MC/MCSubtargetInfo.h"
 #include "llvm/Passes/PassBuilder.h"
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/SHA256.h"
@@ -86,6 +87,16 @@ llvm::orc::JITTargetMachineBuilder machine_builder(const Target& target) {
   return builder;
 }
 
+/// LLVM ends the process when it is to generate code for a CPU that it does not know.
+void check_target(const llvm::TargetMachine& machine, const Target& target) {
+  const llvm::MCSubtargetInfo& cpu = *machine.getMCSubtargetInfo();
+  const bool has_64_bits = !machine.getTargetTriple().isX86() || cpu.checkFeatures("+64bit");
+  if (target.vector_bits < 0 || !cpu.isCPUStringValid(target.cpu) || !has_64_bits)
+    throw std::invalid_argument("the target of cpu='" + target.cpu + "', features='" + target.features +
+                                "', vector_bits=" + std::to_string(target.vector_bits) +
+                                " is none that LLVM can generate 64-bit code for");
+}
+
 mlir::DialectRegistry make_dialects() {
   mlir::DialectRegistry dialects;
   dialects.insert<mlir::func::FuncDialect, mlir::arith::ArithDialect, mlir::math::MathDialect, mlir::scf::SCFDialect,
@@ -96,28 +107,42 @@ mlir::DialectRegistry make_dialects() {
   return dialects;
 }
 
-constexpr std::string_view kMagic = "quire-object-1\n";
+constexpr std::string_view kMagic = "quire-object-2\n";
+constexpr std::size_t kDigestSize = 64;
 
 std::string digest(std::string_view bytes) {
   auto hash = llvm::SHA256::hash(llvm::ArrayRef(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
-  return llvm::toHex(hash);
+  return llvm::toHex(hash, true);
 }
 
-/// Reads a cache entry. Returns nothing if it is absent, truncated or damaged.
-std::optional<std::string> read_cache_entry(const std::filesystem::path& path) {
+/// An entry of the cache: its object, or why it cannot be used; neither if there is no entry.
+struct CacheEntry {
+  std::optional<std::string> object;
+  std::string problem;
+};
+
+/// Reads a cache entry: the magic, its key, the digest of the object, the object.
+CacheEntry read_cache_entry(const std::filesystem::path& path, std::string_view key) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  std::string content{std::istreambuf_iterator<char>(file), {}};
-  constexpr size_t header = kMagic.size() + 64;
-  if (content.size() < header || !std::string_view(content).starts_with(kMagic)) return std::nullopt;
-  std::string object = content.substr(header);
-  if (content.compare(kMagic.size(), 64, digest(object)) != 0) return std::nullopt;
-  return object;
+  if (!file) return {};
+  std::string content;
+  try {
+    content.assign(std::istreambuf_iterator<char>(file), {});
+  } catch (const std::ios_base::failure&) {  // a folder, or a disk that fails
+    return {{}, "cannot be read"};
+  }
+  const std::string_view all(content);
+  constexpr std::size_t header = kMagic.size() + 2 * kDigestSize;
+  if (all.size() < header || !all.starts_with(kMagic)) return {{}, "is truncated or no entry of this cache"};
+  if (all.substr(kMagic.size(), kDigestSize) != key) return {{}, "is the entry of another kernel"};
+  const std::string_view object = all.substr(header);
+  if (all.substr(kMagic.size() + kDigestSize, kDigestSize) != digest(object)) return {{}, "is damaged"};
+  return {std::string(object), {}};
 }
 
 /// Writes an entry under a private name and renames it, so that readers see a complete entry or none. A folder that is
 /// not writable is no error: the cache is only an optimisation.
-void write_cache_entry(const std::filesystem::path& path, std::string_view object) {
+void write_cache_entry(const std::filesystem::path& path, std::string_view key, std::string_view object) {
   static std::atomic<int> counter{0};
   std::error_code error;
   std::filesystem::create_directories(path.parent_path(), error);
@@ -125,7 +150,7 @@ void write_cache_entry(const std::filesystem::path& path, std::string_view objec
   temporary.concat(".").concat(std::to_string(getpid())).concat(".").concat(std::to_string(counter++));
   {
     std::ofstream file(temporary, std::ios::binary);
-    file << kMagic << digest(object) << object;
+    file << kMagic << key << digest(object) << object;
     if (!file.flush()) {
       std::filesystem::remove(temporary, error);
       return;
@@ -146,6 +171,7 @@ struct Jit::Impl {
   explicit Impl(const Target& target) {
     auto builder = machine_builder(target);
     machine = unwrap(builder.createTargetMachine(), "no LLVM target machine");
+    check_target(*machine, target);
     jit = unwrap(llvm::orc::LLJITBuilder().setJITTargetMachineBuilder(builder).create(), "LLVM's JIT failed to start");
     jit->getMainJITDylib().addGenerator(
         unwrap(llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(jit->getDataLayout().getGlobalPrefix()),
@@ -218,23 +244,29 @@ Jit::Jit(Target target, std::filesystem::path cache_dir)
 
 Jit::~Jit() = default;
 
-std::filesystem::path Jit::entry_path(const std::string& source) const {
+std::string Jit::key_of(const std::string& source) const {
   llvm::SHA256 hash;
-  for (const std::string& part : {source, std::string(kPipeline), target_.cpu, target_.features,
+  for (const std::string& part : {std::string(kMagic), source, std::string(kPipeline), target_.cpu, target_.features,
                                   std::to_string(target_.vector_bits), llvm_version()}) {
     hash.update(part);
     hash.update(llvm::StringRef("\0", 1));
   }
-  return cache_dir_ / (llvm::toHex(hash.final(), true) + ".o");
+  return llvm::toHex(hash.final(), true);
 }
 
 std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::vector<std::string>& symbols) {
   std::unique_ptr<llvm::MemoryBuffer> object;
-  if (!cache_dir_.empty())
-    if (auto cached = read_cache_entry(entry_path(source))) {
-      object = llvm::MemoryBuffer::getMemBufferCopy(*cached);
+  const std::string key = cache_dir_.empty() ? "" : key_of(source);
+  const std::filesystem::path path = cache_dir_ / (key + ".o");
+  if (!cache_dir_.empty()) {
+    const CacheEntry entry = read_cache_entry(path, key);
+    if (entry.object) {
+      object = llvm::MemoryBuffer::getMemBufferCopy(*entry.object);
       cache_hits_++;
+    } else if (!entry.problem.empty()) {
+      rejected_.push_back(path.string() + " " + entry.problem);
     }
+  }
   if (!object) {
     llvm::LLVMContext context;
     auto module = impl_->lower(source, target_, context);
@@ -242,7 +274,7 @@ std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::v
     llvm::orc::SimpleCompiler compiler(*impl_->machine);
     object = unwrap(compiler(*module), "LLVM code generation failed");
     compiled_++;
-    if (!cache_dir_.empty()) write_cache_entry(entry_path(source), {object->getBufferStart(), object->getBufferSize()});
+    if (!cache_dir_.empty()) write_cache_entry(path, key, {object->getBufferStart(), object->getBufferSize()});
   }
   auto& library = unwrap(impl_->jit->createJITDylib("kernels." + std::to_string(impl_->libraries++)), "JIT library");
   library.addToLinkOrder(impl_->jit->getMainJITDylib());

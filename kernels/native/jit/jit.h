@@ -25,10 +25,11 @@ std::string llvm_version();
 /// Compiles MLIR text (arith, math, scf, vector, func and llvm dialects) to functions in this process.
 ///
 /// Objects are cached in `cache_dir` (empty: not cached), keyed by source, pipeline, target and LLVM version. An entry
-/// carries its own digest, so a truncated or damaged one is compiled again. Writers rename a private file into place,
-/// so processes may share the folder.
+/// carries its key and the digest of its object: one that is truncated, damaged or under another entry's name is
+/// `rejected` and compiled again. Writers rename a private file into place, so processes may share the folder.
 class Jit {
  public:
+  /// Throws std::invalid_argument for a target that LLVM does not know.
   Jit(Target target, std::filesystem::path cache_dir);
   ~Jit();
   Jit(const Jit&) = delete;
@@ -44,15 +45,19 @@ class Jit {
   int compiled() const { return compiled_; }      ///< number of modules compiled
   int cache_hits() const { return cache_hits_; }  ///< number of modules read from the cache
 
+  /// Entries of the cache that could not be used, each with the reason.
+  const std::vector<std::string>& rejected() const { return rejected_; }
+
  private:
   struct Impl;
-  std::filesystem::path entry_path(const std::string& source) const;
+  std::string key_of(const std::string& source) const;
 
   Target target_;
   std::filesystem::path cache_dir_;
   std::unique_ptr<Impl> impl_;
   int compiled_ = 0;
   int cache_hits_ = 0;
+  std::vector<std::string> rejected_;
 };
 
 }  // namespace quire

@@ -20,11 +20,16 @@ std::span<T> array(Arena& arena, std::size_t count) {
   return {static_cast<T*>(arena.allocate(count * sizeof(T))), count};
 }
 
+std::int32_t checked(std::int32_t block_size) {
+  if (block_size < 1) throw std::invalid_argument("block_size=" + std::to_string(block_size) + "; give at least 1");
+  return block_size;
+}
+
 }  // namespace
 
 RadixTree::RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger)
     : pool_(pool),
-      block_size_(block_size),
+      block_size_(checked(block_size)),
       ledger_(ledger),
       model_(ledger != nullptr ? ledger->model() : model_key("")),
       nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
@@ -69,7 +74,8 @@ std::int32_t RadixTree::enter_key(const PrefixKey& key) {
 }
 
 void RadixTree::leave(std::int32_t root) {
-  Root& entry = roots_.at(root_index(root));
+  if (!is_root(root)) throw std::invalid_argument(std::to_string(root) + " is not a root in use");
+  Root& entry = roots_[root_index(root)];
   if (--entry.uses > 0) return;
   root_of_.erase(entry.key);
   free_roots_.push_back(root);
@@ -77,6 +83,7 @@ void RadixTree::leave(std::int32_t root) {
 
 void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
                       std::vector<std::int32_t>& pages) const {
+  check_parent(parent);
   const auto size = static_cast<std::size_t>(block_size_);
   std::uint32_t hash = hash_of(parent);
   while (tokens.size() >= size) {
@@ -102,11 +109,15 @@ std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t
   if (tokens.size() != static_cast<std::size_t>(block_size_))
     throw std::invalid_argument("a page holds " + std::to_string(block_size_) + " tokens; " +
                                 std::to_string(tokens.size()) + " were given");
+  check_parent(parent);
   const std::uint32_t hash = extend(hash_of(parent), tokens.data());
   const std::int32_t known = find(parent, tokens.data(), hash);
   if (known != kNone) return known;
-  if (contains(page)) throw std::logic_error("page " + std::to_string(page) + " is already in the tree");
-  pool_.retain(page);
+  pool_.retain(page);  // throws for a page that does not exist or is free
+  if (contains(page)) {
+    pool_.release(page);
+    throw std::logic_error("page " + std::to_string(page) + " is already in the tree");
+  }
   if (parent < 0) ++roots_[root_index(parent)].uses;
   std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * block_size_);
   if (ledger_ != nullptr)
@@ -124,13 +135,16 @@ void RadixTree::add(std::int32_t page, std::int32_t parent, std::uint32_t hash) 
 }
 
 void RadixTree::retain(std::int32_t page) {
-  if (cached(page)) unlink(page);
-  pool_.retain(page);
+  pool_.retain(page);  // throws for a page that does not exist or is free
+  if (contains(page) && pool_.references(page) == 2) unlink(page);
 }
 
 void RadixTree::release(std::int32_t page) {
+  const std::int32_t references = pool_.references(page);
+  if (references == 1 && contains(page))
+    throw std::logic_error("release of page " + std::to_string(page) + ", which no sequence holds");
   pool_.release(page);
-  if (contains(page) && pool_.references(page) == 1) link(page);
+  if (references == 2 && contains(page)) link(page);
 }
 
 std::int32_t RadixTree::evict(std::int32_t count) {
@@ -146,6 +160,16 @@ std::int32_t RadixTree::evict(std::int32_t count) {
   }
   num_evicted_ += evicted;
   return evicted;
+}
+
+void RadixTree::check_parent(std::int32_t parent) const {
+  if (parent >= 0) return check_in_tree(parent);
+  if (!is_root(parent)) throw std::invalid_argument(std::to_string(parent) + " is not a root in use");
+}
+
+void RadixTree::check_in_tree(std::int32_t page) const {
+  if (page < 0 || page >= pool_.total() || !contains(page))
+    throw std::invalid_argument("page " + std::to_string(page) + " is not in the tree");
 }
 
 /// Returns the hash of the prefix that ends at `parent`, a page or a root.
@@ -219,6 +243,8 @@ std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> e
     std::vector<std::int32_t> children;  ///< pages
     std::vector<std::int32_t> end_here;  ///< indices of `ends`
   };
+  for (const std::int32_t end : ends)
+    if (end != kNone) check_in_tree(end);
   std::unordered_map<std::int32_t, Branch> branches;
   Branch top;
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(ends.size()); ++i) {
@@ -255,7 +281,14 @@ std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> e
 
 void RadixTree::count_match(std::span<const std::int32_t> path) {
   if (path.empty()) return;
-  for (std::int32_t page : path) ++nodes_[page].hits;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    check_in_tree(path[i]);
+    const std::int32_t parent = nodes_[path[i]].parent;
+    if (i == 0 ? parent >= 0 : parent != path[i - 1])
+      throw std::invalid_argument("page " + std::to_string(path[i]) + " does not follow " +
+                                  (i == 0 ? "a root" : "page " + std::to_string(path[i - 1])));
+  }
+  for (const std::int32_t page : path) ++nodes_[page].hits;
   Node& end = nodes_[path.back()];
   if (!end.is_hot && end.hits > least_hits_) add_candidate({path.back(), path.front()});
 }

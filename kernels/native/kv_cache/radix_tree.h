@@ -35,12 +35,16 @@ struct HotPrefix {
 /// the head of the list is always a leaf, the least recently used one.
 ///
 /// Every operation is linear in the pages and tokens that it touches. Not thread-safe: the step loop owns it.
+///
+/// A page or root that does not exist, or is not as an operation needs it, makes that throw std::invalid_argument or
+/// std::logic_error; nothing has changed then.
 class RadixTree {
  public:
   static constexpr std::int32_t kNone = -1;
 
   /// The tree of a ledger begins with the pages that the ledger takes over, and keeps its account from then on. The
-  /// pool must be new, and both must outlive the tree.
+  /// pool must be new, and both must outlive the tree. Throws std::invalid_argument unless a page holds at least one
+  /// token.
   RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger = nullptr);
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
@@ -101,11 +105,16 @@ class RadixTree {
   };
 
   static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
+  bool is_root(std::int32_t root) const {
+    return root < kNone && root_index(root) < roots_.size() && roots_[root_index(root)].uses > 0;
+  }
   std::int32_t* bucket(std::uint32_t hash) { return &buckets_[hash & (buckets_.size() - 1)]; }
   std::int32_t enter_key(const PrefixKey& key);
   void take_over();
   void add(std::int32_t page, std::int32_t parent, std::uint32_t hash);
   std::int32_t find(std::int32_t parent, const std::int32_t* tokens, std::uint32_t hash) const;
+  void check_parent(std::int32_t parent) const;
+  void check_in_tree(std::int32_t page) const;
   std::uint32_t hash_of(std::int32_t parent) const;
   std::uint32_t extend(std::uint32_t prefix, const std::int32_t* tokens) const;
   void prefetch(std::int32_t page) const;

@@ -6,6 +6,24 @@
 #include <stdexcept>
 
 namespace quire {
+namespace {
+
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 48;
+
+void check_tokens(std::span<const std::int32_t> tokens, std::int32_t vocab_size) {
+  for (const std::int32_t token : tokens)
+    if (token < 0 || token >= vocab_size)
+      throw std::invalid_argument("token id " + std::to_string(token) + " is not in [0, " + std::to_string(vocab_size) +
+                                  ")");
+}
+
+void check_positions(std::int32_t slot, std::int64_t num_tokens) {
+  if (num_tokens < 0 || num_tokens > kMostPositions)
+    throw std::invalid_argument("pages for " + std::to_string(num_tokens) + " tokens of slot " + std::to_string(slot) +
+                                "; give 0 to " + std::to_string(kMostPositions));
+}
+
+}  // namespace
 
 Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent,
                      PageLedger* ledger)
@@ -20,10 +38,7 @@ std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_
                              const std::optional<std::string>& cache_salt, const std::optional<PoolingConfig>& pooling,
                              std::shared_ptr<TokenConstraint> constraint) {
   if (tokens.empty()) throw std::invalid_argument("a sequence needs at least one token");
-  for (std::int32_t token : tokens)
-    if (token < 0 || token >= vocab_size_)
-      throw std::invalid_argument("token id " + std::to_string(token) + " is not in [0, " +
-                                  std::to_string(vocab_size_) + ")");
+  check_tokens(tokens, vocab_size_);
   SamplingState state(std::move(sampling), tokens, num_prompt_tokens, vocab_size_);
   const std::int64_t num_tokens = std::ssize(tokens);
   auto sequence = std::make_unique<Sequence>(Sequence{std::move(tokens),
@@ -72,6 +87,7 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
   Sequence& sequence = at(slot);
   if (!sequence.pages.empty())
     throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it cannot be started again");
+  check_positions(slot, num_tokens);
   found_.clear();
   find(sequence);
   for (std::int32_t page : found_) tree_.retain(page);
@@ -89,6 +105,7 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
   Sequence &child = at(slot), &parent = at(source);
   if (!child.pages.empty())
     throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it cannot fork");
+  check_positions(slot, num_tokens);
   const auto count = static_cast<std::size_t>(std::max<std::int64_t>(num_computed, 0));
   if (num_computed < 0 || num_computed > num_tokens || count > child.tokens.size() || count > parent.tokens.size() ||
       num_computed > std::ssize(parent.pages) * block_size_ || child.root != parent.root ||
@@ -107,6 +124,7 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
 
 bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   Sequence& sequence = at(slot);
+  check_positions(slot, num_tokens);
   const std::int64_t needed = (num_tokens + block_size_ - 1) / block_size_;
   const std::int64_t missing = needed - static_cast<std::int64_t>(sequence.pages.size());
   if (missing <= 0) return true;
@@ -137,8 +155,19 @@ std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens, boo
   return std::min(num_tokens, kept * block_size_);
 }
 
+void Sequences::append(std::int32_t slot, std::int32_t token) {
+  Sequence& sequence = at(slot);
+  check_tokens({&token, 1}, vocab_size_);
+  sequence.tokens.push_back(token);
+  sequence.sampling.append(token);
+}
+
 void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
   Sequence& sequence = at(slot);
+  const std::int64_t most = std::min(std::ssize(sequence.tokens), std::ssize(sequence.pages) * block_size_);
+  if (num_computed < 0 || num_computed > most)
+    throw std::invalid_argument("num_computed=" + std::to_string(num_computed) + " tokens of slot " +
+                                std::to_string(slot) + ", which has tokens and pages for " + std::to_string(most));
   if (sequence.root == RadixTree::kNone) return;
   const std::span tokens(sequence.tokens);
   const auto size = static_cast<std::size_t>(block_size_);

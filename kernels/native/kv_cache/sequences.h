@@ -30,18 +30,15 @@ struct Sequence {
   std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
   std::shared_ptr<TokenConstraint> constraint;
   std::int64_t num_followed;  ///< tokens up to the last one that the constraint has advanced past
-
-  /// Adds an output token, or a draft of one.
-  void append(std::int32_t token) {
-    tokens.push_back(token);
-    sampling.append(token);
-  }
 };
 
 /// The open sequences, and the KV pages that they and the prefix cache hold. A slot, a small number that is reused
 /// after `close`, identifies a sequence.
 ///
 /// free_pages() + cached_pages() + held_pages() == pages().total(), always. Not thread-safe: the step loop owns it.
+///
+/// All functions throw std::out_of_range for a slot without a sequence, and std::invalid_argument for counts and tokens
+/// that do not fit it; nothing has changed then.
 class Sequences {
  public:
   /// The pool commits `extent` pages at a time, all at once by default. The prefix cache begins with what the ledger
@@ -89,6 +86,9 @@ class Sequences {
   /// Returns the number of positions whose pages are left. Throws std::invalid_argument, and std::runtime_error where
   /// the constraint cannot go back; neither tokens nor pages have changed then.
   std::int64_t truncate(std::int32_t slot, std::int64_t num_tokens, bool recompute_last = true);
+
+  /// Adds an output token, or a draft of one.
+  void append(std::int32_t slot, std::int32_t token);
 
   /// Puts the pages that the first `num_computed` tokens fill, which are computed, into the prefix cache.
   void share(std::int32_t slot, std::int64_t num_computed);

@@ -36,6 +36,26 @@ To convert(From value) {
   }
 }
 
+std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
+std::uint32_t bits_of(Bf16 value) { return std::uint32_t{value.bits} << 16; }
+
+/// Collects whether any of the floats is an infinity or a NaN: one whose exponent has all bits set.
+class FiniteCheck {
+ public:
+  template <class T>
+  void add(T value) {
+    carries_ |= (bits_of(value) & 0x7f800000u) + 0x00800000u;
+  }
+
+  /// Adds two bf16 in one word.
+  void add_pair(std::uint32_t pair) { carries_ |= (pair & 0x7f807f80u) + 0x00800080u; }
+
+  bool passed() const { return (carries_ & 0x80008000u) == 0; }
+
+ private:
+  std::uint32_t carries_ = 0;
+};
+
 template <class T>
 T element(const MatrixView& source, std::int64_t n, std::int64_t k) {
   T value;  // tensors in checkpoints are not aligned
@@ -45,7 +65,7 @@ T element(const MatrixView& source, std::int64_t n, std::int64_t k) {
 
 /// One tile: [16 pairs][16 n][2 k] in bf16, [16 pairs][2 k][16 n] in f32.
 template <class From, class To>
-void pack_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* tile) {
+void pack_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* tile, FiniteCheck& finite) {
   constexpr std::int64_t n_step = std::is_same_v<To, float> ? 1 : 2, k_step = std::is_same_v<To, float> ? 16 : 1;
   const std::int64_t columns = std::min(kTileRows, source.n - n0), depth = std::min(kPackedBlock, source.k - k0);
   std::array<From, kPackedBlock> row;
@@ -55,23 +75,31 @@ void pack_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* t
                   static_cast<std::size_t>(depth) * sizeof(From));
     else
       for (std::int64_t k = 0; k < depth; k++) row[k] = element<From>(source, n0 + n, k0 + k);
-    for (std::int64_t k = 0; k < depth; k++)
-      tile[k / 2 * (2 * kTilePairs) + n * n_step + k % 2 * k_step] = convert<To>(row[k]);
+    for (std::int64_t k = 0; k < depth; k++) {
+      const To value = convert<To>(row[k]);
+      finite.add(value);
+      tile[k / 2 * (2 * kTilePairs) + n * n_step + k % 2 * k_step] = value;
+    }
   }
 }
 
 /// The fast path for a whole tile of contiguous bf16: transposes 16 rows of 16 pairs, each pair as one word.
-void pack_whole_bf16_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, Bf16* tile) {
+void pack_whole_bf16_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, Bf16* tile, FiniteCheck& finite) {
   std::array<std::array<std::uint32_t, kTilePairs>, kTileRows> rows;
   for (std::int64_t n = 0; n < kTileRows; n++)
     std::memcpy(rows[n].data(), static_cast<const Bf16*>(source.data) + (n0 + n) * source.n_stride + k0,
                 sizeof rows[n]);
   for (std::int64_t pair = 0; pair < kTilePairs; pair++) {
     std::array<std::uint32_t, kTileRows> line;
-    for (std::int64_t n = 0; n < kTileRows; n++) line[n] = rows[n][pair];
+    for (std::int64_t n = 0; n < kTileRows; n++) {
+      line[n] = rows[n][pair];
+      finite.add_pair(line[n]);
+    }
     std::memcpy(tile + pair * 2 * kTileRows, line.data(), sizeof line);
   }
 }
+
+constexpr std::int64_t kMostTiles = std::int64_t{1} << 31;
 
 std::int64_t blocks_of(std::int64_t k) { return (k + kPackedBlock - 1) / kPackedBlock; }
 
@@ -84,17 +112,23 @@ void pack_as(ThreadPool& pool, const MatrixView& source, const PackedWeights& ta
   pool.run([&](int) {
     for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
       const std::int64_t tile = range.first + i * range.step, n0 = i * kTileRows;
-      To* column = static_cast<To*>(target.data) + (tile / 2 * target_blocks * 2 + tile % 2) * tile_elements;
+      To* column = reinterpret_cast<To*>(target.data) + (tile / 2 * target_blocks * 2 + tile % 2) * tile_elements;
+      FiniteCheck finite;
       for (std::int64_t block = 0; block < k_blocks; block++, column += 2 * tile_elements) {
         if constexpr (std::is_same_v<From, Bf16> && std::is_same_v<To, Bf16>) {
           const bool whole = n0 + kTileRows <= source.n && (block + 1) * kPackedBlock <= source.k;
           if (whole && source.k_stride == 1) {
-            pack_whole_bf16_tile(source, n0, block * kPackedBlock, column);
+            pack_whole_bf16_tile(source, n0, block * kPackedBlock, column, finite);
             continue;
           }
         }
-        pack_tile<From, To>(source, n0, block * kPackedBlock, column);
+        pack_tile<From, To>(source, n0, block * kPackedBlock, column, finite);
       }
+      if (!finite.passed())
+        throw std::invalid_argument("weight columns " + std::to_string(n0) + " to " +
+                                    std::to_string(std::min(n0 + kTileRows, source.n) - 1) +
+                                    " hold an infinity or a NaN, or a value beyond the range of " +
+                                    (std::is_same_v<To, Bf16> ? "bf16" : "f32"));
     }
   });
 }
@@ -140,6 +174,30 @@ void read_column(const MatrixView& source, std::int64_t n, float* column) {
     case Dtype::f32:
       return read(0.0f);
   }
+}
+
+void MatrixView::check(std::size_t bytes) const {
+  const bool is_sane = n >= 1 && k >= 1 && n_stride >= 0 && k_stride >= 0;
+  const auto last = static_cast<__int128>(n - 1) * n_stride + static_cast<__int128>(k - 1) * k_stride;
+  if (!is_sane || (last + 1) * (dtype == Dtype::f32 ? 4 : 2) > static_cast<__int128>(bytes))
+    throw std::invalid_argument("a matrix of n=" + std::to_string(n) + ", k=" + std::to_string(k) + " with strides " +
+                                std::to_string(n_stride) + " and " + std::to_string(k_stride) + " does not fit " +
+                                std::to_string(bytes) + " bytes; sizes must be at least 1, strides 0");
+}
+
+std::int64_t TileRange::blocks(std::int64_t columns) const {
+  const __int128 last = first + static_cast<__int128>((columns - 1) / kTileRows) * step;
+  if (first < 0 || step < 1 || last > kMostTiles)
+    throw std::invalid_argument("first_tile=" + std::to_string(first) + " and tile_step=" + std::to_string(step) +
+                                " of " + std::to_string(columns) + " columns; give 0 or more, and 1 or more");
+  return static_cast<std::int64_t>(last) / 2 + 1;
+}
+
+std::size_t PackedWeights::block_bytes() const {
+  if (k < 1 || k > kMaxInputs)
+    throw std::invalid_argument("packed weights of k=" + std::to_string(k) + "; give 1 to " +
+                                std::to_string(kMaxInputs));
+  return static_cast<std::size_t>(blocks_of(k) * kPackedBlock * kPackedBlock * (dtype == Dtype::f32 ? 4 : 2));
 }
 
 void pack(ThreadPool& pool, const MatrixView& source, const PackedWeights& target, TileRange range) {

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "compute/thread_pool.h"
 
 namespace quire {
+
+inline constexpr std::int64_t kMaxInputs = std::int64_t{1} << 31;  ///< k of a matrix
 
 /// The type of a float in memory.
 enum class Dtype { bf16, f16, f32 };
@@ -22,6 +25,9 @@ struct MatrixView {
   Dtype dtype;
   std::int64_t n, k;
   std::int64_t n_stride, k_stride;
+
+  /// Throws std::invalid_argument unless there are elements, and all of them lie in `bytes` of memory.
+  void check(std::size_t bytes) const;
 };
 
 /// Writes w[n, 0 .. k) as f32.
@@ -31,17 +37,25 @@ void read_column(const MatrixView& source, std::int64_t n, float* column);
 struct TileRange {
   std::int64_t first = 0;
   std::int64_t step = 1;
+
+  /// Returns the blocks of two tiles up to the one with the last tile of `columns` columns. Throws
+  /// std::invalid_argument for a negative tile, or a step below 1.
+  std::int64_t blocks(std::int64_t columns) const;
 };
 
 /// Packed weights of `k` inputs in bf16 or f32 (layout: emit/layout.py).
 struct PackedWeights {
-  void* data;
+  std::byte* data;
   Dtype dtype;
   std::int64_t k;
+
+  /// Bytes of 32 columns. Throws std::invalid_argument unless k is from 1 to kMaxInputs.
+  std::size_t block_bytes() const;
 };
 
 /// Packs `source` into `tiles` of `target`, rounding to nearest even where the dtype is narrower. Elements that
-/// `source` does not cover stay as they are (zero in fresh memory).
+/// `source` does not cover stay as they are (zero in fresh memory). Throws std::invalid_argument if `source` does not
+/// fit `target`, or an element is an infinity or a NaN in the target's dtype.
 void pack(ThreadPool& pool, const MatrixView& source, const PackedWeights& target, TileRange tiles);
 
 }  // namespace quire

@@ -19,6 +19,12 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+std::int64_t checked_inputs(std::int64_t k) {
+  if (k < 1 || k > kMaxInputs)
+    throw std::invalid_argument("k=" + std::to_string(k) + " inputs; give 1 to " + std::to_string(kMaxInputs));
+  return k;
+}
+
 /// Rounds to the nearest f16, ties to even; |value| <= kMaxF16. Integer arithmetic, since the pool's threads flush
 /// denormals.
 std::uint16_t to_f16(float value) {
@@ -174,15 +180,20 @@ void check_fits(std::int64_t k, std::int64_t columns, const QuantizedWeights& ta
 }  // namespace
 
 void QuantizedFormat::check() const {
-  if ((bits != 4 && bits != 8) || group < 0 || group % 32)
+  if ((bits != 4 && bits != 8) || group < 0 || group > kMaxInputs || group % 32)
     throw std::invalid_argument("quantized weights of " + std::to_string(bits) + " bits in groups of " +
                                 std::to_string(group) +
                                 " are not supported; give 4 or 8 bits, and a group of 0 or a multiple of 32");
 }
 
-std::int64_t QuantizedFormat::depth(std::int64_t k) const { return round_up(k, std::max<std::int64_t>(64, group)); }
+std::int64_t QuantizedFormat::depth(std::int64_t k) const {
+  return round_up(checked_inputs(k), std::max<std::int64_t>(64, group));
+}
 
-std::int64_t QuantizedFormat::span(std::int64_t k) const { return group ? group : round_up(k, 64); }
+std::int64_t QuantizedFormat::span(std::int64_t k) const {
+  checked_inputs(k);
+  return group ? group : round_up(k, 64);
+}
 
 std::int64_t QuantizedFormat::panel_bytes(std::int64_t k) const {
   return kTileRows * (depth(k) + groups(k) * static_cast<std::int64_t>(sizeof(float) + sizeof(std::int32_t)));

@@ -18,8 +18,10 @@ struct QuantizedFormat {
 
   bool operator==(const QuantizedFormat&) const = default;
 
-  /// Throws std::invalid_argument unless there are 4 or 8 bits and `group` is a multiple of 32.
+  /// Throws std::invalid_argument unless there are 4 or 8 bits and `group` is a multiple of 32 up to kMaxInputs.
   void check() const;
+
+  // The functions of k throw std::invalid_argument unless k is from 1 to kMaxInputs.
 
   std::int64_t middle() const { return std::int64_t{1} << (bits - 1); }  ///< the value of 0 without zero points
   std::int64_t line_depth() const { return 32 / bits; }                  ///< elements of k in a line

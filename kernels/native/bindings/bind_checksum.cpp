@@ -1,0 +1,65 @@
+#include <nanobind/ndarray.h>
+
+#include <cerrno>
+#include <exception>
+#include <system_error>
+
+#include "bindings/bindings.h"
+#include "checksum/checked_file.h"
+#include "checksum/xxh64.h"
+#include "compute/runner.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::uint64_t xxh64_of(const Bytes& bytes, std::uint64_t seed) {
+  return xxh64(std::as_bytes(std::span(bytes.data(), bytes.size())), seed);
+}
+
+std::span<std::byte> memory_of(Runner& runner, Address address, std::size_t num_bytes) {
+  auto* memory = reinterpret_cast<std::byte*>(address);
+  runner.arena().check(memory, num_bytes);
+  return {memory, num_bytes};
+}
+
+void raise_os_error(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+  }
+}
+
+}  // namespace
+
+void bind_checksum(nb::module_& m) {
+  nb::register_exception_translator(raise_os_error);
+  m.def("xxh64", &xxh64_of, "data"_a, "seed"_a = 0, "Return the XXH64 of bytes.");
+}
+
+void bind_checked_file(nb::class_<Runner>& runner) {
+  runner
+      .def(
+          "read_part",
+          [](Runner& r, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
+            return read_part(r.threads(), descriptor, offset, memory_of(r, address, num_bytes));
+          },
+          "descriptor"_a, "offset"_a, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Read part of an open file into memory of the runner and return its checksum: the XXH64 of the XXH64s of "
+          "its MiB. Raises OSError.")
+      .def(
+          "write_part",
+          [](Runner& r, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
+            return write_part(r.threads(), descriptor, offset, memory_of(r, address, num_bytes));
+          },
+          "descriptor"_a, "offset"_a, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Write memory of the runner to part of an open file and return its checksum, as `read_part` does.");
+}
+
+}  // namespace quire
