@@ -115,6 +115,10 @@ class SoftJit:
         self.tile_kernels = 0
 
     @property
+    def rejected(self) -> list[str]:
+        return self._jit.rejected
+
+    @property
     def compiled(self) -> int:
         return self._jit.compiled
 
