@@ -67,8 +67,8 @@ class Streams:
         prompt = f"Once upon a time there were {number} {'little ' * (number % 7)}goats, and"
         if kind.startswith("http "):
             return await asyncio.to_thread(self._over_http, prompt, HTTP_KINDS[kind[5:]], number)
-        fixed = {} if kind in ("beams", "json") else {"ignore_eos": kind != "stop"}
-        params = SamplingParams(seed=number, max_tokens=self._tokens, **KINDS[kind], **fixed)
+        ignore_eos = kind not in ("beams", "json", "stop")
+        params = SamplingParams(seed=number, max_tokens=self._tokens, ignore_eos=ignore_eos, **KINDS[kind])
         answer: list[object] = []
         async for output in self._llm.generate(prompt, params):
             self.arrivals.append(time.monotonic())
