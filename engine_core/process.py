@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = None if parsed.die_with_parent is None else parsed.die_with_parent or os.getppid()
     if parent is not None:
         _continue_when_orphaned()
+    if parsed.standby and not sys.stdin.readline():
+        return 0
     try:
         return _run(parsed, parent)
     except (ModelError, AddressError, KeyFileError) as error:

@@ -303,9 +303,11 @@ class AsyncLLM(AnswerParsing):
         return await self._threads.run(work, *given)
 
     async def check_health(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead, or has neither stepped nor been idle for 30 s."""
+        """Raise `EngineDeadError` if the engine is dead or away, or has neither stepped nor been idle for 30 s."""
         if (error := self.dead_error) is not None:
             raise EngineDeadError(*error.args)
+        if (away := self._engine.client.away) is not None:
+            raise EngineDeadError(f"{away}; it is being started again")
         if (age := self._engine.client.last_step_age) > _LONGEST_STEP:
             raise EngineDeadError(f"the engine has not stepped for {age:.0f} s", self.engine_address)
 
@@ -319,6 +321,16 @@ class AsyncLLM(AnswerParsing):
     def dead_error(self) -> EngineDeadError | None:
         """The error with which the engine died, None while it is alive."""
         return self._engine.client.dead
+
+    @property
+    def is_away(self) -> bool:
+        """True while there is no engine, and requests wait for the next one."""
+        return self._engine.client.away is not None
+
+    @property
+    def num_engine_losses(self) -> int:
+        """Times that the engine, or the connection to it, was lost."""
+        return self._engine.client.num_losses
 
     @property
     def model(self) -> str:

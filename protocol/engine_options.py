@@ -134,6 +134,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
         die_with_parent: End when this process is gone; 0: the one that started the engine. Default: no process.
         kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages. The next engine that is given it takes
             over the pages of this one. Default: the pages end with the engine.
+        standby: Load the program only, and go on when a line comes on stdin; end with its end.
         beat_seconds: Write a sign of life to stdout each time these seconds have passed. Default: none.
     """
 
@@ -144,6 +145,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "warning"
     die_with_parent: Annotated[int | None, Option("PID", Range(0, MAX_INT32))] = None
     kv_memory_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
+    standby: Annotated[bool, Option()] = False
     beat_seconds: Annotated[float | None, Option("S", SECONDS)] = None
 
 
@@ -152,7 +154,7 @@ class SupervisionOptions:
     """Options of the supervisor of an engine, which is the process that starts it.
 
     Supervision:
-        max_restarts: Start an engine that died or hung again, this many times if each lives for less than 10 seconds;
+        max_restarts: Start an engine that died or hung again, this many times if each dies soon;
             requests go on where they were. 0: end with the engine.
         step_timeout: Seconds without the end of a step, while there are requests, after which the engine counts as
             hung; 0: never.

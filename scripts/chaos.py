@@ -45,6 +45,7 @@ HTTP_KINDS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 1, "top_p": 0.9, "logprobs": 2},
     "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4},
 }
+_BEAM_TOKENS = 60  # few, since a search begins anew with each engine
 HITS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
 
 
@@ -68,7 +69,8 @@ class Streams:
         if kind.startswith("http "):
             return await asyncio.to_thread(self._over_http, prompt, HTTP_KINDS[kind[5:]], number)
         ignore_eos = kind not in ("beams", "json", "stop")
-        params = SamplingParams(seed=number, max_tokens=self._tokens, ignore_eos=ignore_eos, **KINDS[kind])
+        max_tokens = min(self._tokens, _BEAM_TOKENS) if kind == "beams" else self._tokens
+        params = SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=ignore_eos, **KINDS[kind])
         answer: list[object] = []
         async for output in self._llm.generate(prompt, params):
             self.arrivals.append(time.monotonic())
@@ -174,6 +176,8 @@ async def run(args: argparse.Namespace) -> int:
             delays += await hits
             num_wrong += differences(expected, answers)
             print(f"round {number + 1}: {num_wrong} wrong answers so far", flush=True)
+        while llm.is_away:  # noqa: ASYNC110 - it is set by another thread
+            await asyncio.sleep(0.01)
         stats = await llm.stats()
         pages = {name: stats[f"pages_{name}"] for name in ("free", "cached", "held", "total")}
     delays.sort()

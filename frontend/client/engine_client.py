@@ -216,6 +216,11 @@ class CoreClient:
         """Why there is no engine now, although one may come back; None if there is one."""
         return self._away
 
+    @property
+    def num_losses(self) -> int:
+        """Times that the engine, or the connection to it, was lost."""
+        return self._session - FIRST_SESSION
+
     def send(self, message: ClientMessage, session: int | None = None) -> None:
         """Queue a message for the engine, unless its `session` is over. Any thread.
 

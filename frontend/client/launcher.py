@@ -121,8 +121,11 @@ class EngineProcess:
     It has no terminal, so that Ctrl-C reaches only its owner, and it ends by itself when its owner is gone.
     """
 
-    def __init__(self, flags: Sequence[str], *, kept_fds: Sequence[int] = ()) -> None:
-        """Start it with these flags of `python -m quire.engine_core`; it inherits `kept_fds` by their numbers."""
+    def __init__(self, flags: Sequence[str], *, kept_fds: Sequence[int] = (), stands_by: bool = False) -> None:
+        """Start it with these flags of `python -m quire.engine_core`; it inherits `kept_fds` by their numbers.
+
+        If it `stands_by`, it does nothing but load its program until `begin` is called.
+        """
         self._owner = os.getpid()
         self._ready: Future[str] = Future()
         self._log = EngineLog()
@@ -131,11 +134,12 @@ class EngineProcess:
         self.last_beat: Beat | None = None
         # -P: folders in the current directory must not shadow packages.
         command = [sys.executable, "-P", "-m", "quire.engine_core", *flags, "--die-with-parent", str(self._owner)]
+        command += ["--standby"] * stands_by
         with self._log.open() as stderr:
             try:
                 self._process = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if stands_by else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     start_new_session=True,
@@ -156,10 +160,16 @@ class EngineProcess:
         """Exit status, negative for a signal; None while it runs."""
         return self._process.returncode if self.ended.is_set() else None
 
+    def begin(self) -> None:
+        """Have a process that stands by load its model. Without effect on one that has ended."""
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as stdin:
+            stdin.write(b"\n")
+
     def wait_ready(self, timeout: float) -> str:
         """Wait until the engine listens; return its address. Raises `EngineStartError` with the engine's message."""
         try:
-            return self._ready.result(timeout)
+            return self._ready.result(min(timeout, threading.TIMEOUT_MAX))
         except FutureTimeoutError:
             raise EngineStartError(
                 f"the engine was not ready within {timeout:g} s; raise start_timeout\n{self._log.stderr_tail}"

@@ -18,11 +18,13 @@ from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 
-_HEALTHY_SECONDS = 10.0  # an engine that lives longer has not died "again"
+_HEALTHY_SECONDS = 2.0  # an engine that lives longer, and longer than some times its start, has not died "again"
+_HEALTHY_STARTS = 5
 _RESTARTS_AT_ONCE = 2  # without a pause; later pauses are twice as long each time
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _TICK_SECONDS = 1.0
+_STANDBY_TICKS = 2  # of a process, after which the next one is made to stand by
 _SILENT_TICKS = 10  # without a beat, after which a process counts as stopped
 
 
@@ -31,8 +33,8 @@ class Supervision:
     """How long an engine may take, and how often it is started again.
 
     `start_timeout`: seconds until it is ready. `step_timeout`: seconds without the end of a step while there is
-    something to do, after which it counts as hung; 0: never. `max_restarts`: of engines that die within 10 seconds, one
-    after the other; 0: it is not started again.
+    something to do, after which it counts as hung; 0: never. `max_restarts`: of engines that die soon, one after the
+    other; 0: it is not started again. An engine has lived long enough after five times the time of its start.
     """
 
     start_timeout: float
@@ -66,7 +68,9 @@ class Supervisor:
         self._kv_memory = os.memfd_create("quire-kv", os.MFD_CLOEXEC)
         self._stopping = threading.Event()
         self._owner = os.getpid()
+        self._begun = time.monotonic()
         self._process = self._spawn()
+        self._standby: EngineProcess | None = None
         self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
 
     @property
@@ -85,6 +89,7 @@ class Supervisor:
         Raises `EngineStartError`: what keeps the first process from starting would keep the next ones too.
         """
         self.address = self._process.wait_ready(self._supervision.start_timeout)
+        self._start_seconds = time.monotonic() - self._begun
         self._on_ready(self.address)
         self._thread.start()
         return self.address
@@ -107,22 +112,25 @@ class Supervisor:
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
+        if self._standby is not None:
+            self._standby.stop(KILL_SECONDS)
         remove_address(self.address)
         kv_memory, self._kv_memory = self._kv_memory, -1
         with contextlib.suppress(OSError):  # it is closed already
             os.close(kv_memory)
 
-    def _spawn(self) -> EngineProcess:
+    def _spawn(self, *, stands_by: bool = False) -> EngineProcess:
         flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
         flags += ["--shutdown-timeout", str(self._supervision.shutdown_timeout)]
         try:
-            return EngineProcess([*flags, "--kv-memory-fd", str(self._kv_memory)], kept_fds=[self._kv_memory])
+            flags += ["--kv-memory-fd", str(self._kv_memory)]
+            return EngineProcess(flags, kept_fds=[self._kv_memory], stands_by=stands_by)
         except BaseException:  # a signal too may arrive here
             remove_address(self.address)
             raise
 
     def _run(self) -> None:
-        deaths = 0  # without a healthy time between them
+        deaths = 0  # of engines that have not lived long
         while not self._stopping.is_set():
             begun = time.monotonic()
             cause = self._watch(self._process)
@@ -131,7 +139,8 @@ class Supervisor:
             if self._process.status == 0:
                 self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
-            deaths = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else deaths + 1
+            is_old = time.monotonic() - begun > max(_HEALTHY_SECONDS, _HEALTHY_STARTS * self._start_seconds)
+            deaths = 1 if is_old else deaths + 1
             report = self._process.exit_report()
             report = EngineDeadError(cause + report.summary, report.details)
             print(f"quire: {report.summary}", file=sys.stderr, flush=True)  # its stderr has been shown
@@ -155,8 +164,9 @@ class Supervisor:
         if deaths > _RESTARTS_AT_ONCE:  # maybe its KV pages are the cause
             os.ftruncate(self._kv_memory, 0)
         self.num_restarts += 1
+        begun = time.monotonic()
         try:
-            self._process = self._spawn()
+            self._process = self._next_process()
             if self._stopping.is_set():  # `stop` has ended the one before
                 self._process.stop(KILL_SECONDS)
                 return False
@@ -165,12 +175,24 @@ class Supervisor:
             print(f"quire: {error}", file=sys.stderr, flush=True)
             self._process.stop(KILL_SECONDS)
             return False
+        self._start_seconds = time.monotonic() - begun
         return True
+
+    def _next_process(self) -> EngineProcess:
+        """Return a process that begins now: the one that stands by, or a new one."""
+        process, self._standby = self._standby, None
+        if process is None or process.ended.is_set():
+            return self._spawn()
+        process.begin()
+        return process
 
     def _watch(self, process: EngineProcess) -> str:
         """Wait until a process ends, and end one that hangs; return what is to be said of that."""
-        silent_ticks, num_beats = 0, -1
+        silent_ticks, num_beats, ticks = 0, -1, 0
         while not process.ended.wait(_TICK_SECONDS):
+            ticks += 1
+            if ticks == _STANDBY_TICKS and self._supervision.max_restarts:
+                self._standby = self._standby or self._spawn(stands_by=True)
             silent_ticks = silent_ticks + 1 if process.num_beats == num_beats else 0
             num_beats = process.num_beats
             beat = process.last_beat

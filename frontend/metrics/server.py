@@ -155,12 +155,13 @@ class ServerMetrics:
     async def render(self, llm: AsyncLLM, accept: str = "") -> tuple[bytes, str]:
         """Return the current metrics and their content type: text, or OpenMetrics if the `Accept` header names it.
 
-        `engine_up` is 0 if the engine is dead. Its other metrics are missing then, and also if it does not answer
-        within `STATS_SECONDS`.
+        `engine_up` is 0 if the engine is dead, or is being started again. Its other metrics are missing then, and also
+        if it does not answer within `STATS_SECONDS`.
         """
         stats = await _engine_stats(llm)
         families = Families(self._prefix, self._labels)
-        families.gauge("engine_up", "1 while the engine is alive.", llm.dead_error is None)
+        families.gauge("engine_up", "1 while the engine is alive.", llm.dead_error is None and not llm.is_away)
+        families.counter("engine_losses", "Times that the engine was lost.", llm.num_engine_losses)
         add_configuration(families, llm.engine_info)
         if stats is not None:
             add_engine(families, stats)

@@ -1,0 +1,231 @@
+"""Requests that outlive their engines: the table and its probation, against an engine that dies in all ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.frontend.client.observer import RequestOptions
+from quire.frontend.client.request import GenerationRequest
+from quire.frontend.client.request_table import FIRST_SESSION, RequestTable
+from quire.frontend.errors import RequestError
+from quire.frontend.sampling import SamplingParams, engine_params
+from quire.frontend.text.prompts import Prompt
+from quire.protocol.messages import (
+    Abort,
+    ClientMessage,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
+
+LENGTH = 12
+POISON = 666  # a prompt with this token kills the engine at its DEADLY-th token
+DEADLY = 7
+
+
+@dataclass
+class MortalEngine:
+    """An engine whose n-th token of a request is n. It dies when a poisoned request grows, or when it is told to."""
+
+    session: int = FIRST_SESSION
+    running: dict[str, tuple[EngineCoreRequest, int]] = field(default_factory=dict)
+    num_deaths: int = 0
+
+    def send(self, message: ClientMessage, session: int) -> None:
+        """Take a message; one of another session is dropped, as the client does it."""
+        if session != self.session:
+            return
+        if isinstance(message, EngineCoreRequest):
+            self.running[message.request_id] = message, len(message.generated_token_ids)
+            assert message.generated_token_ids == list(range(len(message.generated_token_ids)))
+        elif isinstance(message, Abort):
+            for request_id in message.request_ids:
+                self.running.pop(request_id, None)
+
+    def step(self) -> EngineCoreOutputs | None:
+        """Return a token of each request; None if the engine dies."""
+        outputs = []
+        for request_id, (message, count) in list(self.running.items()):
+            if POISON in message.prompt_token_ids and count >= DEADLY:
+                return self.die()
+            is_last = count + 1 == message.sampling_params.max_tokens
+            outputs.append(
+                EngineCoreOutput(request_id, [count], finish_reason=FinishReason.LENGTH if is_last else None)
+            )
+            self.running[request_id] = message, count + 1
+            if is_last:
+                del self.running[request_id]
+        return EngineCoreOutputs(outputs)
+
+    def die(self) -> None:
+        """Lose everything."""
+        self.num_deaths += 1
+        self.running.clear()
+
+
+class Frontend:
+    """A table on a `MortalEngine`, with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.engine = MortalEngine()
+        self.table = RequestTable(self.engine.send, [], clock=lambda: self.now)
+
+    def submit(
+        self, name: str, *, poisoned: bool = False, n: int = 1, timeout: float | None = None
+    ) -> GenerationRequest:
+        params = SamplingParams(max_tokens=LENGTH, n=n)
+        prompt = Prompt([1, POISON] if poisoned else [1], None)
+        request = GenerationRequest(
+            name, prompt, params, engine_params(params, 1, None), None,
+            arrival_time=self.now, options=RequestOptions(timeout=timeout),
+        )  # fmt: skip
+        self.table.submit(request)
+        return request
+
+    def step(self) -> None:
+        if (outputs := self.engine.step()) is not None:
+            self.table.update(outputs)
+        else:
+            self.restart()
+
+    def restart(self) -> None:
+        self.table.suspend("it died")
+        self.table.suspend("it died")  # is said again and again
+        self.engine.session += 1
+        self.table.resume(self.engine.session)
+
+    def kill(self) -> None:
+        self.engine.die()
+        self.restart()
+
+    def run(self) -> None:
+        """Step until all requests have ended."""
+        for _ in range(10_000):
+            if not self.table:
+                return
+            self.step()
+        pytest.fail(f"{len(self.table)} requests wait for ever")
+
+
+def tokens(request: GenerationRequest) -> list[list[int]]:
+    return [completion.token_ids for completion in request.output().outputs]
+
+
+@given(kinds=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=12), late=st.integers(0, 12))
+def test_requests_that_kill_the_engine_end_alone(kinds: list[tuple[bool, int]], late: int) -> None:
+    frontend = Frontend()
+    made = []
+    for number, (poisoned, n) in enumerate(kinds):
+        if number == late:
+            for _ in range(DEADLY + 2):
+                frontend.step()
+        made.append((poisoned, n, frontend.submit(str(number), poisoned=poisoned, n=n)))
+    frontend.run()
+    for poisoned, n, request in made:
+        assert request.finished
+        if poisoned:
+            assert isinstance(request.error, RequestError)
+            assert "the engine has died whenever it worked on this request" in str(request.error)
+        else:
+            assert request.error is None
+            assert tokens(request) == [list(range(LENGTH))] * n
+    assert frontend.engine.num_deaths <= 16 * sum(poisoned for poisoned, _ in kinds)
+    assert not frontend.engine.running
+
+
+@given(counts=st.lists(st.integers(1, 3), min_size=1, max_size=8), kills=st.lists(st.integers(4, 8), max_size=6))
+def test_an_engine_killed_from_outside_costs_nobody_anything(counts: list[int], kills: list[int]) -> None:
+    frontend = Frontend()
+    requests = [frontend.submit(str(number), n=n) for number, n in enumerate(counts)]
+    for steps in kills:
+        for _ in range(steps):
+            frontend.step()
+        frontend.kill()
+        assert len(frontend.engine.running) == sum(
+            n for n, each in zip(counts, requests, strict=True) if not each.finished
+        )
+    frontend.run()
+    assert [tokens(request) for request in requests] == [[list(range(LENGTH))] * n for n in counts]
+
+
+def test_a_request_that_kills_the_engine_is_tried_alone_before_it_fails() -> None:
+    frontend = Frontend()
+    requests = [frontend.submit(str(number), poisoned=number == 3) for number in range(8)]
+    batches = []
+    while frontend.table:
+        names = {message.prompt_token_ids[-1] == POISON for message, _ in frontend.engine.running.values()}
+        before = len(frontend.engine.running)
+        deaths = frontend.engine.num_deaths
+        frontend.step()
+        if frontend.engine.num_deaths > deaths:
+            batches.append(before)
+            assert True in names
+    assert batches[:2] == [8, 8]
+    assert batches[-1] == 1
+    assert [request.error is not None for request in requests] == [number == 3 for number in range(8)]
+
+
+def test_other_requests_wait_while_suspects_are_tried() -> None:
+    frontend = Frontend()
+    requests = [frontend.submit(str(number)) for number in range(6)]
+    for _ in range(2):
+        frontend.step()
+        frontend.kill()
+    requests.append(frontend.submit("late"))
+    assert len(frontend.engine.running) == 3
+    for _ in range(4):
+        frontend.step()
+    assert len(frontend.engine.running) == 6
+    frontend.run()
+    assert all(tokens(request) == [list(range(LENGTH))] for request in requests)
+
+
+def test_requests_without_an_engine_can_be_submitted_aborted_and_time_out() -> None:
+    frontend = Frontend()
+    running = frontend.submit("running", timeout=10.0)
+    frontend.step()
+    frontend.table.suspend("it died")
+    waiting, aborted, late = (frontend.submit("a"), frontend.submit("b"), frontend.submit("c", timeout=1.0))
+    assert frontend.table.abort(aborted)
+    assert aborted.finish_reasons == ["abort"]
+    assert not frontend.table.abort(aborted)
+    frontend.now = 2.0
+    assert frontend.table.suspend("it died") == [late]
+    assert late.finish_reasons == ["timeout"]
+    frontend.engine.die()
+    frontend.engine.session += 1
+    frontend.table.resume(frontend.engine.session)
+    left = {len(message.generated_token_ids): message.timeout for message, _ in frontend.engine.running.values()}
+    assert left == {1: 8.0, 0: None}  # of the ten seconds, two are gone
+    frontend.run()
+    assert tokens(running) == tokens(waiting) == [list(range(LENGTH))]
+
+
+def test_what_is_sent_to_an_engine_that_is_gone_is_lost() -> None:
+    """The client knows before the table does."""
+    frontend = Frontend()
+    frontend.engine.die()
+    frontend.engine.session += 1
+    request = frontend.submit("a")
+    assert not frontend.engine.running
+    frontend.table.suspend("it died")
+    frontend.table.resume(frontend.engine.session)
+    frontend.run()
+    assert tokens(request) == [list(range(LENGTH))]
+
+
+def test_prompt_logprobs_are_asked_for_until_they_have_come() -> None:
+    params = SamplingParams(max_tokens=4, prompt_logprobs=1)
+    request = GenerationRequest(
+        "a", Prompt([1], None), params, [params], None, arrival_time=0.0, options=RequestOptions()
+    )
+    assert request.continuation(0) == (params, [])
+    request.append(0, EngineCoreOutput("0", [5], new_prompt_logprobs=[None]), 1.0)
+    assert request.continuation(0) == (msgspec.structs.replace(params, prompt_logprobs=None), [5])

@@ -1,0 +1,145 @@
+"""The supervisor of an engine: whatever ends or stops the process, the requests go on, or the end is clear."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from engine_watch import wait_until
+from patience import PATIENCE
+
+from quire.frontend import LLM, AsyncLLM, EngineDeadError, SamplingParams
+from quire.frontend.client import supervisor as module
+from quire.frontend.client.launcher import Beat
+from quire.frontend.client.supervisor import Supervision, Supervisor
+from quire.protocol.messages import SchedulerStats
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
+PROMPTS = ["Once upon a time", "The King said"]
+
+
+def hit_soon(llm: LLM, number: signal.Signals) -> None:
+    """Send a signal to the engine once it has generated some tokens."""
+    pid = llm._engine.client.ready.engine_pid
+
+    def hit() -> None:
+        client = llm._engine.client
+        wait_until(lambda: client.last_stats is not None and client.last_stats.running > 0, "nothing ran")
+        os.kill(pid, number)
+
+    client = llm._engine.client
+    client.last_stats = None
+    threading.Thread(target=hit).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+def test_a_batch_outlives_its_engine(demo_model: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.25)
+    with LLM(str(demo_model), num_pages=256) as llm:
+        expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
+        before = llm._engine.client.ready.engine_pid
+        hit_soon(llm, number)
+        assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
+        assert llm._engine.client.ready.engine_pid != before
+        stats = llm.stats()
+        assert (stats["pages_held"], stats["pages_free"] + stats["pages_cached"]) == (0, 256)
+        assert not Path(f"/proc/{before}").exists()
+
+
+def test_while_the_engine_is_away_health_says_so_and_requests_wait(demo_model: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(demo_model), num_pages=256) as llm, asyncio.timeout(PATIENCE):
+            await llm.check_health()
+            os.kill(llm.engine_info.engine_pid, signal.SIGKILL)
+            while not llm.is_away:  # noqa: ASYNC110 - it is set by another thread
+                await asyncio.sleep(0)
+            with pytest.raises(EngineDeadError, match="being started again"):
+                await llm.check_health()
+            outputs = [output async for output in llm.generate("Once", SamplingParams(max_tokens=3))]
+            assert outputs[-1].finished
+            await llm.check_health()
+            assert (llm.num_engine_losses, llm.dead_error) == (1, None)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_dies_again_and_again_is_given_up(demo_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(demo_model, model)
+    with LLM(str(model), num_pages=64, max_restarts=2) as llm:
+        (model / "config.json").unlink()
+        os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="3 times in a row, and is not started again"):
+            llm.generate("Once", SamplingParams(max_tokens=3))
+
+
+def test_an_engine_that_is_told_to_end_is_not_started_again(demo_model: Path) -> None:
+    with LLM(str(demo_model), num_pages=64) as llm:
+        os.kill(llm._engine.client.ready.engine_pid, signal.SIGTERM)
+        client = llm._engine.client
+        wait_until(lambda: client.dead is not None, "the engine went on")
+        with pytest.raises(EngineDeadError, match="has ended"):
+            llm.generate("Once", SamplingParams(max_tokens=3))
+
+
+class HungProcess:
+    """A process that beats and makes no step, or does not beat."""
+
+    def __init__(self, step_age: float, *, beats: bool) -> None:
+        self.ended = threading.Event()
+        self.last_beat = Beat(step_age, SchedulerStats(step=17))
+        self._beats = beats
+        self._num_beats = 0
+
+    @property
+    def num_beats(self) -> int:
+        self._num_beats += self._beats
+        return self._num_beats
+
+    def abort(self) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize(
+    ("process", "words"),
+    [
+        (HungProcess(61.0, beats=True), r"ended no step for 61 s \(step_timeout=60\).*step=17"),
+        (HungProcess(0.0, beats=False), "gave no sign of life"),
+    ],
+)
+def test_an_engine_that_hangs_is_ended_with_its_last_state(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, process: HungProcess, words: str
+) -> None:
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.001)
+    monkeypatch.setattr(Supervisor, "_spawn", lambda self: None)
+    supervision = Supervision(start_timeout=1.0, step_timeout=60.0, max_restarts=0, shutdown_timeout=1.0)
+    supervisor = Supervisor("ipc:///nowhere", ["--model", str(demo_model)], supervision)
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(supervisor._watch(process))  # type: ignore[arg-type]
+    os.close(supervisor._kv_memory)
+
+
+def test_quire_engine_starts_its_engine_again(demo_model: Path, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/engine.sock"
+    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "engine"]
+    command += ["--num-pages", "64", "--engine-address", address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"READY {address}\n"
+        with LLM(engine_address=address) as llm:
+            expected = llm.generate(PROMPTS, LONG)[1].outputs
+            hit_soon(llm, signal.SIGKILL)
+            assert llm.generate(PROMPTS, LONG)[1].outputs == expected
+        assert process.stdout.readline() == f"READY {address}\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "quire: the engine was killed by SIGKILL" in err
+    assert not Path(address.removeprefix("ipc://")).exists()
