@@ -34,11 +34,14 @@ class StepUpdate:
         self._clock = clock
 
     def execute(self, batch: Batch) -> StepResult | None:
-        """Compute a batch. None if the step failed as a whole: its requests have ended then, others go on."""
+        """Compute a batch. None if the step failed as a whole.
+
+        Then it has been computed in parts, and its requests have moved on, but for those that broke it, which end.
+        """
         try:
             return self._executor.step(batch.slots, batch.starts, batch.counts)
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
-            self._fail(batch.requests, error)
+            self._isolate(batch, error)
             return None
 
     def apply(self, batch: Batch, result: StepResult, now: float) -> None:
@@ -61,6 +64,26 @@ class StepUpdate:
             while self._executor.collect(result):  # no sample may complete for a request that has ended
                 pass
             raise
+
+    def _isolate(self, batch: Batch, error: Exception) -> None:
+        """Compute the halves of a batch that has failed, down to a single request that does, which ends."""
+        count = len(batch.requests)
+        if count == 1:
+            self._fail(batch.requests, error)
+            return
+        logger.warning("a step with %d requests failed (%s); it is computed in parts", count, error)
+        self._take_back(batch)
+        for part in (batch.part(0, count // 2), batch.part(count // 2, count)):
+            if (result := self.execute(part)) is not None:
+                self.apply(part, result, self._clock())
+
+    def _take_back(self, batch: Batch) -> None:
+        """Take back the tokens that were sampled before the step failed."""
+        sequences = self._executor.sequences
+        for request in batch.requests:
+            for slot in request.slots:
+                if sequences.num_tokens(slot) > request.num_tokens:
+                    sequences.truncate(slot, request.num_tokens)
 
     def _collect(
         self, batch: Batch, result: StepResult, deferred: dict[int, None]

@@ -98,6 +98,18 @@ class Batch:
             self.slots += slots
             self.starts += [request.num_computed_tokens] * len(slots)
 
+    def part(self, begin: int, end: int) -> Batch:
+        """Return the batch of the requests from index `begin` to `end`."""
+        first, *_, last = [*self.rows, len(self.counts)][begin : end + 1]
+        rows = slice(first, last)
+        return Batch(
+            requests=self.requests[begin:end],
+            rows=[row - first for row in self.rows[begin:end]],
+            slots=self.slots[rows],
+            starts=self.starts[rows],
+            counts=self.counts[rows],
+        )
+
     def index_of(self, row: int) -> int:
         """Return the index of the request that a row belongs to."""
         return bisect_right(self.rows, row) - 1

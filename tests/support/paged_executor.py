@@ -102,6 +102,7 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # give it a token nevertheless
         self.fail_step: Exception | None = None
+        self.poison: str | None = None  # the request id that makes each step fail, late
         self.fail_collect: Exception | None = None
         self.num_rows_at_once = 1 << 30  # of logits: constrained rows before the last ones are sampled in the step
         self.num_late_constraints = 0  # that can't be asked in time from now on
@@ -137,6 +138,9 @@ class PagedExecutor:
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             self._compute(index, requests[slot], slot, start, count, result)
         num_sampled = len(slots) // self.num_rows_at_once * self.num_rows_at_once
+        if any(requests[slot].request_id == self.poison for slot in slots):
+            self._pending.clear()
+            raise RuntimeError("poisoned")
         for index in [row for row in self._pending if row < num_sampled]:
             self._collect(index, *self._pending.pop(index), result)
             result.pending.remove(index)

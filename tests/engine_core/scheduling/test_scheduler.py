@@ -254,6 +254,37 @@ def test_a_step_that_fails_ends_its_requests_only() -> None:
     assert engine.tokens("b") == answer(PROMPT, 5)
 
 
+@pytest.mark.parametrize("position", range(7))
+def test_a_request_that_breaks_its_steps_ends_alone(position: int) -> None:
+    engine = Engine(num_pages=200)
+    names = [f"r{number}" for number in range(7)]
+    for number, name in enumerate(names):
+        engine.add(
+            name, [number + 1, *PROMPT], max_tokens=6 + number, n=2 if number == 3 else 1, beam_width=2 * (number == 3)
+        )
+    engine.step()
+    engine.step()
+    engine.executor.poison = names[position]
+    engine.finish()
+    for number, name in enumerate(names):
+        if number == position:
+            assert "failed to compute this step: poisoned" in (engine.end(name).error or "")
+        elif number != 3:
+            assert engine.tokens(name) == answer([number + 1, *PROMPT], 6 + number)
+        else:
+            assert engine.end(name).finish_reason is FinishReason.LENGTH
+
+
+def test_a_step_that_fails_once_costs_nobody_anything() -> None:
+    engine = Engine()
+    for number in range(5):
+        engine.add(str(number), [number + 1, *PROMPT], max_tokens=6)
+    engine.step()
+    engine.executor.fail_step = RuntimeError("a cosmic ray")
+    engine.finish()
+    assert [engine.tokens(str(number)) for number in range(5)] == [answer([n + 1, *PROMPT], 6) for n in range(5)]
+
+
 def test_a_request_that_the_executor_rejects_ends_with_its_error() -> None:
     engine = Engine()
     engine.executor.sequences.fail_open = "this cannot be sampled"
