@@ -32,8 +32,11 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.protocol.address import default_address
 
-    engine.check()
-    process.check()
+    try:
+        engine.check()
+        process.check()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
     supervised = {name: given.pop(name, row.default) for name, row in options_of(SupervisionOptions).items()}
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)

@@ -269,7 +269,7 @@ def test_an_engine_refuses_wrong_sizes_in_a_line(place: Workplace) -> None:
     ):
         done = place.run("engine", *flags)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert done.stderr.startswith(f"error: argument {flags[0]}: ")
+        assert done.stderr.startswith(f"quire: Invalid value: {flags[0].strip('-').replace('-', '_')}=")
 
 
 def test_keys(place: Workplace) -> None:
