@@ -23,6 +23,8 @@ from quire.protocol.messages import (
     FinishReason,
 )
 
+_LEAST_TIMEOUT = 1e-3  # seconds, of a request whose time is up while it is sent again
+
 FIRST_SESSION = 1
 """Number of a client's first session with an engine; each that follows has the next one."""
 
@@ -105,7 +107,7 @@ class RequestTable:
         self._requests[request] = submission
         try:
             if self._session is not None and self._probation.admits(request):
-                self._start(request, submission, self._session)
+                self._start(request, submission, self._session, timeout)
         except BaseException:
             self._forget([request])
             raise
@@ -220,17 +222,17 @@ class RequestTable:
         for request, submission in self._requests.items():
             if self._session is None or submission.wire_ids or not self._probation.admits(request):
                 continue
+            left = submission.deadline - self._clock()
             try:
-                self._start(request, submission, self._session)
+                self._start(request, submission, self._session, None if left == math.inf else max(_LEAST_TIMEOUT, left))
             except (EngineDeadError, ProtocolError) as error:
                 request.error = error
                 failed.append(request)
         self.drop(failed)
         return failed
 
-    def _start(self, request: OpenRequest, submission: Submission, session: int) -> None:
+    def _start(self, request: OpenRequest, submission: Submission, session: int, timeout: float | None) -> None:
         """Send the open completions of a request."""
-        timeout = None if submission.deadline == math.inf else max(1e-3, submission.deadline - self._clock())
         first = None
         for completion in submission.completions.values():
             wire_id = str(next(self._ids))
