@@ -45,15 +45,23 @@ class EngineLoop:
     """Runs the core until told to end. `drain` and `stop` may be called by signal handlers and other threads."""
 
     def __init__(
-        self, core: EngineCore, server: EngineServer, inbox: Inbox, *, drain_seconds: float, parent: int | None = None
+        self,
+        core: EngineCore,
+        server: EngineServer,
+        inbox: Inbox,
+        *,
+        drain_seconds: float,
+        parent: int | None = None,
+        is_supervised: bool = False,
     ) -> None:
-        """`parent`: the process id without which the loop ends."""
+        """`parent`: the process id without which the loop ends. Under a supervisor, requests outlive a failure."""
         self._core = core
         self._server = server
         self._inbox = inbox
         self._mail = Mail()  # out of the inbox
         self._drain_seconds = drain_seconds
         self._parent = parent
+        self._is_supervised = is_supervised
         self._deadline = math.inf
         self._is_clean = True  # no garbage since the last collection
 
@@ -74,7 +82,7 @@ class EngineLoop:
                 self._core.step()
                 self._server.last_step = time.monotonic()
         except Exception as error:
-            if self._server.failure is None:  # else no client can be reached
+            if self._server.failure is None and not self._is_supervised:  # else no client can be reached, or is to be
                 self._core.end_all(f"the engine failed: {error}")
             raise
         self._core.drain()

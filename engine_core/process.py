@@ -75,7 +75,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         core, server, loop = _prepare(parsed, parent)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
-    status = 1
+    status, is_supervised = 1, parsed.beat_seconds is not None
     try:
         with _explained():
             server.start(core.reject_early)
@@ -83,7 +83,12 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         if parsed.beat_seconds is not None:
             Heart(parsed.beat_seconds, core, server).start()
         tune_interpreter()
-        loop.run()
+        try:
+            loop.run()
+        except Exception:
+            if is_supervised:
+                _leave(status)  # without a word to the clients, who go on with the next engine
+            raise
         status = 0
     finally:
         server.stop()
@@ -113,7 +118,14 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
         server_stats=lambda: msgspec.structs.asdict(server.counters),
         grammars=grammars,
     )
-    loop = EngineLoop(core, server, inbox, drain_seconds=parsed.shutdown_timeout, parent=parent)
+    loop = EngineLoop(
+        core,
+        server,
+        inbox,
+        drain_seconds=parsed.shutdown_timeout,
+        parent=parent,
+        is_supervised=parsed.beat_seconds is not None,
+    )
     return core, server, loop
 
 

@@ -103,17 +103,19 @@ class Room:
     def check(self, client_id: bytes, message: EngineCoreRequest, inbound: InboundRequests = NO_REQUESTS) -> None:
         """Raise OverloadedError if there is no room for a request after those that wait and the inbound ones."""
         limits, waiting, tenant = self._limits, self._waiting, tenant_of(client_id, message)
+        # Requests that ran in an engine which is gone come back all at once, beside those that waited there.
+        returning = limits.max_num_seqs if message.generated_token_ids else 0
         own = inbound.load_of(tenant).plus(QueueLoad(*waiting.load_of(tenant)))
         total = inbound.total.plus(QueueLoad(len(waiting), waiting.num_tokens))
         most, num_tokens = limits.max_waiting_requests_per_client, len(message.prompt_token_ids)
-        if most is not None and own.num_requests >= most:
+        if most is not None and own.num_requests >= most + returning:
             raise OverloadedError(
                 f"{own.num_requests} requests of this client are waiting, and {most} may; wait until some have ended, "
                 "or start the engine with a higher --max-waiting-requests-per-client"
             )
         num_tenants = max(waiting.num_tenants, inbound.num_tenants) + (own.num_requests == 0)
         if (
-            min(total.num_requests, own.num_requests * num_tenants) >= limits.max_waiting_requests
+            min(total.num_requests, own.num_requests * num_tenants) >= limits.max_waiting_requests + returning
             or min(total.num_tokens + num_tokens, (own.num_tokens + num_tokens) * num_tenants)
             > limits.max_waiting_tokens
         ):

@@ -66,24 +66,30 @@ class StepUpdate:
             raise
 
     def _isolate(self, batch: Batch, error: Exception) -> None:
-        """Compute the halves of a batch that has failed, down to a single request that does, which ends."""
-        count = len(batch.requests)
-        if count == 1:
+        """Compute the halves of a batch that has failed, down to a single request that does, which ends.
+
+        Requests end too that cannot be computed again: those for which more than a sample may have been taken.
+        """
+        if len(batch.requests) == 1:
             self._fail(batch.requests, error)
             return
-        logger.warning("a step with %d requests failed (%s); it is computed in parts", count, error)
-        self._take_back(batch)
-        for part in (batch.part(0, count // 2), batch.part(count // 2, count)):
-            if (result := self.execute(part)) is not None:
+        left = [index for index, request in enumerate(batch.requests) if self._take_back(request)]
+        logger.warning("a step with %d requests failed (%s); it is computed in parts", len(batch.requests), error)
+        self._fail([each for index, each in enumerate(batch.requests) if index not in left], error)
+        middle = (len(left) + 1) // 2
+        for indices in (left[:middle], left[middle:]):
+            part = batch.part(indices)
+            if indices and (result := self.execute(part)) is not None:
                 self.apply(part, result, self._clock())
 
-    def _take_back(self, batch: Batch) -> None:
-        """Take back the tokens that were sampled before the step failed."""
+    def _take_back(self, request: Request) -> bool:
+        """Take back what the failed step has sampled of a request; return False if it cannot be computed again."""
         sequences = self._executor.sequences
-        for request in batch.requests:
-            for slot in request.slots:
-                if sequences.num_tokens(slot) > request.num_tokens:
-                    sequences.truncate(slot, request.num_tokens)
+        return not request.needs_every_token and all(
+            sequences.num_tokens(slot) <= request.num_tokens
+            or sequences.truncate(slot, request.num_tokens) >= request.num_computed_tokens
+            for slot in request.slots
+        )
 
     def _collect(
         self, batch: Batch, result: StepResult, deferred: dict[int, None]

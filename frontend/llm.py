@@ -251,9 +251,10 @@ class LLM(AnswerParsing):
         with progress_bar(len(requests), use_tqdm) as advance:
             while self._table:
                 delivery = self._inbox.get()
+                ended_or_grown = apply_delivery(self._table, delivery)
                 if isinstance(delivery, EngineDeadError):
                     raise EngineDeadError(*delivery.args)
-                for request in apply_delivery(self._table, delivery):
+                for request in ended_or_grown:
                     if request.error is not None:
                         raise _of_prompt(request.error, requests.index(request))
                     if request.finished:

@@ -130,9 +130,8 @@ async def hit(llm: AsyncLLM, kinds: Iterator[str], streams: Streams, pause: tupl
     """Hit the engine again and again until cancelled; return the seconds from each hit to the next token."""
     delays: list[float] = []
     try:
-        while True:
+        for kind in kinds:
             await asyncio.sleep(random.uniform(*pause))
-            kind = next(kinds)
             pid, begun = llm.engine_info.engine_pid, time.monotonic()
             os.kill(pid, HITS[kind])
             while llm.engine_info.engine_pid == pid:  # noqa: ASYNC110 - it is set by another thread
@@ -143,7 +142,8 @@ async def hit(llm: AsyncLLM, kinds: Iterator[str], streams: Streams, pause: tupl
             delays.append(streams.arrivals[num_arrived] - begun)
             print(f"  {kind}: next token after {delays[-1]:.3f} s", flush=True)
     except asyncio.CancelledError:
-        return delays
+        pass
+    return delays
 
 
 def differences(expected: list[object], answers: list[object]) -> int:
@@ -167,7 +167,7 @@ async def run(args: argparse.Namespace) -> int:
         expected = await undisturbed.run()
         print(f"undisturbed: {args.streams} streams in {time.monotonic() - begun:.2f} s", flush=True)
         delays, num_wrong = [], 0
-        kinds = itertools.cycle(args.hits)
+        kinds = itertools.islice(itertools.cycle(args.hits), args.most)
         for number in range(args.rounds):
             streams = Streams(llm, url, args.streams, args.tokens)
             hits = asyncio.create_task(hit(llm, kinds, streams, args.pause))
@@ -202,6 +202,7 @@ def main() -> int:
         "--hits", nargs="+", choices=HITS, default=["kill", "segv"], help="in turns (default: kill segv)"
     )
     parser.add_argument("--pause", type=float, nargs=2, default=(0.5, 2.0), metavar="S", help="between hits, at random")
+    parser.add_argument("--most", type=int, metavar="N", help="hits in all (default: as many as the time allows)")
     parser.add_argument("--num-pages", type=int, default=2048, help="KV pages (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the hits")
     args = parser.parse_args()

@@ -13,21 +13,10 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "chaos.py"
 
 
 def test_no_answer_changes_when_the_engine_is_hit() -> None:
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--streams",
-        "33",
-        "--tokens",
-        "600",
-        "--rounds",
-        "2",
-        "--pause",
-        "0.8",
-        "1.2",
-    ]
+    command = [sys.executable, str(SCRIPT), "--streams", "33", "--tokens", "600", "--rounds", "2"]
+    command += ["--pause", "1", "2", "--most", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     hits = re.search(r"^(\d+) hits", done.stdout, re.MULTILINE)
     assert hits is not None
-    assert int(hits[1]) >= 2
+    assert int(hits[1]) >= 1

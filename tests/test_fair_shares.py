@@ -101,7 +101,7 @@ def test_a_server_with_a_plain_clients_key_answers_and_shows_no_engine(guarded: 
         body = {"prompt": "Once upon a time", "max_tokens": 3}
         assert server.request("/v1/completions", body, headers=headers).status == 200
         with RawConnection(server.url) as connection:
-            connection.send(b"GET /view/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\n\r\n")
+            connection.send(b"GET /view/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\n\r\n")
             lines, stream = b"", connection.begin_reply()
             while b"event: problem" not in lines or not lines.endswith(b"\n\n"):
                 lines += stream.readline()

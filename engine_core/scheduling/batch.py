@@ -98,17 +98,18 @@ class Batch:
             self.slots += slots
             self.starts += [request.num_computed_tokens] * len(slots)
 
-    def part(self, begin: int, end: int) -> Batch:
-        """Return the batch of the requests from index `begin` to `end`."""
-        first, *_, last = [*self.rows, len(self.counts)][begin : end + 1]
-        rows = slice(first, last)
-        return Batch(
-            requests=self.requests[begin:end],
-            rows=[row - first for row in self.rows[begin:end]],
-            slots=self.slots[rows],
-            starts=self.starts[rows],
-            counts=self.counts[rows],
-        )
+    def part(self, indices: Sequence[int]) -> Batch:
+        """Return the batch of the requests at these indices."""
+        ends = [*self.rows[1:], len(self.counts)]
+        part = Batch()
+        for index in indices:
+            rows = slice(self.rows[index], ends[index])
+            part.requests.append(self.requests[index])
+            part.rows.append(len(part.slots))
+            part.slots += self.slots[rows]
+            part.starts += self.starts[rows]
+            part.counts += self.counts[rows]
+        return part
 
     def index_of(self, row: int) -> int:
         """Return the index of the request that a row belongs to."""

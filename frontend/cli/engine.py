@@ -53,9 +53,12 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
 @contextmanager
 def _ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
     """End the engine with the `with`, and at SIGTERM and SIGHUP in its time, at SIGINT at once."""
+    received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        threading.Thread(target=supervisor.interrupt if number == signal.SIGINT else supervisor.stop).start()
+        how = supervisor.interrupt if number == signal.SIGINT and not received else supervisor.stop
+        received.append(number)
+        threading.Thread(target=how).start()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:

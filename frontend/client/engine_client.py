@@ -163,10 +163,18 @@ class EngineBack:
     """Notice that there is an engine again: the client is in a new session, in which nothing has been sent yet."""
 
     session: int
+    has_died: bool  # the engine of the session before, not only the connection to it
 
 
-# Outputs of the engine, how the engine fares, or the error that ends every open request.
-Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineDeadError
+@dataclass(frozen=True, slots=True)
+class EngineRefusal:
+    """Notice that the engine has rejected a message: all open requests end with `error`, but others may follow."""
+
+    error: EngineDeadError
+
+
+# Outputs of the engine, how the engine fares, or the error that ends every open request and the client.
+Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineRefusal | EngineDeadError
 
 
 class CoreClient:
@@ -174,7 +182,7 @@ class CoreClient:
 
     `deliver` is called on the client's thread and must return at once. It gets every `EngineCoreOutputs`; an
     `EngineAway` when the engine is gone and `EngineBack` when there is one again, which begins a new session; and an
-    `EngineDeadError` when all open requests are lost. The client is unusable once `dead` is set.
+    `EngineDeadError` when there will be none. The client is unusable once `dead` is set.
     `final_report` returns why the engine does not come back, None if it may. Without an engine for `reconnect_timeout`
     seconds the client gives up; 0: at once.
     Raises `EngineConnectionError` if no engine answers within `timeout` seconds, or it speaks another version of the
@@ -350,7 +358,8 @@ class CoreClient:
             if message.fatal:  # it has forgotten this client, which was suspended, or was too slow
                 raise EngineConnectionError(f"the engine at {self.address} rejected a message: {message.message}")
             # The affected requests are not known, so all of them end.
-            self._deliver(EngineDeadError("the engine rejected a message", f"{self.address}: {message.message}"))
+            error = EngineDeadError("the engine rejected a message", f"{self.address}: {message.message}")
+            self._deliver(EngineRefusal(error))
         elif isinstance(message, EngineGoodbye):
             raise EngineDeadError("the engine has ended", f"{self.address}: {message.reason or 'it was stopped'}")
 
@@ -408,9 +417,10 @@ class CoreClient:
                 "the engine has gone, and the one in its place has another model; connect to it anew",
                 f"{self.address}: {ready.model} in place of {self.ready.model}",
             )
+        has_died = ready.engine_pid != self.ready.engine_pid
         with self._lock:
             self._connection, self.ready, self._away = connection, ready, None
-        self._deliver(EngineBack(self._session))
+        self._deliver(EngineBack(self._session, has_died))
         if self._on_step is not None:
             self.call("trace_start")
 

@@ -83,10 +83,11 @@ class EngineLog:
         found = -1 if self._is_started else _find_error(text, at_line_start)
         if found >= 0:
             text, self._error = text[:found], text[found:]
-        _show(text)
+        show(text)
 
 
-def _show(text: str) -> None:
+def show(text: str) -> None:
+    """Write to stderr, if anybody reads it."""
     if text and sys.stderr is not None:
         with suppress(OSError, ValueError):  # stderr is closed
             sys.stderr.write(text)
@@ -135,8 +136,8 @@ class EngineProcess:
         # -P: folders in the current directory must not shadow packages.
         command = [sys.executable, "-P", "-m", "quire.engine_core", *flags, "--die-with-parent", str(self._owner)]
         command += ["--standby"] * stands_by
-        with self._log.open() as stderr:
-            try:
+        try:
+            with self._log.open() as stderr:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE if stands_by else subprocess.DEVNULL,
@@ -145,8 +146,8 @@ class EngineProcess:
                     start_new_session=True,
                     pass_fds=kept_fds,
                 )
-            except OSError as error:
-                raise EngineStartError(f"the engine process could not be started: {error}") from error
+        except OSError as error:
+            raise EngineStartError(f"the engine process could not be started: {error}") from error
         self._watcher = threading.Thread(target=self._watch, name="quire-engine-watch", daemon=True)
         self._watcher.start()
 
@@ -180,7 +181,7 @@ class EngineProcess:
         status = self._process.wait()
         how = f"exited with status {status}"
         if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
+            how = f"was killed by {_name_of(-status)}"
             if status == -signal.SIGKILL:
                 how += " (manually, or because memory ran out)"
         tail = f"; the end of its stderr:\n{self._log.stderr_tail}" if self._log.stderr_tail else ""
@@ -220,18 +221,29 @@ class EngineProcess:
         assert self._process.stdout is not None  # PIPE
         with self._process.stdout as stdout:
             for line in stdout:
-                word, _, rest = line.decode(errors="replace").strip().partition(" ")
-                if word == "READY" and not self._ready.done():
-                    self._log.mark_started()
-                    self._ready.set_result(rest)
-                elif word == "BEAT":
-                    self.last_beat = msgspec.json.decode(rest, type=Beat)
-                    self.num_beats += 1
+                with suppress(msgspec.DecodeError):
+                    self._take(*line.decode(errors="replace").strip().partition(" ")[::2])
         self._process.wait()
         reader.join()
         self.ended.set()
         if not self._ready.done():
             self._ready.set_exception(EngineStartError(self._start_failure()))
 
+    def _take(self, word: str, rest: str) -> None:
+        """Take a line of the engine."""
+        if word == "READY" and not self._ready.done():
+            self._log.mark_started()
+            self._ready.set_result(rest)
+        elif word == "BEAT":
+            self.last_beat = msgspec.json.decode(rest, type=Beat)
+            self.num_beats += 1
+
     def _start_failure(self) -> str:
         return f"the engine did not start: {self._log.error or self.exit_report()}"
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a realtime signal has none
+        return f"signal {number}"

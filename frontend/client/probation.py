@@ -26,6 +26,11 @@ class Probation:
         self._deaths: dict[OpenRequest, tuple[int, int]] = {}
         self._groups: deque[dict[OpenRequest, int]] = deque()  # with the tokens that each had; the first is on trial
 
+    @property
+    def is_active(self) -> bool:
+        """True while there are suspects, and others wait."""
+        return bool(self._groups)
+
     def admits(self, request: OpenRequest) -> bool:
         """Return True if the request may be in the engine now."""
         return not self._groups or request in self._groups[0]

@@ -44,6 +44,7 @@ class Submission:
     """An open request, with its open completions by index."""
 
     deadline: float
+    is_aborted: bool = False  # the engine has been told, and may not have answered
     completions: dict[int, OpenCompletion] = field(default_factory=dict)
 
     @property
@@ -83,6 +84,9 @@ class RequestTable:
         self._requests: dict[OpenRequest, Submission] = {}
         self._open: dict[str, OpenCompletion] = {}  # by wire id
         self._probation = Probation()
+        self._running_at_loss: list[OpenRequest] = []  # when the last session ended
+        self._failed: list[OpenRequest] = []  # could not be sent again; still to be returned
+        self._dead: EngineDeadError | None = None  # there will be no other session
         self._observers: tuple[Observer, ...] = ()
 
     def __len__(self) -> int:
@@ -100,6 +104,8 @@ class RequestTable:
 
         Raises `EngineDeadError`, or `ProtocolError` if it is too large.
         """
+        if self._dead is not None:
+            raise EngineDeadError(*self._dead.args)
         timeout = request.options.timeout
         submission = Submission(math.inf if timeout is None else self._clock() + timeout)
         for index in range(len(request.engine_params)):
@@ -141,47 +147,51 @@ class RequestTable:
         if num_tokens:
             for observer in self._observers:
                 observer.on_tokens(num_tokens, gaps, now)
-        if self._probation.release(grown):
-            grown.update(dict.fromkeys(self._start_admitted()))
+        if self._probation.is_active:
+            grown.update(dict.fromkeys(self._expire("others were tried alone")))
+            if self._probation.release(grown):
+                self._start_admitted()
         self._drop_finished(grown)
-        return list(grown)
+        return [*grown, *self._take_failed()]
 
     def suspend(self, reason: str) -> list[OpenRequest]:
         """Take everything back from an engine that is gone for `reason`; to be repeated while there is none.
 
-        Returns the requests that end now: those whose time is up, and one that has killed the engine, which is clear
-        when this happens while it is the only one.
+        Returns the requests that end now: those that were to be aborted, and those whose time is up.
         """
-        grown = []
+        ended: list[OpenRequest] = []
         if self._session is not None:
             self._session = None
-            running = [request for request, submission in self._requests.items() if submission.wire_ids]
+            self._running_at_loss = [request for request, each in self._requests.items() if each.wire_ids]
             for completion in self._open.values():
                 completion.wire_id = None
             self._open.clear()
-            if (guilty := self._probation.accuse(running)) is not None:
-                guilty.error = RequestError(
-                    "the engine has died whenever it worked on this request, the last time with no other to work on; "
-                    f"it is not tried again ({reason})",
-                    kind=ErrorKind.FAILED,
-                )
-                grown.append(guilty)
-        now = self._clock()
-        late = [request for request, submission in self._requests.items() if submission.deadline <= now]
-        for request in late:
-            error = (
-                f"the time of {request.options.timeout:g} s that the request was given was up while there was no "
-                f"engine ({reason}), after {request.num_output_tokens} tokens"
-            )
-            self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.TIMEOUT, error=error))
-        grown += late
-        self._drop_finished(grown)
-        return grown
+            ended += [request for request, submission in self._requests.items() if submission.is_aborted]
+            for request in ended:
+                self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
+            self._drop_finished(ended)
+        late = self._expire(f"there was no engine: {reason}")
+        self._drop_finished(late)
+        return ended + late
 
-    def resume(self, session: int) -> list[OpenRequest]:
-        """Send all requests to the engine of a new session, with the tokens they have; return those that fail."""
+    def resume(self, session: int, *, has_died: bool = True) -> list[OpenRequest]:
+        """Send all requests to the engine of a new session, with the tokens that they have.
+
+        `has_died`: the engine of the session before, not only the connection to it. Returns the requests that end now:
+        those that fail, and one that has killed the engine, which is clear when this happens while it is the only one.
+        """
         self._session = session
-        return self._start_admitted()
+        running = [request for request in self._running_at_loss if request in self._requests]
+        if has_died and (guilty := self._probation.accuse(running)) is not None:
+            guilty.error = RequestError(
+                "the engine has died whenever it worked on this request, the last time with no other to work on; it is "
+                "not tried again",
+                kind=ErrorKind.FAILED,
+            )
+            self._failed.append(guilty)
+            self.drop([guilty])
+        self._start_admitted()
+        return self._take_failed()
 
     def abort(self, request: OpenRequest) -> bool:
         """Ask the engine to end `request`; its outputs still arrive, the last with finish reason "abort".
@@ -192,6 +202,7 @@ class RequestTable:
         if submission is None:
             return False
         if wire_ids := submission.wire_ids:
+            submission.is_aborted = True
             self._end(wire_ids)
             return False
         self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
@@ -216,8 +227,33 @@ class RequestTable:
         self.drop(failed)
         return failed
 
-    def _start_admitted(self) -> list[OpenRequest]:
-        """Send the requests that wait for it, if there is an engine; return those that fail."""
+    def end(self, error: EngineDeadError) -> list[OpenRequest]:
+        """End every open request with `error`, and all that may be submitted; return these requests."""
+        self._dead = error
+        return self.fail(error)
+
+    def _take_failed(self) -> list[OpenRequest]:
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _expire(self, reason: str) -> list[OpenRequest]:
+        """End the requests that are in no engine and whose time is up; return them."""
+        now = self._clock()
+        late = [
+            request
+            for request, submission in self._requests.items()
+            if submission.deadline <= now and not submission.wire_ids
+        ]
+        for request in late:
+            error = (
+                f"the time of {request.options.timeout:g} s that the request was given was up while {reason}, after "
+                f"{request.num_output_tokens} tokens"
+            )
+            self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.TIMEOUT, error=error))
+        return late
+
+    def _start_admitted(self) -> None:
+        """Send the requests that wait for it, if there is an engine."""
         failed: list[OpenRequest] = []
         for request, submission in self._requests.items():
             if self._session is None or submission.wire_ids or not self._probation.admits(request):
@@ -228,8 +264,8 @@ class RequestTable:
             except (EngineDeadError, ProtocolError) as error:
                 request.error = error
                 failed.append(request)
+        self._failed += failed
         self.drop(failed)
-        return failed
 
     def _start(self, request: OpenRequest, submission: Submission, session: int, timeout: float | None) -> None:
         """Send the open completions of a request."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack
+from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineRefusal
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.errors import EngineDeadError, RequestError
@@ -21,9 +21,11 @@ def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]
         case EngineAway():
             return table.suspend(delivery.reason)
         case EngineBack():
-            return table.resume(delivery.session)
+            return table.resume(delivery.session, has_died=delivery.has_died)
+        case EngineRefusal():
+            return table.fail(delivery.error)
         case EngineDeadError():
-            return table.fail(delivery)
+            return table.end(delivery)
 
 
 class DeliveryQueue:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess
+from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, show
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 
 _HEALTHY_SECONDS = 2.0  # an engine that lives longer, and longer than some times its start, has not died "again"
-_HEALTHY_STARTS = 5
+_HEALTHY_STARTS = 2
 _RESTARTS_AT_ONCE = 2  # without a pause; later pauses are twice as long each time
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _TICK_SECONDS = 1.0
 _STANDBY_TICKS = 2  # of a process, after which the next one is made to stand by
+_LATE_BEATS = 2  # that tell of no step for too long
 _SILENT_TICKS = 10  # without a beat, after which a process counts as stopped
 
 
@@ -34,7 +34,7 @@ class Supervision:
 
     `start_timeout`: seconds until it is ready. `step_timeout`: seconds without the end of a step while there is
     something to do, after which it counts as hung; 0: never. `max_restarts`: of engines that die soon, one after the
-    other; 0: it is not started again. An engine has lived long enough after five times the time of its start.
+    other; 0: it is not started again. An engine has lived long enough after twice the time of its start, and 2 seconds.
     """
 
     start_timeout: float
@@ -69,7 +69,11 @@ class Supervisor:
         self._stopping = threading.Event()
         self._owner = os.getpid()
         self._begun = time.monotonic()
-        self._process = self._spawn()
+        try:
+            self._process = self._spawn()
+        except BaseException:  # a signal too may arrive here
+            self._release()
+            raise
         self._standby: EngineProcess | None = None
         self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
 
@@ -114,22 +118,34 @@ class Supervisor:
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
         if self._standby is not None:
             self._standby.stop(KILL_SECONDS)
+        self._release()
+
+    def _spawn(self, *, stands_by: bool = False) -> EngineProcess:
+        flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
+        flags += ["--shutdown-timeout", str(self._supervision.shutdown_timeout)]
+        flags += ["--kv-memory-fd", str(self._kv_memory)]
+        return EngineProcess(flags, kept_fds=[self._kv_memory], stands_by=stands_by)
+
+    def _stand_by(self) -> None:
+        """Have the next process stand by, if it is to be had."""
+        if self._standby is None and self._supervision.max_restarts:
+            with contextlib.suppress(EngineStartError):
+                self._standby = self._spawn(stands_by=True)
+
+    def _release(self) -> None:
+        """Give back the socket's file and the KV memory."""
         remove_address(self.address)
         kv_memory, self._kv_memory = self._kv_memory, -1
         with contextlib.suppress(OSError):  # it is closed already
             os.close(kv_memory)
 
-    def _spawn(self, *, stands_by: bool = False) -> EngineProcess:
-        flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
-        flags += ["--shutdown-timeout", str(self._supervision.shutdown_timeout)]
-        try:
-            flags += ["--kv-memory-fd", str(self._kv_memory)]
-            return EngineProcess(flags, kept_fds=[self._kv_memory], stands_by=stands_by)
-        except BaseException:  # a signal too may arrive here
-            remove_address(self.address)
-            raise
-
     def _run(self) -> None:
+        try:
+            self._supervise()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for an engine that does not come
+            self.failure = EngineDeadError("the supervisor of the engine failed", f"{type(error).__name__}: {error}")
+
+    def _supervise(self) -> None:
         deaths = 0  # of engines that have not lived long
         while not self._stopping.is_set():
             begun = time.monotonic()
@@ -143,7 +159,7 @@ class Supervisor:
             deaths = 1 if is_old else deaths + 1
             report = self._process.exit_report()
             report = EngineDeadError(cause + report.summary, report.details)
-            print(f"quire: {report.summary}", file=sys.stderr, flush=True)  # its stderr has been shown
+            show(f"quire: {report.summary}\n")  # its stderr has been shown
             while not self._restart(deaths, report):
                 if self._stopping.is_set() or self.failure is not None:
                     return
@@ -158,7 +174,7 @@ class Supervisor:
         pause = 0.0
         if deaths > _RESTARTS_AT_ONCE:
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (deaths - _RESTARTS_AT_ONCE - 1))
-        print(f"quire: starting the engine again{f' in {pause:g} s' * (pause > 0)}", file=sys.stderr, flush=True)
+        show(f"quire: starting the engine again{f' in {pause:g} s' * (pause > 0)}\n")
         if self._stopping.wait(pause):
             return False
         if deaths > _RESTARTS_AT_ONCE:  # maybe its KV pages are the cause
@@ -170,12 +186,14 @@ class Supervisor:
             if self._stopping.is_set():  # `stop` has ended the one before
                 self._process.stop(KILL_SECONDS)
                 return False
-            self._on_ready(self._process.wait_ready(self._supervision.start_timeout))
+            address = self._process.wait_ready(self._supervision.start_timeout)
         except EngineStartError as error:
-            print(f"quire: {error}", file=sys.stderr, flush=True)
+            show(f"quire: {error}\n")
             self._process.stop(KILL_SECONDS)
             return False
         self._start_seconds = time.monotonic() - begun
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            self._on_ready(address)
         return True
 
     def _next_process(self) -> EngineProcess:
@@ -188,18 +206,20 @@ class Supervisor:
 
     def _watch(self, process: EngineProcess) -> str:
         """Wait until a process ends, and end one that hangs; return what is to be said of that."""
-        silent_ticks, num_beats, ticks = 0, -1, 0
+        silent_ticks, late_beats, num_beats, ticks = 0, 0, -1, 0
         while not process.ended.wait(_TICK_SECONDS):
             ticks += 1
-            if ticks == _STANDBY_TICKS and self._supervision.max_restarts:
-                self._standby = self._standby or self._spawn(stands_by=True)
+            if ticks == _STANDBY_TICKS:
+                self._stand_by()
             silent_ticks = silent_ticks + 1 if process.num_beats == num_beats else 0
-            num_beats = process.num_beats
             beat = process.last_beat
-            # Ticks are counted, not timed: if this process was suspended too, the engine is not to blame.
+            is_late = beat is not None and 0 < self._supervision.step_timeout < beat.step_age
+            late_beats = late_beats + (process.num_beats != num_beats) if is_late else 0
+            num_beats = process.num_beats
+            # Ticks and beats are counted, not timed: if all were suspended, the engine is not to blame.
             if silent_ticks >= _SILENT_TICKS:
                 words = f"gave no sign of life for {silent_ticks} s"
-            elif beat is not None and 0 < self._supervision.step_timeout < beat.step_age:
+            elif late_beats >= _LATE_BEATS and beat is not None:
                 words = f"ended no step for {beat.step_age:.0f} s (step_timeout={self._supervision.step_timeout:g})"
             else:
                 continue

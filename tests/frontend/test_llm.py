@@ -27,6 +27,7 @@ from quire.frontend import (
     RequestOutput,
     SamplingParams,
 )
+from quire.frontend.client.engine_client import EngineRefusal
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -326,7 +327,7 @@ def test_an_interrupted_call_leaves_nothing_running(llm: LLM, monkeypatch: pytes
 
 
 def test_outputs_of_dropped_requests_do_not_affect_the_next(llm: LLM) -> None:
-    llm._inbox.put(EngineDeadError("the engine had forgotten this client"))
+    llm._inbox.put(EngineRefusal(EngineDeadError("the engine had forgotten this client")))
     assert one(llm, PROMPTS[0], greedy()).finished
 
 

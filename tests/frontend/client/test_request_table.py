@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import FIRST_SESSION, RequestTable
-from quire.frontend.errors import RequestError
+from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import (
@@ -53,7 +53,8 @@ class MortalEngine:
         outputs = []
         for request_id, (message, count) in list(self.running.items()):
             if POISON in message.prompt_token_ids and count >= DEADLY:
-                return self.die()
+                self.die()
+                return None
             is_last = count + 1 == message.sampling_params.max_tokens
             outputs.append(
                 EngineCoreOutput(request_id, [count], finish_reason=FinishReason.LENGTH if is_last else None)
@@ -229,3 +230,49 @@ def test_prompt_logprobs_are_asked_for_until_they_have_come() -> None:
     assert request.continuation(0) == (params, [])
     request.append(0, EngineCoreOutput("0", [5], new_prompt_logprobs=[None]), 1.0)
     assert request.continuation(0) == (msgspec.structs.replace(params, prompt_logprobs=None), [5])
+
+
+def test_an_abort_that_was_not_answered_is_kept() -> None:
+    frontend = Frontend()
+    request = frontend.submit("a")
+    frontend.step()
+    assert not frontend.table.abort(request)
+    assert frontend.table.suspend("it died") == [request]
+    assert request.finish_reasons == ["abort"]
+    assert not frontend.table
+
+
+def test_a_lost_connection_makes_nobody_a_suspect() -> None:
+    frontend = Frontend()
+    request = frontend.submit("a")
+    for _ in range(5):
+        frontend.engine.die()
+        frontend.table.suspend("the connection was lost")
+        frontend.engine.session += 1
+        assert frontend.table.resume(frontend.engine.session, has_died=False) == []
+    frontend.run()
+    assert tokens(request) == [list(range(LENGTH))]
+
+
+def test_a_request_that_waits_for_suspects_times_out() -> None:
+    frontend = Frontend()
+    for number in range(2):
+        frontend.submit(str(number))
+    frontend.kill()
+    frontend.kill()
+    waiting = frontend.submit("waiting", timeout=5.0)
+    frontend.now = 6.0
+    outputs = frontend.engine.step()
+    assert outputs is not None
+    assert waiting in frontend.table.update(outputs)
+    assert waiting.finish_reasons == ["timeout"]
+    frontend.run()
+
+
+def test_a_dead_engine_takes_no_request() -> None:
+    frontend = Frontend()
+    request = frontend.submit("a")
+    frontend.table.suspend("it died")
+    assert frontend.table.end(EngineDeadError("for good")) == [request]
+    with pytest.raises(EngineDeadError, match="for good"):
+        frontend.submit("b")
