@@ -20,7 +20,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import uvloop
@@ -103,18 +103,9 @@ class Streams:
 
 
 @asynccontextmanager
-async def serving(model: list[str], address: str) -> AsyncIterator[str]:
+async def serving(address: str) -> AsyncIterator[str]:
     """Serve the engine at `address` over HTTP; yield the server's URL."""
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "from quire.frontend.cli import main; main()",
-        "serve",
-        *model,
-        "--port",
-        "0",
-    ]
+    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "serve", "--port", "0"]
     server = await asyncio.create_subprocess_exec(*command, "--engine-address", address, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
@@ -122,7 +113,8 @@ async def serving(model: list[str], address: str) -> AsyncIterator[str]:
             assert line, "the server did not start"
         yield line.decode().split()[-1]
     finally:
-        server.terminate()
+        with suppress(ProcessLookupError):  # it did not start
+            server.terminate()
         await server.wait()
 
 
@@ -160,7 +152,7 @@ async def run(args: argparse.Namespace) -> int:
     """Run all rounds; return the exit status."""
     async with (
         AsyncLLM(args.model, max_restarts=10**6, num_pages=args.num_pages) as llm,
-        serving([args.model] if args.model else [], llm.engine_address) as url,
+        serving(llm.engine_address) as url,
     ):
         undisturbed = Streams(llm, url, args.streams, args.tokens)
         begun = time.monotonic()
