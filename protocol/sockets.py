@@ -68,20 +68,11 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
     return socket
 
 
-def connect_client(
-    context: zmq.Context[S],
-    address: str,
-    security: Security = NO_KEYS,
-    *,
-    receive_messages: int = _CLIENT_RECEIVE_MESSAGES,
-) -> S:
-    """Return a client's DEALER; libzmq retries until the engine is there. Raises AddressError and KeyFileError.
-
-    `receive_messages`: messages that libzmq reads ahead of the client.
-    """
+def connect_client(context: zmq.Context[S], address: str, security: Security = NO_KEYS) -> S:
+    """Return a client's DEALER; libzmq retries until the engine is there. Raises AddressError and KeyFileError."""
     path = ipc_path(address)
     with _open(context, zmq.DEALER, address, security) as socket:
-        socket.rcvhwm = receive_messages
+        socket.rcvhwm = _CLIENT_RECEIVE_MESSAGES
         socket.maxmsgsize = MAX_REPLY_BYTES
         socket.reconnect_ivl_max = 2000
         if security.keys is not None:

@@ -50,7 +50,6 @@ _FAILED_HANDSHAKE = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _LINGER_MS = 500
-_READ_AHEAD = 65_536  # messages, that libzmq's thread reads while Python does not run; a minute of steps
 
 
 class Connection:
@@ -64,7 +63,7 @@ class Connection:
         self.address = address
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = connect_client(self._context, address, security, receive_messages=_READ_AHEAD)
+            self._socket = connect_client(self._context, address, security)
         except BaseException:
             self._context.destroy(linger=0)
             raise

@@ -41,6 +41,5 @@ def test_a_starved_client_keeps_its_streams(engine_address: str) -> None:
                     hold_the_interpreter(40 * HEARTBEAT)
                 num_tokens += len(output.outputs[0].token_ids)
             assert num_tokens == 1500
-            assert (await llm.stats())["clients_silent"] == 0
 
     asyncio.run(run())
