@@ -61,7 +61,7 @@ class EngineLoop:
         self._mail = Mail()  # out of the inbox
         self._drain_seconds = drain_seconds
         self._parent = parent
-        self._is_supervised = is_supervised
+        self.is_supervised = is_supervised
         self._deadline = math.inf
         self._is_clean = True  # no garbage since the last collection
 
@@ -82,7 +82,7 @@ class EngineLoop:
                 self._core.step()
                 self._server.last_step = time.monotonic()
         except Exception as error:
-            if self._server.failure is None and not self._is_supervised:  # else no client can be reached, or is to be
+            if self._server.failure is None and not self.is_supervised:  # else no client can be reached, or is to be
                 self._core.end_all(f"the engine failed: {error}")
             raise
         self._core.drain()

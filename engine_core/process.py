@@ -75,7 +75,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         core, server, loop = _prepare(parsed, parent)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
-    status, is_supervised = 1, parsed.beat_seconds is not None
+    status = 1
     try:
         with _explained():
             server.start(core.reject_early)
@@ -86,7 +86,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         try:
             loop.run()
         except Exception:
-            if is_supervised:
+            if loop.is_supervised:
                 _leave(status)  # without a word to the clients, who go on with the next engine
             raise
         status = 0

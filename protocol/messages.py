@@ -19,7 +19,7 @@ PROTOCOL_VERSION = 5
 
 
 class Role(enum.StrEnum):
-    """What the engine lets a client do."""
+    """Role of a client at the engine: the calls and fields that it may use."""
 
     CLIENT = "client"  # its own requests, and `stats`
     ADMIN = "admin"  # whatever concerns others as well

@@ -28,7 +28,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     It prints `READY <address>` whenever others can attach with --engine-address. SIGTERM lets running requests finish,
     Ctrl-C aborts them.
     """
-    from quire.frontend.client.supervisor import Supervision, Supervisor
+    from quire.frontend.client.supervisor import Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.protocol.address import default_address
 
@@ -38,11 +38,16 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
-    supervised = {name: given.pop(name, row.default) for name, row in options_of(SupervisionOptions).items()}
+    supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
-    supervision = Supervision(start_timeout=math.inf, shutdown_timeout=shutdown_timeout, **supervised)
-    address = given.pop("engine_address", None) or default_address()
-    supervisor = Supervisor(address, command_line(given), supervision, lambda ready: print("READY", ready, flush=True))
+    supervisor = Supervisor(
+        given.pop("engine_address", None) or default_address(),
+        command_line(given),
+        SupervisionOptions(**supervised),
+        start_timeout=math.inf,
+        shutdown_timeout=shutdown_timeout,
+        on_ready=lambda address: print("READY", address, flush=True),
+    )
     with _ended_by_signals(supervisor):
         supervisor.wait_ready()
         supervisor.join()

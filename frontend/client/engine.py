@@ -18,7 +18,7 @@ from quire.frontend.client.request import (
     check_embedding,
     validate_pooling,
 )
-from quire.frontend.client.supervisor import Supervision, Supervisor
+from quire.frontend.client.supervisor import Supervisor
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import RequestOutput
@@ -302,8 +302,13 @@ class ConnectedEngine:
 
 def _supervise(args: EngineArgs) -> Supervisor:
     """Start the engine of an `LLM` or `AsyncLLM`, on a socket in a private folder."""
-    supervision = Supervision(args.start_timeout, args.step_timeout, args.max_restarts, _DRAIN_SECONDS)
-    return Supervisor(default_address(), args.command_line(), supervision)
+    return Supervisor(
+        default_address(),
+        args.command_line(),
+        args,
+        start_timeout=args.start_timeout,
+        shutdown_timeout=_DRAIN_SECONDS,
+    )
 
 
 # Variables of the chat template that are set by other arguments.

@@ -11,14 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, show
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
+from quire.protocol.engine_options import SupervisionOptions
 
-_HEALTHY_SECONDS = 2.0  # an engine that lives longer, and longer than some times its start, has not died "again"
-_HEALTHY_STARTS = 2
+_HEALTHY_SECONDS = 2.0  # of life, at least
+_HEALTHY_STARTS = 2  # and as many times the time of its start
 _RESTARTS_AT_ONCE = 2  # without a pause; later pauses are twice as long each time
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
@@ -26,21 +26,6 @@ _TICK_SECONDS = 1.0
 _STANDBY_TICKS = 2  # of a process, after which the next one is made to stand by
 _LATE_BEATS = 2  # that tell of no step for too long
 _SILENT_TICKS = 10  # without a beat, after which a process counts as stopped
-
-
-@dataclass(frozen=True)
-class Supervision:
-    """How long an engine may take, and how often it is started again.
-
-    `start_timeout`: seconds until it is ready. `step_timeout`: seconds without the end of a step while there is
-    something to do, after which it counts as hung; 0: never. `max_restarts`: of engines that die soon, one after the
-    other; 0: it is not started again. An engine has lived long enough after twice the time of its start, and 2 seconds.
-    """
-
-    start_timeout: float
-    step_timeout: float
-    max_restarts: int
-    shutdown_timeout: float
 
 
 class Supervisor:
@@ -54,21 +39,28 @@ class Supervisor:
         self,
         address: str,
         flags: Sequence[str],
-        supervision: Supervision,
+        options: SupervisionOptions,
+        *,
+        start_timeout: float,
+        shutdown_timeout: float,
         on_ready: Callable[[str], None] = lambda _address: None,
     ) -> None:
-        """Start the first process. Raises `EngineStartError`."""
+        """Start the first process with these flags. Raises `EngineStartError`.
+
+        `start_timeout`: seconds until a process is ready; `shutdown_timeout`: those that open requests get at the end.
+        """
         self.address = address
         self.failure: EngineDeadError | None = None
-        self.num_restarts = 0
         self._flags = flags
-        self._supervision = supervision
+        self._options = options
+        self._start_timeout = start_timeout
+        self._shutdown_timeout = shutdown_timeout
         self._on_ready = on_ready
         # The KV pages of an engine that has died are the next one's.
         self._kv_memory = os.memfd_create("quire-kv", os.MFD_CLOEXEC)
         self._stopping = threading.Event()
         self._owner = os.getpid()
-        self._begun = time.monotonic()
+        self._begun = time.monotonic()  # of the last process
         try:
             self._process = self._spawn()
         except BaseException:  # a signal too may arrive here
@@ -92,8 +84,8 @@ class Supervisor:
 
         Raises `EngineStartError`: what keeps the first process from starting would keep the next ones too.
         """
-        self.address = self._process.wait_ready(self._supervision.start_timeout)
-        self._start_seconds = time.monotonic() - self._begun
+        self.address = self._process.wait_ready(self._start_timeout)
+        self._note_start()
         self._on_ready(self.address)
         self._thread.start()
         return self.address
@@ -112,7 +104,7 @@ class Supervisor:
         if os.getpid() != self._owner:
             return  # a forked child inherits the object, but does not own the engine
         self._stopping.set()
-        self._process.stop(self._supervision.shutdown_timeout + KILL_SECONDS)
+        self._process.stop(self._shutdown_timeout + KILL_SECONDS)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
@@ -120,15 +112,20 @@ class Supervisor:
             self._standby.stop(KILL_SECONDS)
         self._release()
 
+    def _note_start(self) -> None:
+        """Note that a process is ready, and from when on it has lived long enough not to have died "again"."""
+        now = time.monotonic()
+        self._old_from = now + max(_HEALTHY_SECONDS, _HEALTHY_STARTS * (now - self._begun))
+
     def _spawn(self, *, stands_by: bool = False) -> EngineProcess:
         flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
-        flags += ["--shutdown-timeout", str(self._supervision.shutdown_timeout)]
+        flags += ["--shutdown-timeout", str(self._shutdown_timeout)]
         flags += ["--kv-memory-fd", str(self._kv_memory)]
         return EngineProcess(flags, kept_fds=[self._kv_memory], stands_by=stands_by)
 
     def _stand_by(self) -> None:
         """Have the next process stand by, if it is to be had."""
-        if self._standby is None and self._supervision.max_restarts:
+        if self._standby is None and self._options.max_restarts:
             with contextlib.suppress(EngineStartError):
                 self._standby = self._spawn(stands_by=True)
 
@@ -148,15 +145,13 @@ class Supervisor:
     def _supervise(self) -> None:
         deaths = 0  # of engines that have not lived long
         while not self._stopping.is_set():
-            begun = time.monotonic()
             cause = self._watch(self._process)
             if self._stopping.is_set():
                 return
             if self._process.status == 0:
                 self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
-            is_old = time.monotonic() - begun > max(_HEALTHY_SECONDS, _HEALTHY_STARTS * self._start_seconds)
-            deaths = 1 if is_old else deaths + 1
+            deaths = 1 if time.monotonic() > self._old_from else deaths + 1
             report = self._process.exit_report()
             report = EngineDeadError(cause + report.summary, report.details)
             show(f"quire: {report.summary}\n")  # its stderr has been shown
@@ -167,7 +162,7 @@ class Supervisor:
 
     def _restart(self, deaths: int, report: EngineDeadError) -> bool:
         """Start the next process; return True once it can be used."""
-        if deaths > self._supervision.max_restarts:
+        if deaths > self._options.max_restarts:
             times = f", {deaths} times in a row, and is not started again" if deaths > 1 else ""
             self.failure = EngineDeadError(f"{report.summary}{times}", report.details)
             return False
@@ -179,19 +174,18 @@ class Supervisor:
             return False
         if deaths > _RESTARTS_AT_ONCE:  # maybe its KV pages are the cause
             os.ftruncate(self._kv_memory, 0)
-        self.num_restarts += 1
-        begun = time.monotonic()
+        self._begun = time.monotonic()
         try:
             self._process = self._next_process()
             if self._stopping.is_set():  # `stop` has ended the one before
                 self._process.stop(KILL_SECONDS)
                 return False
-            address = self._process.wait_ready(self._supervision.start_timeout)
+            address = self._process.wait_ready(self._start_timeout)
         except EngineStartError as error:
             show(f"quire: {error}\n")
             self._process.stop(KILL_SECONDS)
             return False
-        self._start_seconds = time.monotonic() - begun
+        self._note_start()
         with contextlib.suppress(OSError):  # nobody reads it any more
             self._on_ready(address)
         return True
@@ -213,14 +207,14 @@ class Supervisor:
                 self._stand_by()
             silent_ticks = silent_ticks + 1 if process.num_beats == num_beats else 0
             beat = process.last_beat
-            is_late = beat is not None and 0 < self._supervision.step_timeout < beat.step_age
+            is_late = beat is not None and 0 < self._options.step_timeout < beat.step_age
             late_beats = late_beats + (process.num_beats != num_beats) if is_late else 0
             num_beats = process.num_beats
             # Ticks and beats are counted, not timed: if all were suspended, the engine is not to blame.
             if silent_ticks >= _SILENT_TICKS:
                 words = f"gave no sign of life for {silent_ticks} s"
             elif late_beats >= _LATE_BEATS and beat is not None:
-                words = f"ended no step for {beat.step_age:.0f} s (step_timeout={self._supervision.step_timeout:g})"
+                words = f"ended no step for {beat.step_age:.0f} s (step_timeout={self._options.step_timeout:g})"
             else:
                 continue
             state = "" if beat is None else f"; its last state: {beat.state}"

@@ -18,7 +18,8 @@ from patience import PATIENCE
 from quire.frontend import LLM, AsyncLLM, EngineDeadError, SamplingParams
 from quire.frontend.client import supervisor as module
 from quire.frontend.client.launcher import Beat
-from quire.frontend.client.supervisor import Supervision, Supervisor
+from quire.frontend.client.supervisor import Supervisor
+from quire.protocol.engine_options import SupervisionOptions
 from quire.protocol.messages import SchedulerStats
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
@@ -115,12 +116,12 @@ class HungProcess:
     ],
 )
 def test_an_engine_that_hangs_is_ended_with_its_last_state(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch, process: HungProcess, words: str
+    monkeypatch: pytest.MonkeyPatch, process: HungProcess, words: str
 ) -> None:
     monkeypatch.setattr(module, "_TICK_SECONDS", 0.001)
     monkeypatch.setattr(Supervisor, "_spawn", lambda self: None)
-    supervision = Supervision(start_timeout=1.0, step_timeout=60.0, max_restarts=0, shutdown_timeout=1.0)
-    supervisor = Supervisor("ipc:///nowhere", ["--model", str(demo_model)], supervision)
+    options = SupervisionOptions(step_timeout=60.0, max_restarts=0)
+    supervisor = Supervisor("ipc:///nowhere", [], options, start_timeout=1.0, shutdown_timeout=1.0)
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(supervisor._watch(process))  # type: ignore[arg-type]
     os.close(supervisor._kv_memory)
