@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.kernels._native import Runner, xxh64
+from quire.kernels._native import Runner, checksum
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix, Operand
@@ -115,8 +115,8 @@ class CacheFile:
             raise DamagedFileError("is the file of other weights")
         checksums = np.frombuffer(footer[_KEY_BYTES:-8], np.uint64)
         offset = 0
-        for (matrix, size), checksum in zip(self.sizes.items(), checksums, strict=True):
-            if self.runner.read_part(descriptor, offset, self.addresses[matrix], size) != checksum:
+        for (matrix, size), stored in zip(self.sizes.items(), checksums, strict=True):
+            if self.runner.read_part(descriptor, offset, self.addresses[matrix], size) != stored:
                 raise DamagedFileError(f"is damaged in {matrix.parts[0].tensor} (wrong checksum)")
             offset += size
             progress(size)
@@ -158,8 +158,8 @@ class CacheFile:
         try:
             offset, footer = 0, self.key
             for matrix, size in self.sizes.items():
-                checksum = self.runner.write_part(descriptor, offset, self.addresses[matrix], size)
-                footer += checksum.to_bytes(8, "little")
+                written = self.runner.write_part(descriptor, offset, self.addresses[matrix], size)
+                footer += written.to_bytes(8, "little")
                 offset += size
             os.pwrite(descriptor, footer + _checksum(footer), offset)
             self.path.with_suffix(".partial").rename(self.path)
@@ -177,7 +177,7 @@ def key_of(quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtype
 
 
 def _checksum(content: bytes) -> bytes:
-    return xxh64(np.frombuffer(content, np.uint8)).to_bytes(8, "little")
+    return checksum(np.frombuffer(content, np.uint8)).to_bytes(8, "little")
 
 
 def _open_locked(partial: Path) -> int:

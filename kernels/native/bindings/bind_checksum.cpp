@@ -6,7 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "checksum/checked_file.h"
-#include "checksum/xxh64.h"
+#include "checksum/checksum.h"
 #include "compute/runner.h"
 
 namespace nb = nanobind;
@@ -17,9 +17,7 @@ namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::uint64_t xxh64_of(const Bytes& bytes, std::uint64_t seed) {
-  return xxh64(std::as_bytes(std::span(bytes.data(), bytes.size())), seed);
-}
+std::uint64_t checksum_of(const Bytes& bytes) { return checksum(std::as_bytes(std::span(bytes.data(), bytes.size()))); }
 
 std::span<std::byte> memory_of(Runner& runner, Address address, std::size_t num_bytes) {
   auto* memory = reinterpret_cast<std::byte*>(address);
@@ -40,7 +38,7 @@ void raise_os_error(const std::exception_ptr& pointer, void*) {
 
 void bind_checksum(nb::module_& m) {
   nb::register_exception_translator(raise_os_error);
-  m.def("xxh64", &xxh64_of, "data"_a, "seed"_a = 0, "Return the XXH64 of bytes.");
+  m.def("checksum", &checksum_of, "data"_a, "Return the XXH3 (64 bits) of bytes.");
 }
 
 void bind_checked_file(nb::class_<Runner>& runner) {
@@ -51,7 +49,7 @@ void bind_checked_file(nb::class_<Runner>& runner) {
             return read_part(r.threads(), descriptor, offset, memory_of(r, address, num_bytes));
           },
           "descriptor"_a, "offset"_a, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Read part of an open file into memory of the runner and return its checksum: the XXH64 of the XXH64s of "
+          "Read part of an open file into memory of the runner and return its checksum, that of the checksums of "
           "its MiB. Raises OSError.")
       .def(
           "write_part",

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <vector>
 
-#include "checksum/xxh64.h"
+#include "checksum/checksum.h"
 
 namespace quire {
 namespace {
@@ -35,10 +35,10 @@ std::uint64_t for_each_block(ThreadPool& pool, std::uint64_t offset, std::span<B
       const std::size_t begin = i * kChecksumBlock;
       const std::span<Byte> block = memory.subspan(begin, std::min(kChecksumBlock, memory.size() - begin));
       transfer_all(block, offset + begin, transfer);
-      hashes[i] = xxh64(block);
+      hashes[i] = checksum(block);
     }
   });
-  return xxh64(std::as_bytes(std::span(hashes)));
+  return checksum(std::as_bytes(std::span(hashes)));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace quire {
 
 // Parts of files are read and written by all threads, in blocks that are hashed while they are in the CPU's cache. The
-// checksum is the XXH64 of the blocks' XXH64s. Both functions throw std::system_error with the system's error, and
+// checksum is that of the blocks' checksums. Both functions throw std::system_error with the system's error, and
 // `read_part` also where the file ends early.
 
 inline constexpr std::size_t kChecksumBlock = std::size_t{1} << 20;  ///< bytes

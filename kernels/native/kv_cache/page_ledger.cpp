@@ -1,7 +1,5 @@
 #include "kv_cache/page_ledger.h"
 
-#include <llvm/Support/xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -9,12 +7,14 @@
 #include <ranges>
 #include <utility>
 
+#include "checksum/checksum.h"
+
 namespace quire {
 namespace {
 
 template <class T, std::size_t size>
 std::uint64_t hash_of(std::span<T, size> values) {
-  return llvm::xxh3_64bits({reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes()});
+  return checksum(std::as_bytes(values));
 }
 
 }  // namespace
