@@ -144,3 +144,34 @@ def test_quire_engine_starts_its_engine_again(demo_model: Path, tmp_path: Path) 
     assert process.returncode == 0
     assert "quire: the engine was killed by SIGKILL" in err
     assert not Path(address.removeprefix("ipc://")).exists()
+
+
+_FAILS_ONCE = """
+import sys
+if "quire.engine_core" in sys.orig_argv:
+    from pathlib import Path
+    from quire.engine_core.engine import EngineCore
+    flag, step = Path({flag!r}), EngineCore.step
+    def failing(core):
+        step(core)
+        if core.last_step.step > 30 and flag.exists():
+            flag.unlink()
+            raise RuntimeError("out of luck")
+    EngineCore.step = failing
+"""
+
+
+def test_an_engine_that_fails_in_python_leaves_its_requests_to_the_next(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flag = tmp_path / "flag"
+    (tmp_path / "sitecustomize.py").write_text(_FAILS_ONCE.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with LLM(str(demo_model), num_pages=256) as llm:
+        expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
+        flag.touch()
+        assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
+        assert not flag.exists()
+        stats = llm.stats()
+        assert (stats["pages_held"], stats["pages_free"] + stats["pages_cached"]) == (0, 256)
+    assert "RuntimeError: out of luck" in capfd.readouterr().err
