@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from quire.engine_core.executor import Executor
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.intake import Intake
+from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs, Send
 from quire.engine_core.scheduling.batch import Batch
@@ -52,9 +53,13 @@ class EngineCore:
         seed: int = 0,
         server_stats: Callable[[], dict[str, int]] = dict,
         grammars: Grammars | None = None,
+        tiers: Sequence[KvTier] = (),
+        wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler = Scheduler(executor, limits, clock)
+        """`wake` is called, on any thread, when pages from the tiers have come and `step` is to be called."""
+        self.scheduler = Scheduler(executor, limits, clock, tiers=tiers, wake=wake)
+        self.tiers = tiers
         self.limits = limits
         self.clock = clock
         self.sequences = executor.sequences
@@ -131,6 +136,8 @@ class EngineCore:
 
     def stop(self) -> bool:
         """End the threads that work for this engine, when it steps no more; return False if one can't be ended."""
+        for tier in self.tiers:
+            tier.stop()
         return self._constrained.stop()
 
     def step(self) -> None:

@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
@@ -21,16 +23,20 @@ from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.engine_core.kv_tiers.disk import DiskTier
+from quire.engine_core.kv_tiers.disk_files import DiskFiles
+from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.address import default_address
-from quire.protocol.engine_options import EngineProcessOptions
+from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
+from quire.protocol.options import parse_size
 
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
@@ -105,11 +111,15 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
     if parsed.kv_memory_fd is not None:
         _log_take_over(runner)
     inbox: Inbox = queue.SimpleQueue()
+
+    def wake() -> None:
+        inbox.put((b"", Ping()))
+
     limits = _make_limits(parsed, runner)
     server = EngineServer(
         parsed.engine_address or default_address(), _make_ready(parsed, runner, limits), inbox, parsed.security
     )
-    grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=lambda: inbox.put((b"", Ping())))
+    grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=wake)
     core = EngineCore(
         runner,
         limits,
@@ -117,6 +127,8 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
         seed=parsed.seed,
         server_stats=lambda: msgspec.structs.asdict(server.counters),
         grammars=grammars,
+        tiers=_start_tiers(parsed, runner),
+        wake=wake,
     )
     loop = EngineLoop(
         core,
@@ -169,7 +181,8 @@ def _leave(status: int) -> None:
 def _load(parsed: EngineProcessOptions) -> ModelRunner:
     """Load the model. Raises ModelError, whatever the reason for the failure."""
     try:
-        return load_model(load_options(parsed), _show_progress if sys.stderr.isatty() else None)
+        options = replace(load_options(parsed), log_sealed_pages=parsed.kv_disk is not None)
+        return load_model(options, _show_progress if sys.stderr.isatty() else None)
     except ModelError:
         raise
     except (ValueError, MemoryError, OverflowError, RuntimeError) as error:
@@ -184,6 +197,15 @@ def _log_take_over(runner: ModelRunner) -> None:
         "took over %d KV pages (%d tokens) of the engine before; dropped %d that were damaged or follow such a page",
         taken, taken * runner.block_size, dropped,
     )  # fmt: skip
+
+
+def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
+    if parsed.kv_disk is None:
+        return []
+    folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
+    disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner), runner)
+    disk.start()
+    return [disk]
 
 
 def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineShape:

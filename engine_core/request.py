@@ -37,6 +37,7 @@ class RequestStatus(enum.Enum):
 
     WAITING = enum.auto()
     WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = enum.auto()
+    WAITING_FOR_REMOTE_KVS = enum.auto()
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     FINISHED = enum.auto()
@@ -173,6 +174,7 @@ class Request:
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
     tenant: TenantName = b""
+    num_fetches: int = 0  # of KV pages that it has waited for
     num_charged_tokens: float = 0.0  # to its tenant
     num_times_passed_over: int = 0  # steps in which the policy admitted a later request
     queue_key: float = 0.0  # its place in the waiting queue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
 import msgspec
 
+from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
@@ -32,6 +33,7 @@ class EngineState(Protocol):
     scheduler: Scheduler
     sequences: Sequences
     server_stats: Callable[[], dict[str, int]]
+    tiers: Sequence[KvTier]
     tracer: Tracer
 
     @property

@@ -21,7 +21,10 @@ def perform(core: EngineState, client_id: bytes, call: UtilityCall) -> object:
 
 def _stats(core: EngineState, _client_id: bytes, _call: UtilityCall) -> object:
     more = {"deferred": core.scheduler.waiting.num_held, "totals": msgspec.to_builtins(core.totals)}
-    return msgspec.structs.asdict(core.stats) | more | core.server_stats()
+    stats = msgspec.structs.asdict(core.stats) | more | core.server_stats()
+    for tier in core.tiers:
+        stats |= tier.stats()
+    return stats
 
 
 def _reset_cache(core: EngineState, _client_id: bytes, _call: UtilityCall) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from quire.kernels._native import (
     Sequences,
     TokenMask,
     Vocabulary,
+    checksum,
 )
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.builder import BF16, F32, I8
@@ -42,7 +44,16 @@ from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.loader import Loader, check
 from quire.kernels.weights.quantization import choose_quantization
 
-__all__ = ["Constraint", "Matcher", "PoolingConfig", "SamplingConfig", "Sequences", "TokenMask", "Vocabulary"]
+__all__ = [
+    "Constraint",
+    "Matcher",
+    "PoolingConfig",
+    "SamplingConfig",
+    "Sequences",
+    "TokenMask",
+    "Vocabulary",
+    "checksum",
+]
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(task, done, total)."""
@@ -58,21 +69,21 @@ LOGIT_ROWS_AT_ONCE = 128
 class ModelRunner:
     """A loaded model. Sequences are opened in slots; `step` extends them. Not thread-safe.
 
-    `sequences`, `step`, `collect` and `fork` are the native runner's: see native/kv_cache/sequences.h and
-    native/compute/runner.h.
+    `sequences`, `step`, `collect` and `fork` are the native runner's, and so are the methods that copy KV pages, which
+    other threads may call: see native/kv_cache/sequences.h, native/compute/runner.h and native/kv_cache/page_io.h.
     """
 
-    def __init__(
-        self, native: Runner, jit: Jit, loader: Loader, plan: ModelPlan, options: LoadOptions, *, pages: int
-    ) -> None:
-        self._native = native
-        self._owners = (jit, loader)  # owners of the code that launches point to
-        checkpoint = loader.checkpoint
+    def __init__(self, assembly: Assembly, options: LoadOptions) -> None:
+        self._native = native = assembly.native
+        self._owners = (assembly.jit, assembly.loader)  # owners of the code that launches point to
+        checkpoint, plan = assembly.loader.checkpoint, assembly.plan
+        pages = native.sequences.free_pages + native.sequences.cached_pages
         self.architecture = ModelConfig(checkpoint.config).architecture
         self.vocab_size = plan.vocab_size
         self.hidden_size = plan.hidden_size
         self.max_model_len = plan.limits.max_model_len
         self.attention_context = plan.attention_context
+        self.kv_model = assembly.kv_model
         self.block_size = plan.limits.block_size
         self.num_pages = pages
         self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
@@ -85,6 +96,11 @@ class ModelRunner:
         self.step = native.step
         self.collect = native.collect
         self.fork = native.fork
+        self.page_bytes = native.page_bytes
+        self.read_page = native.read_page
+        self.write_page = native.write_page
+        self.take_sealed = native.take_sealed
+        self.has_kept = native.has_kept
 
     @property
     def threads(self) -> int:
@@ -100,6 +116,7 @@ class Assembly:
     jit: Jit  # owns the code that launches point to
     plan: ModelPlan
     loader: Loader
+    kv_model: str  # names all that the bits of KV depend on besides tokens; empty if the KV ends with the runner
     kernels: dict[Kernel, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
 
@@ -161,6 +178,8 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
+    if fd is None and options.log_sealed_pages:
+        fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
     pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv, file=file)
     if file is not None:
@@ -171,6 +190,7 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
         value_offset=layout.value_offset, kv_memory_fd=fd, kv_model="" if file is None else file.model,
+        log_sealed_pages=options.log_sealed_pages,
     )  # fmt: skip
     native = Runner(config)
     if options.pin_threads and not native.pinned:
@@ -179,7 +199,7 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
         )
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
     loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache)
-    assembly = Assembly(native, jit, plan, loader)
+    assembly = Assembly(native, jit, plan, loader, config.kv_model)
     assembly.compile(isa.name, progress)
     loader.load(plan.weights)
     assembly.allocate()
@@ -194,6 +214,4 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelR
     plan, _ = describe(options)
     assembly = assemble(plan, options, progress)
     assembly.add_launches()
-    native, sequences = assembly.native, assembly.native.sequences
-    pages = sequences.free_pages + sequences.cached_pages
-    return ModelRunner(native, assembly.jit, assembly.loader, plan, options, pages=pages)
+    return ModelRunner(assembly, options)

@@ -28,6 +28,7 @@ SECONDS = Range(0, 10**9, closed=False)  # 30 years, which every clock can count
 SECONDS_OR_ZERO = Range(0, 10**9)
 COUNT = Range(1, MAX_INT32)
 STEP_TOKENS = 1 << 20
+DEFAULT_DISK_SIZE = "16GiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,9 @@ class EngineOptions:
         kv_cache_memory_bytes: Memory for KV pages, as 4GiB or 512MiB. Default: up to 4GiB or half of the free memory.
         num_pages: KV pages, in place of kv_cache_memory_bytes. Default: as the memory allows.
         enable_prefix_caching: Keep KV pages for requests that begin with the same tokens.
+        kv_disk: Keep KV pages there too, also for later starts: a prefix is read from disk where that is faster than
+            computing it again. One engine may use a folder at a time.
+        kv_disk_bytes: Space that the pages in kv_disk may take, as 64GiB. Default: 16GiB.
 
     Scheduling:
         max_num_seqs: Sequences that run at once.
@@ -83,6 +87,8 @@ class EngineOptions:
     kv_cache_memory_bytes: Annotated[int | str | None, Option("SIZE")] = None
     num_pages: Annotated[int | None, Option("N", COUNT)] = None
     enable_prefix_caching: Annotated[bool, Option()] = True
+    kv_disk: Annotated[str | None, Option("FOLDER")] = None
+    kv_disk_bytes: Annotated[int | str | None, Option("SIZE")] = None
     max_num_seqs: Annotated[int, Option("N", Range(1, 1 << 16))] = 256
     max_num_batched_tokens: Annotated[int, Option("TOKENS", Range(1, STEP_TOKENS))] = 2048
     scheduling_policy: Annotated[str, Option("NAME", choices=SCHEDULING_POLICIES)] = "fcfs"
@@ -97,6 +103,10 @@ class EngineOptions:
         check_options(self)
         if self.kv_cache_memory_bytes is not None and self.num_pages is not None:
             raise ValueError("kv_cache_memory_bytes and num_pages both size the KV cache; give one of them")
+        if self.kv_disk is not None and not self.enable_prefix_caching:
+            raise ValueError("kv_disk keeps pages of the prefix cache, and enable_prefix_caching=False turns that off")
+        if self.kv_disk_bytes is not None and self.kv_disk is None:
+            raise ValueError("kv_disk_bytes is given without kv_disk, the folder that it bounds")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,16 @@ class RequestLifecycle:
         else:
             self._wait(request)
 
+    def hold_back(self, request: Request, status: RequestStatus) -> None:
+        """Keep a waiting request from starting until it is released."""
+        self.waiting.remove(request)
+        request.status = status
+        self.waiting.hold(request)
+
     def release(self, request: Request) -> None:
         """Let a request that was held back start from now on. It has kept its place by its arrival."""
         self.waiting.remove(request)
-        request.status = RequestStatus.WAITING
+        request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
         self._wait(request)
 
     def remove(self, request: Request) -> None:
@@ -100,7 +106,7 @@ class RequestLifecycle:
                 found = self._sequences.start(request.slot, request.num_tokens)
         if found is not None:
             self._run(request, found)
-        elif not self.running:
+        elif self.available_pages == self._limits.num_pages:
             raise self._lacks_promised_pages(request)
         return found
 

@@ -6,6 +6,7 @@ much, as its attention takes as many operations as all else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from quire.engine_core.request import Request
@@ -46,6 +47,11 @@ class PrefillBudget:
             stretch = min(_STRETCH + backlog * self._token_seconds / _BACKLOG_SECONDS, _MAX_STRETCH)
             seconds = (stretch - 1) * self._decode_seconds
         return max(_LEAST_COST, min(seconds / self._token_seconds, _UNBOUNDED))  # infinite after steps of no time
+
+    def seconds(self, start: int, end: int) -> float:
+        """Return the time that computing tokens [start, end) of a prompt takes; infinite before it was measured."""
+        cost = (end - start) * self.token_cost((start + end) / 2)
+        return cost * self._token_seconds if self._token_seconds else math.inf
 
     def token_cost(self, position: float) -> float:
         """Return the cost of a token at this position."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from quire.engine_core.executor import Executor
-from quire.engine_core.request import Request
+from quire.engine_core.kv_tiers.tier import KvTier
+from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch, RunningRequests
+from quire.engine_core.scheduling.fetches import Fetches
 from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
@@ -30,7 +32,16 @@ _ADMIT_SECONDS = 5e-4  # of a step, to order the waiting requests, and to start 
 class Scheduler:
     """Decides each step. Requests enter by `add` and leave by `remove`, whatever their state."""
 
-    def __init__(self, executor: Executor, limits: EngineShape, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        limits: EngineShape,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        tiers: Sequence[KvTier] = (),
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`wake` is called, on any thread, when pages from the tiers have come."""
         self.limits = limits
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
@@ -40,6 +51,7 @@ class Scheduler:
         waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
         self._requests = requests = RequestLifecycle(executor, limits, waiting, clock)
         self._prefixes = PrefixMatcher(executor.sequences, limits, policy)
+        self.fetches = Fetches(executor.sequences, limits, tiers, self.prefill_budget, wake, clock)
         self.running, self.waiting, self.pins, self.counters = (
             requests.running, requests.waiting, requests.pins, requests.counters,
         )  # fmt: skip
@@ -59,6 +71,8 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decide the next step and get its pages. Empty only if there are no requests, or none could start."""
+        for request in self.fetches.take_ready():
+            self.release(request)
         batch, running = Batch(), RunningRequests.of(self.running)
         if preempted := self._preempt_until_it_fits(running.growing):
             running = RunningRequests.of(self.running)
@@ -127,6 +141,7 @@ class Scheduler:
         computing = {self._prefixes.page_in_progress(request) for request in prefills}
         to_grow = self.admission.pages_to_grow(self.running)
         admitted: list[Request] = []
+        fetching: list[Request] = []
         for request in self._candidates(batch):
             if budget <= 0 or (self.running and width + request.width > most):
                 break
@@ -137,6 +152,9 @@ class Scheduler:
             needed = now - match.num_tokens // self.limits.block_size + match.cached_pages
             if self.running and needed > self.available_pages - self.admission.reserved_pages(to_grow + growth):
                 break
+            if match.source is None and self.fetches.begin(request, match.num_tokens):
+                fetching.append(request)
+                continue
             if (found := self._requests.start(request, match.source)) is None:
                 break
             batch.num_cached_tokens += found if request.num_preemptions == 0 else 0
@@ -148,6 +166,8 @@ class Scheduler:
         self.waiting.note_admitted(admitted)
         for request in admitted:
             self._requests.leave_queue(request)
+        for request in fetching:
+            self._requests.hold_back(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
         return admitted
 
     def _chunk_budget(self, prefills: Sequence[Request], max_cost: float) -> float:

@@ -67,6 +67,12 @@ std::tuple<std::int64_t, std::int32_t, std::int32_t> match_sequence(Sequences& s
   return {match.tokens, match.cached_pages, match.end};
 }
 
+std::vector<nb::bytes> prefix_keys(Sequences& sequences, std::int32_t slot) {
+  std::vector<nb::bytes> keys;
+  for (const PrefixKey& key : sequences.keys(slot)) keys.push_back(bytes_of(key));
+  return keys;
+}
+
 using HotPrefixTuple = std::tuple<std::uint32_t, std::int32_t, std::int32_t, bool, Tokens, Tokens>;
 
 std::vector<HotPrefixTuple> hottest(const RadixTree& tree, std::int32_t count) {
@@ -144,7 +150,17 @@ void bind_sequences(nb::module_& m) {
            "Give a slot its first pages; return the number of tokens that they hold already, or None if too few are "
            "free.")
       .def("reserve", &Sequences::reserve, "slot"_a, "num_tokens"_a)
-      .def("share", &Sequences::share, "slot"_a, "num_computed"_a)
+      .def(
+          "share",
+          [](Sequences& s, std::int32_t slot, std::int64_t num_computed, const std::vector<std::uint64_t>& contents) {
+            s.share(slot, num_computed, contents);
+          },
+          "slot"_a, "num_computed"_a, "contents"_a = std::vector<std::uint64_t>(),
+          "Put the full pages of the first computed tokens into the prefix cache; `contents` are the checksums of "
+          "their KV, as Runner.read_page returns them, from the first page on that is not there yet.")
+      .def("keys", &prefix_keys, "slot"_a,
+           "Return the keys of the prefixes that `match` may find: of the empty one, and of those that full pages end; "
+           "none for a sequence that shares no pages.")
       .def("append", &Sequences::append, "slot"_a, "token_id"_a)
       .def("truncate", &Sequences::truncate, "slot"_a, "num_tokens"_a, nb::kw_only(), "recompute_last"_a = true,
            "Keep the first tokens, and the pages that hold them, without the one that is written next if others have "

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kv_cache/prefix_key.h"
+
 namespace quire {
 
 class Runner;
@@ -11,11 +13,14 @@ class Runner;
 /// Memory as Python passes it to kernels.
 using Address = std::uintptr_t;
 
+inline nanobind::bytes bytes_of(const PrefixKey& key) { return nanobind::bytes(key.data(), key.size()); }
+
 void bind_abi(nanobind::module_& m);
 void bind_checked_file(nanobind::class_<Runner>& runner);
 void bind_checksum(nanobind::module_& m);
 void bind_grammar(nanobind::module_& m);
 void bind_jit(nanobind::module_& m);
+void bind_page_io(nanobind::class_<Runner>& runner);
 void bind_runner(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_sequences(nanobind::module_& m);

@@ -33,9 +33,15 @@ std::unique_ptr<KvFile> open_kv_file(const RunnerConfig& config) {
   return std::make_unique<KvFile>(*config.kv_memory_fd, config.num_pages, config.block_size, bytes);
 }
 
-std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& kv, ThreadPool& threads,
-                                        const std::string& model) {
-  return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, kv, threads, model_key(model));
+std::unique_ptr<SealedPages> open_log(const RunnerConfig& config) {
+  if (!config.log_sealed_pages) return nullptr;
+  if (!config.kv_memory_fd) throw std::invalid_argument("log_sealed_pages needs the file of kv_memory_fd");
+  return std::make_unique<SealedPages>(static_cast<std::size_t>(config.num_pages));
+}
+
+std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& kv, ThreadPool& threads, const std::string& model,
+                                        SealedPages* log) {
+  return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, kv, threads, model_key(model), log);
 }
 
 const RunnerConfig& checked(const RunnerConfig& config) {
@@ -72,7 +78,8 @@ Runner::Runner(const RunnerConfig& config)
       kv_file_(open_kv_file(config)),
       kv_(kv_file_ ? kv_file_->tiles() : static_cast<std::byte*>(arena_.allocate(KvMemory::bytes(shape_of(config)))),
           threads_, shape_of(config)),
-      ledger_(open_ledger(kv_file_.get(), kv_, threads_, config.kv_model)),
+      sealed_pages_(open_log(config)),
+      ledger_(open_ledger(kv_file_.get(), kv_, threads_, config.kv_model, sealed_pages_.get())),
       sequences_(config.num_pages, config.block_size, config.vocab_size, kv_.extent(), ledger_.get()),
       sampler_(threads_) {
   if (ledger_) kv_.prefault(sequences_.pages().committed());  // maps what is resident

@@ -17,6 +17,7 @@
 #include "kv_cache/kv_file.h"
 #include "kv_cache/kv_memory.h"
 #include "kv_cache/page_ledger.h"
+#include "kv_cache/sealed_pages.h"
 #include "kv_cache/sequences.h"
 #include "sampling/batch_sampler.h"
 #include "sampling/sampler.h"
@@ -43,6 +44,7 @@ struct RunnerConfig {
   /// besides tokens. Without a file KV memory ends with the runner.
   std::optional<std::int32_t> kv_memory_fd;
   std::string kv_model;
+  bool log_sealed_pages;  ///< of the file, for those who copy them elsewhere
 };
 
 /// Log probabilities at one position, with the token that stands there.
@@ -72,7 +74,8 @@ class Runner {
   ThreadPool& threads() { return threads_; }
   Sequences& sequences() { return sequences_; }
   const StepInputs& inputs() const { return inputs_; }
-  const PageLedger* ledger() const { return ledger_.get(); }  ///< nullptr without a KvFile
+  const PageLedger* ledger() const { return ledger_.get(); }   ///< nullptr without a KvFile
+  SealedPages* sealed_pages() { return sealed_pages_.get(); }  ///< nullptr unless they are logged
 
   /// Allocates zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes,
   /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
@@ -141,6 +144,7 @@ class Runner {
   ThreadPool threads_;
   std::unique_ptr<KvFile> kv_file_;
   KvMemory kv_;
+  std::unique_ptr<SealedPages> sealed_pages_;
   std::unique_ptr<PageLedger> ledger_;
   Sequences sequences_;
   StepInputs inputs_;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -42,6 +43,15 @@ class KvMemory {
   }
   std::int64_t tiles() const { return shape_.num_pages * tiles_of_page(); }  ///< of a head
   std::int64_t tiles_of_page() const { return shape_.block_size / kTileTokens; }
+
+  /// The bytes of a page lie in runs, one for each head of each layer in turn.
+  std::int64_t runs_of_page() const { return shape_.layers * shape_.heads; }
+  std::span<std::byte> run_of_page(std::int32_t page, std::int64_t run) const {
+    return {tile(run / shape_.heads, run % shape_.heads, page * tiles_of_page()), run_bytes()};
+  }
+  std::size_t run_bytes() const { return static_cast<std::size_t>(tiles_of_page() * shape_.tile_bytes); }
+  std::size_t page_bytes() const { return static_cast<std::size_t>(runs_of_page()) * run_bytes(); }
+
   const Shape& shape() const { return shape_; }
   std::int32_t extent() const { return extent_; }  ///< pages of which a head's tiles fill a huge page
 

@@ -19,35 +19,54 @@ std::uint64_t hash_of(std::span<T, size> values) {
 
 }  // namespace
 
-PageLedger::PageLedger(KvFile& file, const KvMemory& memory, ThreadPool& threads, const PrefixKey& model)
-    : file_(file), memory_(memory), threads_(threads), model_(model) {}
+PageLedger::PageLedger(KvFile& file, const KvMemory& memory, ThreadPool& threads, const PrefixKey& model,
+                       SealedPages* log)
+    : file_(file), memory_(memory), threads_(threads), model_(model), log_(log), generations_(file.records().size()) {}
 
-void PageLedger::add(std::int32_t page, std::int32_t parent, const PrefixKey& prefix) {
+void PageLedger::add(std::int32_t page, std::int32_t parent, const PrefixKey& prefix,
+                     std::optional<std::uint64_t> content) {
   record(page).parent = std::max(parent, kNone);
   record(page).prefix = prefix;
   record(page).state.store(PageRecord::kFull, std::memory_order_relaxed);
   use(page);
-  added_.push_back(page);
+  added_.push_back({page, content});
 }
 
 void PageLedger::seal() {
   // A page may have been removed since it was added, and added again.
-  std::erase_if(added_, [&](std::int32_t page) { return record(page).state != PageRecord::kFull; });
-  const std::vector<std::uint64_t> sums = checksums(added_);
-  for (std::size_t i = 0; i < added_.size(); i++) {
-    record(added_[i]).checksum = sums[i];
-    record(added_[i]).state.store(PageRecord::kSealed, std::memory_order_release);
+  std::erase_if(added_, [&](const Added& added) { return record(added.page).state != PageRecord::kFull; });
+  std::vector<std::int32_t> unknown;
+  for (const Added& added : added_)
+    if (!added.content) unknown.push_back(added.page);
+  const std::vector<std::uint64_t> found = contents(unknown);
+  auto next = found.begin();
+  for (const Added& added : added_) {
+    const std::uint64_t content = added.content ? *added.content : *next++;
+    record(added.page).checksum = checksum_of(added.page, content);
+    record(added.page).state.store(PageRecord::kSealed, std::memory_order_release);
+    log(added.page, content);
   }
   added_.clear();
 }
 
+/// Tells those who copy sealed pages elsewhere of one.
+void PageLedger::log(std::int32_t page, std::uint64_t content) {
+  if (log_ == nullptr) return;
+  log_->add({page, generations_[static_cast<std::size_t>(page)].load(std::memory_order_relaxed), prefix(page),
+             key(page), content});
+}
+
 void PageLedger::remove(std::int32_t page) {
   record(page).state.store(PageRecord::kEmpty, std::memory_order_relaxed);
+  generations_[static_cast<std::size_t>(page)].fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // before any write to the page
 }
 
 std::vector<std::int32_t> PageLedger::take_over() {
-  std::vector<std::int32_t> pages = in_order(intact_pages());
+  const std::map<std::int32_t, std::uint64_t> intact = intact_pages();
+  std::vector<std::int32_t> candidates;
+  for (const auto& [page, content] : intact) candidates.push_back(page);
+  std::vector<std::int32_t> pages = in_order(candidates);
   for (std::int32_t page : std::views::reverse(pages))
     if (parent(page) != kNone) record(parent(page)).last_use = std::max(last_use(parent(page)), last_use(page));
   std::vector<bool> is_kept(file_.records().size());
@@ -57,18 +76,20 @@ std::vector<std::int32_t> PageLedger::take_over() {
     num_dropped_ += record(page).state == PageRecord::kSealed;
     remove(page);
   }
+  for (std::int32_t page : pages) log(page, intact.at(page));
   num_taken_over_ = static_cast<std::int32_t>(pages.size());
   return pages;
 }
 
-/// Returns the sealed pages whose checksum is right.
-std::vector<std::int32_t> PageLedger::intact_pages() {
-  std::vector<std::int32_t> pages, intact;
+/// Returns the sealed pages whose checksum is right, and the checksums of their tiles.
+std::map<std::int32_t, std::uint64_t> PageLedger::intact_pages() {
+  std::vector<std::int32_t> pages;
   for (std::int32_t page = 0; std::cmp_less(page, file_.records().size()); page++)
     if (record(page).state == PageRecord::kSealed) pages.push_back(page);
-  const std::vector<std::uint64_t> sums = checksums(pages);
+  const std::vector<std::uint64_t> found = contents(pages);
+  std::map<std::int32_t, std::uint64_t> intact;
   for (std::size_t i = 0; i < pages.size(); i++)
-    if (record(pages[i]).checksum == sums[i]) intact.push_back(pages[i]);
+    if (record(pages[i]).checksum == checksum_of(pages[i], found[i])) intact[pages[i]] = found[i];
   return intact;
 }
 
@@ -88,37 +109,25 @@ std::vector<std::int32_t> PageLedger::in_order(std::span<const std::int32_t> pag
   return ordered;
 }
 
-/// Returns a checksum of each page: of its tiles, its tokens and its place in the tree.
-std::vector<std::uint64_t> PageLedger::checksums(std::span<const std::int32_t> pages) {
-  const std::vector<std::uint64_t> tiles = hash_tiles(pages);
-  std::vector<std::uint64_t> sums;
-  for (std::size_t i = 0; i < pages.size(); i++) {
-    const PageRecord& page = record(pages[i]);
-    const std::size_t count = tiles.size() / pages.size();
-    const std::array<std::uint64_t, 4> parts{hash_of(std::span(tiles).subspan(i * count, count)),
-                                             hash_of(tokens_of(pages[i])), hash_of(std::span(page.prefix)),
-                                             static_cast<std::uint64_t>(page.parent)};
-    sums.push_back(hash_of(std::span(parts)));
-  }
-  return sums;
+/// Returns the checksum of a page: of its tiles, its tokens and its place in the tree.
+std::uint64_t PageLedger::checksum_of(std::int32_t page, std::uint64_t content) const {
+  const std::array<std::uint64_t, 4> parts{content, hash_of(tokens_of(page)), hash_of(std::span(prefix(page))),
+                                           static_cast<std::uint64_t>(parent(page))};
+  return hash_of(std::span(parts));
 }
 
-/// Returns the hashes of the tiles of each page: [pages][layers][heads]. All threads take part.
-std::vector<std::uint64_t> PageLedger::hash_tiles(std::span<const std::int32_t> pages) {
-  const std::int64_t heads = memory_.shape().heads, layers = memory_.shape().layers, tiles = memory_.tiles_of_page();
-  const auto bytes = static_cast<std::size_t>(tiles * memory_.shape().tile_bytes);
-  std::vector<std::uint64_t> hashes(pages.size() * static_cast<std::size_t>(layers * heads));
-  if (pages.empty()) return hashes;
-  std::atomic<std::int64_t> next{0};
+/// Returns the checksum of the tiles of each page. All threads take part.
+std::vector<std::uint64_t> PageLedger::contents(std::span<const std::int32_t> pages) {
+  const auto runs = static_cast<std::size_t>(memory_.runs_of_page());
+  std::vector<std::uint64_t> hashes(pages.size() * runs), sums;
+  if (pages.empty()) return sums;
+  std::atomic<std::size_t> next{0};
   threads_.run([&](int) {
-    for (std::int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < std::ssize(pages) * layers;)
-      for (std::int64_t head = 0; head < heads; head++) {
-        const std::int64_t first = pages[static_cast<std::size_t>(item / layers)] * tiles;
-        const std::span memory(memory_.tile(item % layers, head, first), bytes);
-        hashes[static_cast<std::size_t>(item * heads + head)] = hash_of(memory);
-      }
+    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < hashes.size();)
+      hashes[i] = hash_of(memory_.run_of_page(pages[i / runs], static_cast<std::int64_t>(i % runs)));
   });
-  return hashes;
+  for (std::size_t i = 0; i < pages.size(); i++) sums.push_back(hash_of(std::span(hashes).subspan(i * runs, runs)));
+  return sums;
 }
 
 std::span<const std::int32_t> PageLedger::tokens_of(std::int32_t page) const {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -8,11 +11,12 @@
 #include "kv_cache/kv_file.h"
 #include "kv_cache/kv_memory.h"
 #include "kv_cache/prefix_key.h"
+#include "kv_cache/sealed_pages.h"
 
 namespace quire {
 
 /// Records in a KvFile which pages the prefix cache holds, so that the next process finds them, at whatever instruction
-/// this one dies. Not thread-safe: the step loop owns it.
+/// this one dies. Not thread-safe but for `has_kept`: the step loop owns it.
 ///
 /// The pages of the cache are sealed: their records have the key of the prefix before them, and a checksum. A page that
 /// is written is never sealed: `seal` marks it after the last write, and `remove` unmarks it before the first.
@@ -20,8 +24,10 @@ class PageLedger {
  public:
   static constexpr std::int32_t kNone = -1;  ///< parent of a first page
 
-  /// The file, the memory over its tiles, and the threads must outlive the ledger.
-  PageLedger(KvFile& file, const KvMemory& memory, ThreadPool& threads, const PrefixKey& model);
+  /// The file, the memory over its tiles, and the threads must outlive the ledger. So must `log`, if there is one, to
+  /// which each page is added that is sealed.
+  PageLedger(KvFile& file, const KvMemory& memory, ThreadPool& threads, const PrefixKey& model,
+             SealedPages* log = nullptr);
 
   const PrefixKey& model() const { return model_; }
   std::span<std::int32_t> tokens() const { return file_.tokens(); }  ///< [pages][block_size], written by the cache
@@ -31,7 +37,8 @@ class PageLedger {
   PrefixKey key(std::int32_t page) const { return extend_key(prefix(page), tokens_of(page)); }  ///< up to its end
 
   /// Adds a page that follows `parent` and whose tokens and tiles are written; the next call of `seal` seals it.
-  void add(std::int32_t page, std::int32_t parent, const PrefixKey& prefix);
+  /// `content`: checksum of its tiles, where that is known.
+  void add(std::int32_t page, std::int32_t parent, const PrefixKey& prefix, std::optional<std::uint64_t> content);
   void seal();
 
   /// Removes a page, which may be written afterwards.
@@ -45,22 +52,35 @@ class PageLedger {
   /// and those that follow them. All others are removed. No page was last used before one that follows it.
   std::vector<std::int32_t> take_over();
 
+  /// Returns true if a sealed page of the log has not been removed since. May be called by any thread.
+  bool has_kept(const SealedPage& sealed) const {
+    return generations_[static_cast<std::size_t>(sealed.page)].load(std::memory_order_acquire) == sealed.generation;
+  }
+
   std::int32_t num_taken_over() const { return num_taken_over_; }
   std::int32_t num_dropped() const { return num_dropped_; }  ///< sealed pages that `take_over` has removed
 
  private:
   PageRecord& record(std::int32_t page) const { return file_.records()[static_cast<std::size_t>(page)]; }
   std::span<const std::int32_t> tokens_of(std::int32_t page) const;
-  std::vector<std::uint64_t> checksums(std::span<const std::int32_t> pages);
-  std::vector<std::uint64_t> hash_tiles(std::span<const std::int32_t> pages);
-  std::vector<std::int32_t> intact_pages();
+  struct Added {
+    std::int32_t page;
+    std::optional<std::uint64_t> content;
+  };
+
+  std::uint64_t checksum_of(std::int32_t page, std::uint64_t content) const;
+  void log(std::int32_t page, std::uint64_t content);
+  std::vector<std::uint64_t> contents(std::span<const std::int32_t> pages);
+  std::map<std::int32_t, std::uint64_t> intact_pages();
   std::vector<std::int32_t> in_order(std::span<const std::int32_t> pages) const;
 
   KvFile& file_;
   const KvMemory& memory_;
   ThreadPool& threads_;
   PrefixKey model_;
-  std::vector<std::int32_t> added_;  ///< since the last call of `seal`
+  SealedPages* log_;
+  std::vector<Added> added_;                             ///< since the last call of `seal`
+  std::vector<std::atomic<std::uint32_t>> generations_;  ///< how often each page has been removed
   std::uint64_t clock_ = 0;
   std::int32_t num_taken_over_ = 0, num_dropped_ = 0;
 };

@@ -105,7 +105,8 @@ void RadixTree::match(std::int32_t parent, std::span<const std::int32_t> tokens,
   }
 }
 
-std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page) {
+std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page,
+                               std::optional<std::uint64_t> content) {
   if (tokens.size() != static_cast<std::size_t>(block_size_))
     throw std::invalid_argument("a page holds " + std::to_string(block_size_) + " tokens; " +
                                 std::to_string(tokens.size()) + " were given");
@@ -121,9 +122,18 @@ std::int32_t RadixTree::insert(std::int32_t parent, std::span<const std::int32_t
   if (parent < 0) ++roots_[root_index(parent)].uses;
   std::ranges::copy(tokens, tokens_.begin() + std::int64_t{page} * block_size_);
   if (ledger_ != nullptr)
-    ledger_->add(page, parent, parent < 0 ? roots_[root_index(parent)].key : ledger_->key(parent));
+    ledger_->add(page, parent, parent < 0 ? roots_[root_index(parent)].key : ledger_->key(parent), content);
   add(page, parent, hash);
   return page;
+}
+
+std::vector<PrefixKey> RadixTree::keys(std::int32_t root, std::span<const std::int32_t> tokens) const {
+  if (!is_root(root)) throw std::invalid_argument(std::to_string(root) + " is not a root in use");
+  std::vector<PrefixKey> keys{roots_[root_index(root)].key};
+  const auto size = static_cast<std::size_t>(block_size_);
+  for (std::size_t end = size; end <= tokens.size(); end += size)
+    keys.push_back(extend_key(keys.back(), tokens.subspan(end - size, size)));
+  return keys;
 }
 
 /// Adds a page whose tokens are there already.

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -58,8 +59,13 @@ class RadixTree {
   void match(std::int32_t parent, std::span<const std::int32_t> tokens, std::vector<std::int32_t>& pages) const;
 
   /// Inserts a page, which the caller holds, below `parent`, keyed by its tokens. Returns the page that the tree holds
-  /// for these tokens: an earlier one if they were there already, which the caller should then use instead.
-  std::int32_t insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page);
+  /// for these tokens: an earlier one if they were there already, which the caller should then use instead. `content`:
+  /// checksum of its tiles, where that is known.
+  std::int32_t insert(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page,
+                      std::optional<std::uint64_t> content = std::nullopt);
+
+  /// Returns the keys of the prefixes of `tokens` that end with a full page below a root, that of the root first.
+  std::vector<PrefixKey> keys(std::int32_t root, std::span<const std::int32_t> tokens) const;
 
   void retain(std::int32_t page);   ///< for one more sequence, whether the page is in the tree or not
   void release(std::int32_t page);  ///< for one sequence less; to be called from its last page to its first

@@ -73,14 +73,24 @@ Sequences::Match Sequences::match(std::int32_t slot) {
   return match;
 }
 
-/// Appends the pages of the sequence's prefix match to `found_`.
-void Sequences::find(const Sequence& sequence) {
-  if (sequence.root == RadixTree::kNone) return;
+/// Returns the tokens that need not be computed if the prefix cache holds them.
+std::span<const std::int32_t> Sequences::findable(const Sequence& sequence) const {
   auto known = static_cast<std::int64_t>(sequence.tokens.size()) - 1;
   if (sequence.sampling.config().prompt_logprobs)  // the logits before the next one to report are needed
     known = std::min(known, sequence.prompt_logprobs_done - 1);
   if (sequence.pooling) known = std::min(known, sequence.pooling->next());
-  tree_.match(sequence.root, std::span(sequence.tokens).first(static_cast<std::size_t>(known)), found_);
+  return std::span(sequence.tokens).first(static_cast<std::size_t>(known));
+}
+
+/// Appends the pages of the sequence's prefix match to `found_`.
+void Sequences::find(const Sequence& sequence) {
+  if (sequence.root != RadixTree::kNone) tree_.match(sequence.root, findable(sequence), found_);
+}
+
+std::vector<PrefixKey> Sequences::keys(std::int32_t slot) {
+  const Sequence& sequence = at(slot);
+  if (sequence.root == RadixTree::kNone) return {};
+  return tree_.keys(sequence.root, findable(sequence));
 }
 
 std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num_tokens) {
@@ -162,7 +172,7 @@ void Sequences::append(std::int32_t slot, std::int32_t token) {
   sequence.sampling.append(token);
 }
 
-void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
+void Sequences::share(std::int32_t slot, std::int64_t num_computed, std::span<const std::uint64_t> contents) {
   Sequence& sequence = at(slot);
   const std::int64_t most = std::min(std::ssize(sequence.tokens), std::ssize(sequence.pages) * block_size_);
   if (num_computed < 0 || num_computed > most)
@@ -170,12 +180,12 @@ void Sequences::share(std::int32_t slot, std::int64_t num_computed) {
                                 std::to_string(slot) + ", which has tokens and pages for " + std::to_string(most));
   if (sequence.root == RadixTree::kNone) return;
   const std::span tokens(sequence.tokens);
-  const auto size = static_cast<std::size_t>(block_size_);
+  const auto size = static_cast<std::size_t>(block_size_), first = static_cast<std::size_t>(sequence.shared);
   for (; (sequence.shared + 1) * block_size_ <= num_computed; sequence.shared++) {
     const auto i = static_cast<std::size_t>(sequence.shared);
-    const std::int32_t own = sequence.pages[i];
-    const std::int32_t kept =
-        tree_.insert(i == 0 ? sequence.root : sequence.pages[i - 1], tokens.subspan(i * size, size), own);
+    const std::int32_t own = sequence.pages[i], parent = i == 0 ? sequence.root : sequence.pages[i - 1];
+    const auto content = i - first < contents.size() ? std::optional(contents[i - first]) : std::nullopt;
+    const std::int32_t kept = tree_.insert(parent, tokens.subspan(i * size, size), own, content);
     if (kept == own) continue;
     tree_.retain(kept);  // the same tokens, so the same bits: another sequence was first
     sequence.pages[i] = kept;

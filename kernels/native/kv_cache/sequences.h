@@ -90,8 +90,13 @@ class Sequences {
   /// Adds an output token, or a draft of one.
   void append(std::int32_t slot, std::int32_t token);
 
-  /// Puts the pages that the first `num_computed` tokens fill, which are computed, into the prefix cache.
-  void share(std::int32_t slot, std::int64_t num_computed);
+  /// Puts the pages that the first `num_computed` tokens fill, which are computed, into the prefix cache. `contents`:
+  /// checksums of their tiles, where these are known, from the first page on that is not in the prefix cache yet.
+  void share(std::int32_t slot, std::int64_t num_computed, std::span<const std::uint64_t> contents = {});
+
+  /// Returns the keys of the slot's prefixes that `match` may find: of the empty one, and of those that full pages end.
+  /// Empty for a sequence that shares no pages.
+  std::vector<PrefixKey> keys(std::int32_t slot);
 
   /// Returns the number of the slot's tokens in pages of the prefix cache, and the last of these pages or kNone.
   std::pair<std::int64_t, std::int32_t> shared(std::int32_t slot);
@@ -120,6 +125,7 @@ class Sequences {
   std::int32_t vocab_size() const { return vocab_size_; }
 
  private:
+  std::span<const std::int32_t> findable(const Sequence& sequence) const;
   void find(const Sequence& sequence);
 
   PagePool pages_;

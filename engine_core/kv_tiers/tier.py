@@ -1,0 +1,46 @@
+"""The interface of a tier, and a fetch from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Key = bytes
+"""The key of a prefix that a full page ends (`Sequences.keys`): equal keys, equal KV, also in other processes."""
+
+
+@dataclass(eq=False)
+class Fetch:
+    """Pages on their way into KV memory: `keys[i]` into page `pages[i]`, which nobody else uses until it is done.
+
+    `done` is called once, on any thread, when nothing is written to the pages any more. The first `len(contents)` of
+    them have come then, with these checksums.
+    """
+
+    keys: Sequence[Key]
+    pages: Sequence[int]
+    done: Callable[[Fetch], None]
+    contents: list[int] = field(default_factory=list)
+
+
+class KvTier(Protocol):
+    """A tier. All methods return at once; the step loop calls them."""
+
+    def find(self, keys: Sequence[Key]) -> int:
+        """Return how many of the first of these pages there are."""
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Note that a request uses these pages, be they here or not: they are to be kept for longer."""
+
+    def seconds(self, num_pages: int) -> float:
+        """Return the time that fetching so many is likely to take, after all that are being fetched."""
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Begin a fetch of pages that `find` has found."""
+
+    def stats(self) -> dict[str, int]:
+        """Return counters and gauges by name."""
+
+    def stop(self) -> None:
+        """End; open fetches may never be done."""

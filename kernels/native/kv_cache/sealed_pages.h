@@ -1,0 +1,45 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "kv_cache/prefix_key.h"
+
+namespace quire {
+
+/// A page that will not be written until it is removed from the prefix cache.
+struct SealedPage {
+  std::int32_t page;
+  std::uint32_t generation;  ///< how often it had been removed before
+  PrefixKey prefix;          ///< key of all that comes before it
+  PrefixKey key;             ///< and of all up to its end
+  std::uint64_t content;     ///< checksum of its tiles
+};
+
+/// A queue of the pages that were sealed, for a thread that copies them elsewhere. If that thread is slow, the oldest
+/// ones are left out. Thread-safe.
+class SealedPages {
+ public:
+  explicit SealedPages(std::size_t capacity) : capacity_(capacity) {}
+
+  void add(const SealedPage& page);
+
+  /// Removes and returns the oldest pages, `most` at most; waits for one for some time.
+  std::vector<SealedPage> take(std::size_t most, std::chrono::duration<double> patience);
+
+  std::int64_t num_left_out() const;
+
+ private:
+  const std::size_t capacity_;
+  mutable std::mutex mutex_;
+  std::condition_variable added_;
+  std::deque<SealedPage> pages_;
+  std::int64_t num_left_out_ = 0;
+};
+
+}  // namespace quire
