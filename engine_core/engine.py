@@ -136,9 +136,8 @@ class EngineCore:
 
     def stop(self) -> bool:
         """End the threads that work for this engine, when it steps no more; return False if one can't be ended."""
-        for tier in self.tiers:
-            tier.stop()
-        return self._constrained.stop()
+        have_ended = [tier.stop() for tier in self.tiers]
+        return self._constrained.stop() and all(have_ended)
 
     def step(self) -> None:
         """Schedule, execute, update and send what one step adds. Without requests only send what is due."""

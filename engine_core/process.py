@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -181,8 +180,8 @@ def _leave(status: int) -> None:
 def _load(parsed: EngineProcessOptions) -> ModelRunner:
     """Load the model. Raises ModelError, whatever the reason for the failure."""
     try:
-        options = replace(load_options(parsed), log_sealed_pages=parsed.kv_disk is not None)
-        return load_model(options, _show_progress if sys.stderr.isatty() else None)
+        progress = _show_progress if sys.stderr.isatty() else None
+        return load_model(load_options(parsed), progress, log_sealed_pages=parsed.kv_disk is not None)
     except ModelError:
         raise
     except (ValueError, MemoryError, OverflowError, RuntimeError) as error:

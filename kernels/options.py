@@ -41,7 +41,6 @@ class LoadOptions:
     one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the checkpoint's
     own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
     start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over.
-    `log_sealed_pages`: tell which KV pages are full, for those who copy them elsewhere.
     """
 
     model: str
@@ -60,7 +59,6 @@ class LoadOptions:
     kv_cache_dtype: str = "auto"
     weight_cache: str | None = None
     kv_memory_fd: int | None = None
-    log_sealed_pages: bool = False
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Dtypes:

@@ -171,14 +171,16 @@ def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
     return plan_of(options, checkpoint), checkpoint
 
 
-def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = None) -> Assembly:
+def assemble(
+    plan: ModelPlan, options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
+) -> Assembly:
     """Put the plan into memory: pack weights, compile kernels, map KV memory."""
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
     other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
-    if fd is None and options.log_sealed_pages:
+    if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
     pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv, file=file)
@@ -190,7 +192,7 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
         value_offset=layout.value_offset, kv_memory_fd=fd, kv_model="" if file is None else file.model,
-        log_sealed_pages=options.log_sealed_pages,
+        log_sealed_pages=log_sealed_pages,
     )  # fmt: skip
     native = Runner(config)
     if options.pin_threads and not native.pinned:
@@ -206,12 +208,16 @@ def assemble(plan: ModelPlan, options: LoadOptions, progress: Progress | None = 
     return assembly
 
 
-def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelRunner:
+def load_model(
+    options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
+) -> ModelRunner:
     """Load a checkpoint: pack its weights, compile its kernels, map its KV memory.
+
+    `log_sealed_pages` has `take_sealed` tell which KV pages are full, for those who copy them elsewhere.
 
     Raises ModelError with a message for the user if an option, the checkpoint or the host does not allow it.
     """
     plan, _ = describe(options)
-    assembly = assemble(plan, options, progress)
+    assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
     assembly.add_launches()
     return ModelRunner(assembly, options)

@@ -81,15 +81,17 @@ class DiskTier:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Write what is sealed, for some seconds at most, and end the threads."""
+    def stop(self) -> bool:
+        """Write what is sealed, for some seconds at most, and end the threads; return False if one can't be ended."""
         self._stopping.set()
         self._fetches.put(None)
         deadline = time.monotonic() + _STOP_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if self._file is not None and not any(thread.is_alive() for thread in self._threads):
+        has_ended = not any(thread.is_alive() for thread in self._threads)
+        if has_ended and self._file is not None:
             self._file.close()
+        return has_ended
 
     # On the step loop
 
@@ -176,6 +178,9 @@ class DiskTier:
             self._next_open = None
             logger.warning("disk tier: %s; going on without it", error)
             return
+        if file.replaced is not None:
+            self._num_failures += 1
+            logger.warning("disk tier: %s", file.replaced)
         index = DiskIndex(file.num_slots, file.load())
         with self._lock:
             self._index, self._file, self._num_slots = index, file, file.num_slots

@@ -50,6 +50,8 @@ class PageFile(Protocol):
     """Storage of pages in slots. All but `load` raise OSError."""
 
     num_slots: int
+    replaced: str | None
+    """Why earlier contents were discarded, if they were."""
 
     def load(self) -> Iterator[DiskPage]:
         """Yield the pages that are there."""
@@ -91,7 +93,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class DiskFiles:
-    """The two files of a model in a folder; `replaced` tells why earlier contents were discarded, if they were."""
+    """The two files of a model in a folder: a PageFile."""
 
     def __init__(self, folder: Path, max_bytes: int, model: str, pages: PageIO) -> None:
         """Open or make the files; all in the folder may take `max_bytes`. Raises UnusableFolderError."""
@@ -124,7 +126,7 @@ class DiskFiles:
 
     def load(self) -> Iterator[DiskPage]:
         """Yield the pages whose record is intact."""
-        num_written = os.fstat(self._data).st_size // self._slot_bytes
+        num_written = (os.fstat(self._data).st_size - self._pages.page_bytes) // self._slot_bytes + 1
         for first in range(0, min(num_written, self.num_slots), _RECORDS_AT_ONCE):
             count = min(_RECORDS_AT_ONCE, num_written - first, self.num_slots - first)
             records = os.pread(self._index, count * _RECORD_BYTES, _HEADER_BYTES + first * _RECORD_BYTES)
@@ -173,7 +175,7 @@ class DiskFiles:
     def _check_header(self, header: _Header) -> None:
         """Discard what is in the files unless it is of this model and these sizes."""
         line = os.pread(self._index, _HEADER_BYTES, 0).partition(b"\n")[0]
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(ValueError):  # of msgspec: no JSON, no UTF-8, or no header
             if msgspec.json.decode(line, type=_Header) == header:
                 return
         if os.fstat(self._index).st_size or os.fstat(self._data).st_size:

@@ -42,5 +42,5 @@ class KvTier(Protocol):
     def stats(self) -> dict[str, int]:
         """Return counters and gauges by name."""
 
-    def stop(self) -> None:
-        """End; open fetches may never be done."""
+    def stop(self) -> bool:
+        """End the threads; open fetches may never be done. Return False if a thread can't be ended."""

@@ -70,7 +70,7 @@ class Fetches:
         if not missing or request.num_fetches >= _MAX_FETCHES_OF_REQUEST:
             return False
         transfer = self._by_key.get(missing[0]) or self._start(request, num_found, missing)
-        if transfer is None:
+        if transfer is None or self._clock() > transfer.deadline:
             return False
         request.num_fetches += 1
         transfer.requests.append(request)

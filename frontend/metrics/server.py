@@ -43,6 +43,19 @@ _COUNTERS = {
 }
 
 
+_DISK_PAGES = {
+    "kv_disk_pages": "KV pages on disk.",
+    "kv_disk_pages_total": "KV pages for which there is room on disk.",
+}
+_DISK_COUNTERS = {
+    "kv_disk_pages_read": "KV pages that came back from disk.",
+    "kv_disk_pages_written": "KV pages written to disk.",
+    "kv_disk_pages_dropped": "KV pages dropped from disk to make room.",
+    "kv_disk_pages_left_out": "KV pages not written, as the disk was too slow or failed.",
+    "kv_disk_failures": "Damaged KV pages, and failures to use the folder.",
+}
+
+
 def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
     """Add the engine's statistics."""
     running, waiting, deferred = stats["running"], stats["waiting"], stats["deferred"]
@@ -57,6 +70,12 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
         families.gauge(name, text, stats[field])
     text = "Preemptions of requests: engine_preemptions under vLLM's name."
     families.counter("num_preemptions", text, stats["preemptions"])
+    for field, text in _DISK_PAGES.items():
+        if field in stats:
+            families.gauge(field, text, stats[field])
+    for field, text in _DISK_COUNTERS.items():
+        if field in stats:
+            families.counter(field, text, stats[field])
     families.gauge("engine_clients", "Clients of the engine.", stats["clients"])
     for field, (name, text) in _COUNTERS.items():
         families.counter(f"engine_{name}", text, stats[field])

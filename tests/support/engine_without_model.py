@@ -45,13 +45,14 @@ def memfd() -> int:
 class Engine:
     """A runner without a model: the test writes the KV."""
 
-    def __init__(self, fd: int, num_pages: int, model: str = "model") -> None:
+    def __init__(self, fd: int, num_pages: int, model: str = "model", *, log_sealed_pages: bool = False) -> None:
         self.fd, self.num_pages = fd, num_pages
         self.native = Runner(
             RunnerConfig(
                 threads=2, num_pages=num_pages, block_size=BLOCK_SIZE, vocab_size=8, kv_heads=HEADS,
                 max_num_batched_tokens=256, max_logit_rows=1, logit_stride=32, hidden_size=32, tokens_per_entry=4,
                 layers=LAYERS, tile_bytes=TILE_BYTES, value_offset=TILE_BYTES // 2, kv_memory_fd=fd, kv_model=model,
+                log_sealed_pages=log_sealed_pages,
             )
         )  # fmt: skip
         self.sequences = self.native.sequences

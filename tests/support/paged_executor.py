@@ -18,6 +18,7 @@ from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
+from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request, RequestStatus
 from quire.kernels.runner import Constraint, Sequences, TokenMask
 from quire.protocol.engine_shape import EngineShape
@@ -107,7 +108,7 @@ class PagedExecutor:
         self.num_rows_at_once = 1 << 30  # of logits: constrained rows before the last ones are sampled in the step
         self.num_late_constraints = 0  # that can't be asked in time from now on
         self._pending: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until they are collected
-        self._memory: dict[tuple[int, int], int] = {}
+        self._memory: dict[tuple[int, int], int] = {}  # checksums by page and place
         self._states: dict[int, list[int]] = {}  # by request: its pooled "hidden states"
         self._num_sent: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
 
@@ -160,6 +161,14 @@ class PagedExecutor:
             self._collect(index, *self._pending.pop(index), result)
             result.pending.remove(index)
         return {index: result.token_ids[index] for index in collected}
+
+    def fill(self, page: int, prefix: list[int]) -> None:
+        """Write to a page what computing the last tokens of a prefix would."""
+        checksum, first = 0, len(prefix) - self.limits.block_size
+        for position, token in enumerate(prefix):
+            checksum = zlib.crc32(token.to_bytes(4, "little"), checksum)
+            if position >= first:
+                self._memory[page, position - first] = checksum
 
     def _collect(
         self, index: int, slot: int, request: Request, constraint: Constraint, result: PagedStepResult
@@ -285,7 +294,12 @@ class FailingSequences(Sequences):
 class Engine:
     """An EngineCore over a PagedExecutor, with the messages to each client. `step` checks all accounts."""
 
-    def __init__(self, grammars: Grammars | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        grammars: Grammars | None = None,
+        make_tier: Callable[[PagedExecutor], KvTier] | None = None,
+        **limits: Any,
+    ) -> None:
         sizes: dict[str, Any] = {
             "vocab_size": 1000,
             "max_model_len": 256,
@@ -297,9 +311,21 @@ class Engine:
         self.limits = EngineShape(**(sizes | limits))
         self.executor = PagedExecutor(self.limits)
         self.now = 0.0  # of a clock that stands still, so that steps seem to take no time
-        self.core = EngineCore(self.executor, self.limits, self.send, grammars=grammars, clock=lambda: self.now)
+        self.num_wakes = 0
+        self.core = EngineCore(
+            self.executor,
+            self.limits,
+            self.send,
+            grammars=grammars,
+            tiers=[] if make_tier is None else [make_tier(self.executor)],
+            wake=self.wake,
+            clock=lambda: self.now,
+        )
         self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}
+
+    def wake(self) -> None:
+        self.num_wakes += 1
 
     def expect_no_output(self) -> None:
         """Make the scheduler admit every request that has pages for its prompt, so that pages run out."""
@@ -369,9 +395,10 @@ class Engine:
         return self.end(request_id)
 
     def check_accounts(self) -> None:
-        """Check that every page is free, cached, or held by a running request or a pin; that the queue is in order."""
+        """Check that every page is free, cached, or held by a request, a pin or a fetch; that the queue is in order."""
         sequences, scheduler, block_size = self.executor.sequences, self.core.scheduler, self.limits.block_size
         slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
+        slots += [transfer.slot for transfer in scheduler.fetches._open.values()]
         held = {page for slot in slots for page in sequences.pages(slot)}
         assert len(held) == sequences.held_pages
         assert sequences.free_pages + sequences.cached_pages + sequences.held_pages == self.limits.num_pages

@@ -1,0 +1,405 @@
+"""What comes from disk is what was computed, whatever has happened to the files: the KV itself is compared."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_watch import wait_until
+from engine_without_model import BLOCK_SIZE, HEADS, LAYERS, LONGEST, SALTS, TILE_BYTES, Engine, memfd, tokens_of
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from patience import PATIENCE
+
+from quire.engine_core.kv_tiers.disk import DiskTier
+from quire.engine_core.kv_tiers.disk_files import DiskFiles, FolderInUseError, UnusableFolderError
+from quire.engine_core.kv_tiers.tier import Fetch
+
+MODEL = "0" * 32
+PAGE_BYTES = LAYERS * HEADS * TILE_BYTES
+SLOT_BYTES = 4096 + 96
+ROOM = 12 * SLOT_BYTES
+
+
+class Process:
+    """An engine without a model over a disk tier without threads."""
+
+    def __init__(self, folder: Path, num_pages: int = 12, room: int = ROOM, model: str = MODEL) -> None:
+        self.folder = folder
+        self.engine = Engine(memfd(), num_pages, log_sealed_pages=True)
+        self.native, self.sequences = self.engine.native, self.engine.sequences
+        assert self.native.page_bytes == PAGE_BYTES
+        self.files: list[DiskFiles] = []
+
+        def open_files() -> DiskFiles:
+            self.files.append(DiskFiles(folder, room, model, self.native))
+            return self.files[-1]
+
+        self.tier = DiskTier(open_files, self.native)
+
+    def write(self) -> None:
+        """Write what has been sealed."""
+        while pages := self.native.take_sealed(100, 0.0):
+            self.tier.write(pages)
+
+    def find(self, salt: str, blocks: tuple[int, ...]) -> int:
+        """Return the pages of a prefix that are on disk."""
+        slot = self.sequences.open([*tokens_of(blocks), 0], 1, cache_salt=salt)
+        keys = self.sequences.keys(slot)[1:]
+        self.sequences.close(slot)
+        return self.tier.find(keys)
+
+    def fetch(self, salt: str, blocks: tuple[int, ...]) -> int:
+        """Fetch what memory lacks of a prefix; return how many pages have come."""
+        slot = self.sequences.open([*tokens_of(blocks), 0], 1, cache_salt=salt)
+        here = self.sequences.match(slot)[0] // BLOCK_SIZE
+        keys = self.sequences.keys(slot)[1 + here :]
+        keys = keys[: self.tier.find(keys)]
+        end = (here + len(keys)) * BLOCK_SIZE
+        if not keys or self.sequences.start(slot, end) is None:
+            self.sequences.close(slot)
+            return 0
+        done: list[Fetch] = []
+        fetch = Fetch(keys, self.sequences.pages(slot)[here:], done.append)
+        self.tier.fetch(fetch)
+        self.tier.read(fetch)
+        assert done == [fetch]
+        self.sequences.share(slot, (here + len(fetch.contents)) * BLOCK_SIZE, fetch.contents)
+        self.sequences.close(slot)
+        return len(fetch.contents)
+
+    def close_all(self) -> None:
+        while self.engine.slots:
+            self.sequences.close(self.engine.slots.pop())
+
+    def kill(self) -> None:
+        for file in self.files:
+            file.close()
+        with contextlib.suppress(OSError):  # killed before
+            self.engine.end()
+
+    @property
+    def failures(self) -> int:
+        return self.tier.stats()["kv_disk_failures"]
+
+
+PREFIX_BLOCKS = st.lists(st.integers(1, 3), min_size=1, max_size=LONGEST).map(tuple)
+
+
+class Lives(RuleBasedStateMachine):
+    """Processes that come and go, and a folder that is damaged at times."""
+
+    @initialize(num_pages=st.integers(4, 16), room=st.integers(2, 20))
+    def start(self, num_pages: int, room: int) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.options: dict[str, Any] = {"num_pages": num_pages, "room": room * SLOT_BYTES}
+        self.process = Process(self.folder, **self.options)
+
+    @rule(salt=st.sampled_from(SALTS), blocks=PREFIX_BLOCKS)
+    def compute(self, salt: str, blocks: tuple[int, ...]) -> None:
+        self.process.fetch(salt, blocks)
+        self.process.engine.compute(salt, blocks)
+
+    @rule()
+    def close(self) -> None:
+        self.process.close_all()
+
+    @rule(count=st.integers(1, 6))
+    def evict(self, count: int) -> None:
+        self.process.engine.tree.evict(count)
+
+    @rule()
+    def write(self) -> None:
+        self.process.write()
+
+    @rule(salt=st.sampled_from(SALTS), blocks=PREFIX_BLOCKS)
+    def fetch(self, salt: str, blocks: tuple[int, ...]) -> None:
+        self.process.fetch(salt, blocks)
+
+    @rule()
+    def restart(self) -> None:
+        before, self.process = self.process, Process(self.folder / "not yet", **self.options)
+        self.process.kill()
+        before.kill()
+        self.process = Process(self.folder, **self.options)
+
+    @rule(suffix=st.sampled_from([".pages", ".index"]), place=st.floats(0, 1), change=st.integers(1, 255))
+    def damage(self, suffix: str, place: float, change: int) -> None:
+        path = (self.folder / MODEL).with_suffix(suffix)
+        with path.open("r+b") as file:
+            file.seek(int(place * max(0, path.stat().st_size - 1)))
+            byte = file.read(1)
+            if byte:
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ change]))
+
+    @rule(suffix=st.sampled_from([".pages", ".index"]), place=st.floats(0, 1))
+    def truncate(self, suffix: str, place: float) -> None:
+        path = (self.folder / MODEL).with_suffix(suffix)
+        os.truncate(path, int(place * path.stat().st_size))
+
+    @invariant()
+    def accounts(self) -> None:
+        self.process.engine.check()
+
+    @invariant()
+    def keeps_the_bound(self) -> None:
+        used = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+        assert used <= self.options["room"] + 4096
+
+    def teardown(self) -> None:
+        if hasattr(self, "process"):
+            self.process.kill()
+            shutil.rmtree(self.folder)
+
+
+TestLives = Lives.TestCase
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    process = Process(tmp_path)
+    yield process
+    process.kill()
+
+
+def written(process: Process, *prefixes: tuple[int, ...]) -> None:
+    """Compute prefixes, and write them to disk."""
+    for blocks in prefixes:
+        assert process.engine.compute("", blocks) is not None
+    process.close_all()
+    process.write()
+
+
+def test_the_next_process_finds_what_this_one_wrote(process: Process, tmp_path: Path) -> None:
+    written(process, (1, 2, 3), (1, 2, 2), (3,))
+    process.kill()
+    later = Process(tmp_path)
+    assert [later.find("", blocks) for blocks in [(1, 2, 3), (1, 2, 2), (3, 1), (2,)]] == [3, 3, 1, 0]
+    assert later.find("tenant", (1, 2, 3)) == 0
+    assert (later.fetch("", (1, 2, 3)), later.fetch("", (1, 2, 2))) == (3, 1)
+    later.engine.check()
+    assert later.engine.tree.size == 4
+    later.kill()
+
+
+def test_pages_that_memory_has_kept_through_a_crash_are_written_too(process: Process, tmp_path: Path) -> None:
+    """What was sealed, and not written yet, is in the memory that the next engine takes over."""
+    assert process.engine.compute("", (1, 2)) is not None
+    fd = process.engine.copy()
+    later = Engine(fd, 12, log_sealed_pages=True)
+    assert [page[2:4] for page in later.native.take_sealed(9, 0.0)] == [
+        page[2:4] for page in process.native.take_sealed(9, 0.0)
+    ]
+    later.end()
+
+
+def test_a_page_that_is_evicted_while_it_is_written_does_not_count(process: Process) -> None:
+    assert process.engine.compute("", (1,)) is not None
+    process.close_all()
+    (page,) = process.native.take_sealed(9, 0.0)
+    process.engine.tree.evict(1)
+    process.tier.write([page])
+    assert process.find("", (1,)) == 0
+    assert process.tier.stats()["kv_disk_pages_left_out"] == 1
+    written(process, (1,))
+    assert process.find("", (1,)) == 1
+
+
+@pytest.mark.parametrize("place", [0, PAGE_BYTES - 1])
+def test_a_damaged_page_is_not_taken(process: Process, place: int, caplog: pytest.LogCaptureFixture) -> None:
+    written(process, (1, 2, 3))
+    slot = list(process.files[0].load())[1].slot
+    path = (process.folder / MODEL).with_suffix(".pages")
+    data = bytearray(path.read_bytes())
+    data[slot * 4096 + place] ^= 1
+    path.write_bytes(data)
+    process.engine.tree.evict(3)
+    assert process.fetch("", (1, 2, 3)) == 1
+    process.engine.check()
+    assert process.failures == 1
+    assert "is damaged" in caplog.text
+    written(process, (1, 2, 3))
+    process.engine.tree.evict(3)
+    assert process.fetch("", (1, 2, 3)) == 3
+    process.engine.check()
+
+
+def test_a_record_in_the_place_of_another_one_does_not_count(process: Process, tmp_path: Path) -> None:
+    written(process, (1,), (2,))
+    process.kill()
+    path = tmp_path / f"{MODEL}.index"
+    data = bytearray(path.read_bytes())
+    size = (len(data) - 4096) // process.files[0].num_slots
+    first, second = slice(4096, 4096 + size), slice(4096 + size, 4096 + 2 * size)
+    data[first], data[second] = data[second], data[first]
+    path.write_bytes(data)
+    later = Process(tmp_path)
+    assert later.tier.stats()["kv_disk_pages"] == 0
+    later.kill()
+
+
+def damage_header(folder: Path) -> None:
+    with (folder / f"{MODEL}.index").open("r+b") as file:
+        file.write(b"rubbish")
+
+
+def damage_name(folder: Path) -> None:
+    with (folder / f"{MODEL}.index").open("r+b") as file:
+        file.seek(file.read(100).index(b"000"))
+        file.write(b"\xff")
+
+
+def empty_both(folder: Path) -> None:
+    for path in folder.iterdir():
+        os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("spoil", [damage_header, damage_name, empty_both, shutil.rmtree])
+def test_it_begins_anew_where_there_is_nothing_to_go_on_with(
+    process: Process, tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    written(process, (1, 2))
+    process.kill()
+    spoil(tmp_path)
+    later = Process(tmp_path)
+    assert later.find("", (1, 2)) == 0
+    is_damaged = spoil in (damage_header, damage_name)
+    assert ("are discarded" in caplog.text) == is_damaged
+    assert later.failures == is_damaged
+    written(later, (1, 2))
+    assert later.find("", (1, 2)) == 2
+    later.kill()
+
+
+def test_a_smaller_bound_is_kept(process: Process, tmp_path: Path) -> None:
+    written(process, (1, 2, 3), (2, 2, 3), (3, 2, 3))
+    process.kill()
+    later = Process(tmp_path, room=4 * SLOT_BYTES)
+    assert 0 < later.tier.stats()["kv_disk_pages"] <= 4
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * SLOT_BYTES + 4096
+    later.fetch("", (1, 2, 3))
+    later.engine.check()
+    later.kill()
+
+
+def test_files_of_other_models_make_room(process: Process, tmp_path: Path) -> None:
+    written(process, (1, 2, 3), (2, 2, 3), (3, 2, 3))
+    process.kill()
+    (tmp_path / "letter.txt").write_text("not ours")
+    other = Process(tmp_path, model="1" * 32)
+    assert other.tier.stats()["kv_disk_pages_total"] == 12
+    other.kill()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "1" * 32 + ".index",
+        "1" * 32 + ".pages",
+        "letter.txt",
+    ]
+
+
+def test_files_that_another_engine_uses_stay(process: Process, tmp_path: Path) -> None:
+    written(process, (1, 2, 3), (2, 2, 3), (3, 2, 3))
+    other = Process(tmp_path, model="1" * 32)
+    assert other.tier.stats()["kv_disk_pages_total"] < 12
+    other.kill()
+    process.engine.tree.evict(9)
+    assert process.fetch("", (1, 2, 3)) == 3
+    process.engine.check()
+
+
+def test_the_files_of_an_engine_that_still_ends_are_waited_for(
+    process: Process, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(process, (1, 2))
+    with pytest.raises(FolderInUseError, match="is used by another engine"):
+        DiskFiles(tmp_path, ROOM, MODEL, process.native)
+    now = 0.0
+    tier = DiskTier(lambda: DiskFiles(tmp_path, ROOM, MODEL, process.native), process.native, lambda: now)
+    assert tier.stats()["kv_disk_pages_total"] == 0
+    tier.write([])
+    assert caplog.text.count("waiting for it to end") == 1
+    for file in process.files:
+        file.close()
+    now = 10.0
+    tier.write([])
+    assert tier.stats()["kv_disk_pages"] == 2
+    tier.start()
+    assert tier.stop()
+
+
+def test_a_folder_that_cannot_be_used_leaves_the_engine_without_a_tier(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    process = Process(tmp_path / "file")
+    written(process, (1,))
+    assert process.find("", (1,)) == 0
+    assert process.failures == 1
+    assert "going on without it" in caplog.text
+    process.kill()
+
+
+def test_a_bound_below_a_page_is_told(tmp_path: Path, process: Process) -> None:
+    with pytest.raises(UnusableFolderError, match="hold no page"):
+        DiskFiles(tmp_path / "small", 100, MODEL, process.native)
+
+
+def test_a_full_disk_is_told_once_and_what_is_there_can_be_read(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(process, (1, 2))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        written(process, (3, 2, 1), (2, 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caplog.text.count("writing failed") == 1
+    assert process.failures == 1
+    assert process.tier.stats()["kv_disk_pages_left_out"] == 5
+    process.engine.tree.evict(9)
+    assert process.fetch("", (1, 2)) == 2
+    process.engine.check()
+
+
+def test_threads_write_and_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    process = Process(tmp_path)
+    process.tier.start()
+    assert process.engine.compute("", (1, 2, 3)) is not None
+    wait_until(lambda: process.find("", (1, 2, 3)) == 3, "the pages are written")
+    process.close_all()
+    process.engine.tree.evict(3)
+    slot = process.sequences.open([*tokens_of((1, 2, 3)), 0], 1, cache_salt="")
+    assert process.sequences.start(slot, 3 * BLOCK_SIZE) == 0
+    done = threading.Event()
+    fetch = Fetch(process.sequences.keys(slot)[1:], process.sequences.pages(slot), lambda _: done.set())
+    process.tier.fetch(fetch)
+    assert done.wait(PATIENCE)
+    process.sequences.share(slot, 3 * BLOCK_SIZE, fetch.contents)
+    process.engine.check()
+    assert process.engine.compute("", (2, 2)) is not None
+    assert process.tier.stop()  # which writes what is left
+    later = Process(tmp_path)
+    assert later.find("", (2, 2)) == 2
+    later.kill()
+    process.engine.end()
+
+
+def test_the_lock_goes_with_the_files(process: Process, tmp_path: Path) -> None:
+    with (tmp_path / f"{MODEL}.index").open("rb") as file:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            pytest.fail("an open folder is not locked")
+        process.kill()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
