@@ -39,7 +39,7 @@ class KvTier(Protocol):
     def fetch(self, fetch: Fetch) -> None:
         """Begin a fetch of pages that `find` has found."""
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Return counters and gauges by name."""
 
     def stop(self) -> bool:

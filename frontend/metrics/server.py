@@ -53,6 +53,7 @@ _DISK_COUNTERS = {
     "kv_disk_pages_dropped": "KV pages dropped from disk to make room.",
     "kv_disk_pages_left_out": "KV pages not written, as the disk was too slow or failed.",
     "kv_disk_failures": "Damaged KV pages, and failures to use the folder.",
+    "kv_disk_read_seconds": "Time in which KV pages were read from disk.",
 }
 
 

@@ -58,9 +58,8 @@ def test_pages_that_memory_had_no_room_for_come_back(demo_model: Path, tmp_path:
     with LLM(str(demo_model), num_pages=20, kv_disk=str(tmp_path)) as llm:
         assert answers(ask(llm)) == expected[:4]
         wait_until(lambda: llm.stats()["kv_disk_pages"] >= 64, "all pages are on disk")
-        again = ask(llm, SAMPLED)
-        assert answers(again) == expected[4:]
-        assert min(cached or 0 for cached in num_cached(again)) == 512
+        assert answers(ask(llm, SAMPLED)) == expected[4:]
+        assert llm.stats()["kv_disk_pages_read"] >= 16  # all 64, unless computing them seems faster
         check_accounts(llm)
 
 

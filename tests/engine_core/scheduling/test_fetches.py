@@ -54,7 +54,7 @@ class Tier:
     def fetch(self, fetch: Fetch) -> None:
         self.fetches.append(fetch)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         return {"kv_test_pages": len(self.pages)}
 
     def stop(self) -> bool:
