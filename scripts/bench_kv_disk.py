@@ -81,17 +81,13 @@ def main() -> None:
             stats = llm.stats()
         if [answer for _, answer in fetched] != [answer for _, answer in computed]:
             raise SystemExit("the answers differ")
-        rate = (
-            stats["kv_disk_pages_read"] * (path.stat().st_size / stats["kv_disk_pages"]) / stats["kv_disk_read_seconds"]
-        )
-        plain = statistics.median(plain_rate(path, arguments.cold) for _ in range(5))
+        num_bytes = stats["kv_disk_pages_read"] * path.stat().st_size / stats["kv_disk_pages"]
+        rate = num_bytes / stats["kv_disk_read_seconds"] / 1e9
+        plain = statistics.median(plain_rate(path, arguments.cold) for _ in range(5)) / 1e9
     slow, fast = (statistics.median(seconds for seconds, _ in each) for each in (computed, fetched))
-    print(
-        f"first token of {arguments.tokens + 1} tokens: computed {slow:.2f} s, from disk {fast:.3f} s ({slow / fast:.1f} times as fast)"
-    )
-    print(
-        f"{stats['kv_disk_pages_read']} pages read at {rate / 1e9:.2f} GB/s; plain reads {plain / 1e9:.2f} GB/s ({rate / plain:.0%})"
-    )
+    ratio = f"{slow / fast:.1f} times as fast"
+    print(f"first token of {arguments.tokens + 1} tokens: computed {slow:.2f} s, from disk {fast:.3f} s ({ratio})")
+    print(f"pages read at {rate:.2f} GB/s; plain reads {plain:.2f} GB/s ({rate / plain:.0%})")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class Process:
             self.engine.end()
 
     @property
-    def failures(self) -> int:
+    def failures(self) -> float:
         return self.tier.stats()["kv_disk_failures"]
 
 
