@@ -13,6 +13,7 @@ from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.intake import Intake
 from quire.engine_core.kv_tiers.tier import KvTier
+from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs, Send
 from quire.engine_core.scheduling.batch import Batch
@@ -55,6 +56,7 @@ class EngineCore:
         grammars: Grammars | None = None,
         tiers: Sequence[KvTier] = (),
         wake: Callable[[], None] = lambda: None,
+        memory: MemoryGuard | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wake` is called, on any thread, when pages from the tiers have come and `step` is to be called."""
@@ -73,7 +75,8 @@ class EngineCore:
         self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission)
         self._requests = requests = OpenRequests(self.scheduler, constrained, outputs, self.tracer, clock)
         waiting = self.scheduler.waiting
-        self._intake = Intake(waiting, requests, constrained, outputs, limits, seed=seed, clock=clock)
+        self._memory = memory
+        self._intake = Intake(waiting, requests, constrained, outputs, limits, memory, seed=seed, clock=clock)
         self._update = StepUpdate(executor, requests, constrained, outputs, clock)
         self.flush = outputs.flush
         self.reject_early = self._intake.reject_early
@@ -142,6 +145,8 @@ class EngineCore:
     def step(self) -> None:
         """Schedule, execute, update and send what one step adds. Without requests only send what is due."""
         begun = self.clock()
+        if self._memory is not None:
+            self._memory.look(begun, self._constrained.evict, is_idle=not self._requests)
         self._end_overdue(begun)
         if self._constrained.is_compiling:
             self._release_constrained()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from quire.engine_core.decoding import decoding_type
 from quire.engine_core.decoding.parallel_samples import share_prompt
 from quire.engine_core.grammar.constrained import ConstrainedRequests
+from quire.engine_core.memory import MemoryGuard, estimate_bytes
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request
@@ -39,13 +40,14 @@ class Intake:
         constrained: ConstrainedRequests,
         outputs: Outputs,
         limits: EngineShape,
+        memory: MemoryGuard | None = None,
         *,
         seed: int,
         clock: Callable[[], float],
     ) -> None:
         """`seed` gives the seeds of requests that bring none."""
         self.draining = False  # open requests go on, new ones are rejected
-        self._room = Room(waiting, limits)
+        self._room = Room(waiting, limits, memory, lambda: requests.num_bytes)
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
@@ -89,6 +91,7 @@ class Intake:
         self._check_room(client_id, message)
         kind = decoding_type(message)
         kind.check(message, limits)
+        self._room.check_size(message)
         if message.shares_prompt_with is not None:
             other = self._requests.find(client_id, message.shares_prompt_with)
         if other is not None:
@@ -105,6 +108,7 @@ class Intake:
             self._constrained.begin(request, grammar)
         except ValueError as error:
             raise RejectedError(str(error)) from None
+        request.num_bytes = estimate_bytes(message)
         request.record(EventType.QUEUED, now)
         if other is not None:
             share_prompt(request, other, limits)

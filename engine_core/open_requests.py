@@ -34,6 +34,7 @@ class OpenRequests:
         self._clock = clock
         self._by_client: dict[bytes, dict[str, Request]] = {}
         self._deadlines = Deadlines()
+        self.num_bytes = 0  # of memory, by their estimates
 
     def __bool__(self) -> bool:
         return bool(self._by_client)
@@ -56,6 +57,7 @@ class OpenRequests:
         """Add and queue a request, whose id its client does not use for another one."""
         self._scheduler.add(request)
         self._by_client.setdefault(request.client_id, {})[request.request_id] = request
+        self.num_bytes += request.num_bytes
         self._deadlines.add(request)
         if self._tracer.subscribers:
             self._tracer.queued(request)
@@ -79,6 +81,7 @@ class OpenRequests:
         if request.num_output_tokens:
             self._scheduler.admission.ended()
         request.status = RequestStatus.FINISHED
+        self.num_bytes -= request.num_bytes
         own = self._by_client[request.client_id]
         del own[request.request_id]
         if not own:

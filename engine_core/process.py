@@ -26,6 +26,7 @@ from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
+from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
@@ -33,6 +34,7 @@ from quire.protocol.address import default_address
 from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
+from quire.protocol.log_limit import LimitedHandler
 from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 from quire.protocol.options import parse_size
@@ -49,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one engine; return the exit status. Errors go to stderr."""
     parsed = parse_arguments(arguments)
     faulthandler.enable()
-    logging.basicConfig(level=parsed.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=parsed.log_level.upper(),
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        handlers=[LimitedHandler()],
+    )
     parent = None if parsed.die_with_parent is None else parsed.die_with_parent or os.getppid()
     if parent is not None:
         _continue_when_orphaned()
@@ -109,6 +115,8 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
     runner = _load(parsed)
     if parsed.kv_memory_fd is not None:
         _log_take_over(runner)
+    memory = MemoryGuard(runner.memory)
+    logger.info("memory: at most %d bytes (%s)", memory.limit, runner.memory.describe())
     inbox: Inbox = queue.SimpleQueue()
 
     def wake() -> None:
@@ -116,7 +124,12 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
 
     limits = _make_limits(parsed, runner)
     server = EngineServer(
-        parsed.engine_address or default_address(), _make_ready(parsed, runner, limits), inbox, parsed.security
+        parsed.engine_address or default_address(),
+        _make_ready(parsed, runner, limits),
+        inbox,
+        parsed.security,
+        max_clients=parsed.max_clients,
+        max_waiting_bytes=memory.backlog_bytes,
     )
     grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=wake)
     core = EngineCore(
@@ -124,10 +137,11 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
         limits,
         server.send,
         seed=parsed.seed,
-        server_stats=lambda: msgspec.structs.asdict(server.counters),
+        server_stats=lambda: msgspec.structs.asdict(server.counters) | memory.stats(),
         grammars=grammars,
         tiers=_start_tiers(parsed, runner),
         wake=wake,
+        memory=memory,
     )
     loop = EngineLoop(
         core,
@@ -243,6 +257,7 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         shape=limits,
         kv_cache_dtype=runner.kv_dtype,
         kv_cache_bytes=runner.kv_bytes,
+        memory_limit=runner.memory.limit,
     )
 
 

@@ -162,6 +162,7 @@ class Request:
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
     num_tokens: int  # prompt + sampled
     generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
+    num_bytes: int = 0  # of memory besides KV pages, estimated
     number: int = 0  # in order of arrival
     priority: int = 0  # lower values are more urgent
     cache_salt: str | None = None  # shares KV pages with requests of the same salt; None: with none

@@ -6,13 +6,16 @@ together can exceed a bound by the factor 1 + 1/2 + ... + 1/n at most.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
+from quire.engine_core.memory import MemoryGuard, estimate_bytes
 from quire.engine_core.request import TenantName, tenant_of
 from quire.engine_core.scheduling.waiting import WaitingQueue
-from quire.engine_core.validation import OverloadedError
+from quire.engine_core.validation import OverloadedError, RejectedError
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest
 
@@ -39,11 +42,13 @@ class InboundRequests:
         self._loads: dict[TenantName, QueueLoad] = {}
         self._total = NO_LOAD
         self._ids: Counter[tuple[bytes, str]] = Counter()  # an id may come again before the first is received
+        self.num_bytes = 0  # of memory, by their estimates
 
     def let_in(self, client_id: bytes, message: EngineCoreRequest) -> None:
         """Count a request; on the socket's thread."""
         with self._lock:
             self._count(tenant_of(client_id, message), QueueLoad(1, len(message.prompt_token_ids)))
+            self.num_bytes += estimate_bytes(message)
             self._ids[client_id, message.request_id] += 1
 
     def receive(self, client_id: bytes, message: EngineCoreRequest) -> None:
@@ -52,6 +57,7 @@ class InboundRequests:
         with self._lock:
             if tenant in self._loads:
                 self._count(tenant, QueueLoad(-1, -len(message.prompt_token_ids)))
+                self.num_bytes -= estimate_bytes(message)
 
     def forget(self, client_id: bytes, message: EngineCoreRequest) -> None:
         """Forget an id; in the step loop, once it has added or rejected the request. No effect without a socket."""
@@ -94,15 +100,26 @@ NO_REQUESTS = InboundRequests()
 
 
 class Room:
-    """The bounds of a waiting queue. May be asked by any thread."""
+    """The bounds of a waiting queue, and of the memory of all open requests. May be asked by any thread."""
 
-    def __init__(self, waiting: WaitingQueue, limits: EngineShape) -> None:
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        limits: EngineShape,
+        memory: MemoryGuard | None = None,
+        open_bytes: Callable[[], int] = int,
+    ) -> None:
+        """`open_bytes` returns the estimated bytes of the open requests."""
         self._waiting = waiting
         self._limits = limits
+        self._memory = memory
+        self._open_bytes = open_bytes
 
     def check(self, client_id: bytes, message: EngineCoreRequest, inbound: InboundRequests = NO_REQUESTS) -> None:
         """Raise OverloadedError if there is no room for a request after those that wait and the inbound ones."""
         limits, waiting, tenant = self._limits, self._waiting, tenant_of(client_id, message)
+        if self._memory is not None:
+            self._check_memory(self._memory, message, inbound.num_bytes)
         # Requests that ran in an engine which is gone come back all at once, beside those that waited there.
         returning = limits.max_num_seqs if message.generated_token_ids else 0
         own = inbound.load_of(tenant).plus(QueueLoad(*waiting.load_of(tenant)))
@@ -123,4 +140,24 @@ class Room:
                 f"the engine is overloaded: {total.num_requests} requests with {total.num_tokens} prompt tokens are "
                 f"waiting, and {limits.max_waiting_requests} requests with {limits.max_waiting_tokens} tokens may; "
                 "try again later"
+            )
+
+    def check_size(self, message: EngineCoreRequest) -> None:
+        """Raise RejectedError for a request, valid otherwise, that takes too much memory to be served ever."""
+        num_bytes, most = estimate_bytes(message), math.inf if self._memory is None else self._memory.request_bytes
+        if num_bytes > most:
+            raise RejectedError(
+                f"the request may take {num_bytes} bytes of memory, and all open ones together may take {most}; "
+                "shorten it, ask for fewer prompt_logprobs or beams, or start the engine with a higher "
+                "--memory-limit"
+            )
+
+    def _check_memory(self, memory: MemoryGuard, message: EngineCoreRequest, inbound_bytes: int) -> None:
+        """Raise OverloadedError if there is no memory; not for a request that an engine which is gone had let in."""
+        num_bytes, open_bytes = estimate_bytes(message), inbound_bytes + self._open_bytes()
+        is_too_much = num_bytes <= memory.request_bytes < open_bytes + num_bytes  # alone it is: see `check_size`
+        if (memory.is_full or is_too_much) and not message.generated_token_ids:
+            raise OverloadedError(
+                f"the engine is overloaded: {memory.words}, and open requests may take {open_bytes} of "
+                f"{memory.request_bytes}; try again later, or start the engine with a higher --memory-limit"
             )

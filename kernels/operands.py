@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -112,6 +113,11 @@ class ArrayWeight(LoadedOperand):
         """Shapes of the checkpoint tensors that the array is made of."""
         return {}
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the array, about."""
+        return sum(4 * math.prod(shape) for shape in self.tensors.values())
+
     @abstractmethod
     def values(self, checkpoint: Checkpoint) -> Array:
         """Read the array."""
@@ -151,6 +157,11 @@ class Table(ArrayWeight):
 
     name: str
     array: Array
+
+    @property
+    def bytes(self) -> int:
+        """See ArrayWeight."""
+        return self.array.nbytes
 
     def values(self, checkpoint: Checkpoint) -> Array:
         """See ArrayWeight."""

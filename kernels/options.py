@@ -11,6 +11,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.kv_file import KvFile
+from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_beside, reserve_within
 from quire.kernels.models import max_positions
 from quire.kernels.operands import PlanLimits
 from quire.kernels.rope import MAX_POSITIONS
@@ -40,7 +41,8 @@ class LoadOptions:
     size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `cache_dir`: compiled kernels. `isa`:
     one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the checkpoint's
     own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
-    start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over.
+    start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over. `memory_limit`:
+    bytes of the whole process.
     """
 
     model: str
@@ -59,6 +61,7 @@ class LoadOptions:
     kv_cache_dtype: str = "auto"
     weight_cache: str | None = None
     kv_memory_fd: int | None = None
+    memory_limit: int | None = None
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Dtypes:
@@ -109,7 +112,8 @@ def choose_num_pages(
     """Return the pages of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
     A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as the file holds
-    already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left.
+    already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left; with a
+    memory_limit up to what it leaves, and at least for one sequence of max_model_len.
     """
     left = host.available_memory() + (0 if file is None else file.resident_bytes) - other_bytes
     if left < 0:
@@ -117,16 +121,19 @@ def choose_num_pages(
             f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free"
             f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
         )
+    longest = -(-limits.max_model_len // limits.block_size)
+    within = None if options.memory_limit is None else options.memory_limit - _fixed_bytes(options, other_bytes)
     if options.num_pages is not None:
         pages = options.num_pages
     elif options.kv_cache_memory_bytes is None and file is not None and file.num_pages is not None:
         pages = file.num_pages
+    elif options.kv_cache_memory_bytes is not None:
+        pages = _whole_stripes(options.kv_cache_memory_bytes // page_bytes, longest, page_bytes // kv_heads)
     else:
-        longest, given = -(-limits.max_model_len // limits.block_size), options.kv_cache_memory_bytes
-        if given is None:
-            pages = min(min(DEFAULT_KV_BYTES, left // 2) // page_bytes, longest * options.max_num_seqs)
-        else:
-            pages = given // page_bytes
+        most = min(DEFAULT_KV_BYTES, left // 2) if within is None else min(within, left)
+        pages = min(most // page_bytes, longest * options.max_num_seqs)
+        if within is not None:
+            pages = max(pages, longest)  # what is served at all is served at any length, or there is an error
         pages = _whole_stripes(pages, longest, page_bytes // kv_heads)
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
@@ -134,12 +141,41 @@ def choose_num_pages(
             f"KV memory of {given} bytes holds no page: a page of {limits.block_size} tokens takes {page_bytes} bytes; "
             "raise kv_cache_memory_bytes"
         )
+    if within is not None and pages * page_bytes > within:
+        raise _over_limit(options, other_bytes, pages * page_bytes)
     if pages * page_bytes > left:
         raise ModelError(
             f"{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the weights"
             f"{host.describe_address_limit()}; lower kv_cache_memory_bytes or num_pages"
         )
     return pages
+
+
+def _fixed_bytes(options: LoadOptions, other_bytes: int) -> int:
+    """Return the bytes within the memory_limit that are no KV pages."""
+    assert options.memory_limit is not None
+    return PROGRAM_BYTES + reserve_within(options.memory_limit) + other_bytes
+
+
+def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> ModelError:
+    assert options.memory_limit is not None
+    needed = _fixed_bytes(options, other_bytes) + kv_bytes
+    is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
+    return ModelError(
+        f"memory_limit={options.memory_limit} is below the {needed} bytes that are needed: weights and buffers "
+        f"{other_bytes}, KV pages {'as chosen' if is_chosen else 'for one sequence of max_model_len'} {kv_bytes}, "
+        f"program {PROGRAM_BYTES}, requests {reserve_within(options.memory_limit)}; raise it, or lower "
+        f"{'kv_cache_memory_bytes or num_pages' if is_chosen else 'max_model_len or max_num_batched_tokens'}"
+    )
+
+
+def plan_memory(options: LoadOptions, weights: int, buffers: int, kv_bytes: int) -> MemoryPlan:
+    """Return the plan of a process with a pool that `choose_num_pages` has chosen."""
+    if options.memory_limit is None:
+        left = host.available_memory() - weights - buffers - kv_bytes
+        return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(left))
+    reserve = options.memory_limit - PROGRAM_BYTES - weights - buffers - kv_bytes
+    return MemoryPlan(weights, buffers, kv_bytes, reserve)
 
 
 def _whole_stripes(pages: int, least: int, head_bytes: int) -> int:

@@ -75,6 +75,11 @@ class ModelPlan:
         return sum(weight.bytes(self.dtypes) for weight in self.weights if isinstance(weight, Matrix))
 
     @property
+    def array_bytes(self) -> int:
+        """Bytes of all weights that are plain arrays, without the padding of their ends."""
+        return sum(weight.bytes for weight in self.weights if isinstance(weight, ArrayWeight))
+
+    @property
     def kv_layout(self) -> KvLayout:
         """Layout of every layer's KV tiles."""
         return KvLayout(self.heads, self.dtypes)

@@ -29,6 +29,7 @@ from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.kv_file import KvFile, model_name
+from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Launch, Memory
 from quire.kernels.options import (
@@ -38,6 +39,7 @@ from quire.kernels.options import (
     choose_num_pages,
     choose_numbers,
     choose_threads,
+    plan_memory,
 )
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.checkpoint import Checkpoint
@@ -47,6 +49,7 @@ from quire.kernels.weights.quantization import choose_quantization
 __all__ = [
     "Constraint",
     "Matcher",
+    "MemoryPlan",
     "PoolingConfig",
     "SamplingConfig",
     "Sequences",
@@ -88,6 +91,7 @@ class ModelRunner:
         self.num_pages = pages
         self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
         self.kv_bytes = pages * plan.page_bytes
+        self.memory = assembly.memory_plan
         self.num_taken_over_pages = native.num_taken_over_pages
         self.num_dropped_pages = native.num_dropped_pages
         self.max_num_seqs = options.max_num_seqs
@@ -117,6 +121,7 @@ class Assembly:
     plan: ModelPlan
     loader: Loader
     kv_model: str  # names all that the bits of KV depend on besides tokens; empty if the KV ends with the runner
+    memory_plan: MemoryPlan
     kernels: dict[Kernel, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
 
@@ -178,12 +183,16 @@ def assemble(
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
-    other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
+    buffer_bytes = sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
     isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
-    pages = choose_num_pages(options, limits, plan.page_bytes, other_bytes, kv_heads=plan.layers * heads.kv, file=file)
+    weight_bytes = plan.weight_bytes + plan.array_bytes
+    pages = choose_num_pages(
+        options, limits, plan.page_bytes, weight_bytes + buffer_bytes, kv_heads=plan.layers * heads.kv, file=file
+    )
+    memory = plan_memory(options, weight_bytes, buffer_bytes, pages * plan.page_bytes)
     if file is not None:
         file.prepare(pages)
     config = RunnerConfig(
@@ -201,7 +210,7 @@ def assemble(
         )
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
     loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache)
-    assembly = Assembly(native, jit, plan, loader, config.kv_model)
+    assembly = Assembly(native, jit, plan, loader, config.kv_model, memory)
     assembly.compile(isa.name, progress)
     loader.load(plan.weights)
     assembly.allocate()

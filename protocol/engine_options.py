@@ -43,6 +43,8 @@ class EngineOptions:
         max_model_len: Context length: tokens of a prompt and its answer. Default: the model's.
         threads: Threads that compute. Default: QUIRE_THREADS, or one for every usable core.
         pin_threads: Bind each thread to a CPU of its own.
+        memory_limit: Memory of the engine's process, as 16GiB: weights, KV pages and all else. KV pages take what is
+            left of it; near it, new requests are rejected. Default: as planned, with KV pages by their own options.
         cache_dir: Keep compiled kernels there. Default: quire in the user's cache folder.
         weight_cache: Keep packed weights there: later starts read them instead of packing.
 
@@ -80,6 +82,7 @@ class EngineOptions:
     max_model_len: Annotated[int | None, Option("TOKENS", COUNT)] = None
     threads: Annotated[int | None, Option("N", Range(1, 1024))] = None
     pin_threads: Annotated[bool, Option()] = False
+    memory_limit: Annotated[int | str | None, Option("SIZE")] = None
     cache_dir: Annotated[str | None, Option("FOLDER")] = None
     weight_cache: Annotated[str | None, Option("FOLDER")] = None
     kv_cache_dtype: Annotated[str, Option("TYPE", choices=KV_CACHE_DTYPES)] = "auto"
@@ -135,6 +138,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
 
     Socket:
         engine_address: Listen at ipc://PATH or tcp://HOST:PORT. Default: a socket in a fresh private folder.
+        max_clients: Clients that may be attached at once; more are rejected.
 
     Engine process:
         seed: Seed of the seeds that requests without one are given.
@@ -149,6 +153,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     """
 
     engine_address: Annotated[str | None, Option("ADDRESS")] = None
+    max_clients: Annotated[int, Option("N", Range(1, 1 << 16))] = 1024
     seed: Annotated[int, Option("N", Range(0, MAX_INT64))] = 0
     shutdown_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 30.0
     heartbeat_seconds: Annotated[float, Option("S", SECONDS)] = 1.0

@@ -471,6 +471,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     kv_cache_dtype: str = ""
     kv_cache_bytes: int = 0
     role: Role = Role.ADMIN
+    memory_limit: int = 0  # bytes of the engine's process
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

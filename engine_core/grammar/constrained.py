@@ -106,6 +106,11 @@ class ConstrainedRequests:
         else:
             self._grammars.give_back(grammar, request.constraint)
 
+    def evict(self) -> None:
+        """Give back the memory that is kept for later requests."""
+        if self._grammars is not None:
+            self._grammars.evict()
+
     def stop(self) -> bool:
         """End the threads; return False if one of them is in a call that takes too long and can't be interrupted."""
         has_written = self._masks.stop(_STOP_SECONDS)

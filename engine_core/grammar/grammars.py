@@ -114,6 +114,13 @@ class Grammars:
         while len(self._spares) > _MAX_SPARES or self._num_followed > _MAX_ALL_FOLLOWED:
             self._take_spare(next(iter(self._spares)))
 
+    def evict(self) -> None:
+        """Drop the spare constraints, and all grammars that are ready; those in use end with their requests."""
+        self._spares.clear()
+        self._num_followed = 0
+        for grammar in [grammar for grammar in self._kept.values() if grammar.is_ready]:
+            self._forget(grammar)
+
     def _take_spare(self, spare: Constraint) -> None:
         del self._spares[spare]
         self._num_followed -= spare.num_followed

@@ -27,6 +27,7 @@ class ServerCounters(msgspec.Struct):
     """Counts of the IO thread; for the utility call `stats`."""
 
     clients: int = 0
+    clients_rejected: int = 0
     frames_refused: int = 0
     frames_oversized: int = 0
     clients_silent: int = 0
@@ -71,6 +72,7 @@ class Clients:
         self._on_leave = on_leave
         self._counters = counters
         self._max_waiting_values = max_waiting_values
+        self._num_waiting_values = 0
         self._clients: dict[ClientId, _Client] = {}
         self._blocked: dict[ClientId, _Client] = {}
 
@@ -94,7 +96,7 @@ class Clients:
 
     def remove(self, client_id: ClientId, goodbye: Goodbye) -> None:
         """Remove a client, the only way that one leaves. What waits for it is dropped."""
-        del self._clients[client_id]
+        self._num_waiting_values -= self._clients.pop(client_id).mailbox.waiting
         self._blocked.pop(client_id, None)
         self._counters.clients = len(self._clients)
         self._on_leave((client_id, goodbye))
@@ -143,7 +145,9 @@ class Clients:
     def _flush(self, client: _Client) -> None:
         sent = client.frame is None or self._send_frame(client, client.frame)
         while sent:
+            before = client.mailbox.waiting
             message = client.mailbox.take(_BATCH_VALUES)
+            self._num_waiting_values += client.mailbox.waiting - before
             if message is None:
                 del self._blocked[client.id]
                 return
@@ -168,13 +172,16 @@ class Clients:
         return sent is _Sent.YES
 
     def _keep(self, client: _Client, message: EngineMessage) -> None:
+        before = client.mailbox.waiting
         if isinstance(message, StepTrace):
             self._counters.traces_dropped += client.mailbox.put_trace(message)
         else:
             self._counters.outputs_merged += client.mailbox.put(message)
-        if client.mailbox.waiting > self._max_waiting_values:
+        self._num_waiting_values += client.mailbox.waiting - before
+        while self._num_waiting_values > self._max_waiting_values:
+            slowest = max(self._blocked.values(), key=lambda client: client.mailbox.waiting)
             self._counters.clients_slow += 1
-            self.remove(client.id, Goodbye(f"slow: more than {self._max_waiting_values} numbers wait to be read"))
+            self.remove(slowest.id, Goodbye(f"slow: {slowest.mailbox.waiting} numbers wait to be read"))
 
     def _report(self, client: _Client, message: EngineMessage, error: ProtocolError) -> bool:
         """Report a message of the engine that has no encoding: a bug, which must be seen and survived."""

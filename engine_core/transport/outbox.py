@@ -19,11 +19,13 @@ from quire.protocol.messages import (
     Pong,
     SchedulerStats,
     StepTrace,
+    UtilityResult,
 )
 
 _OUTPUT_VALUES = 16  # an output with its lists takes about the memory of 16 numbers
-_NUMBER_BYTES = 36
+NUMBER_BYTES = 36
 _CONTROL_VALUES = 64
+_RESULT_VALUES = 2048  # a snapshot of the engine
 _MAX_ERRORS = 16
 _TRACE_VALUES = 32
 _MAX_TRACE_VALUES = 1_000_000  # some 1000 steps of 256 requests
@@ -36,6 +38,7 @@ class Mailbox:
         self._replies: deque[EngineMessage] = deque()
         self._outputs: dict[str, EngineCoreOutput] = {}
         self._values = 0
+        self._reply_values = 0
         self._stats: SchedulerStats | None = None
         self._timestamp = 0.0
         self._traces = TraceQueue()
@@ -46,11 +49,11 @@ class Mailbox:
 
     @property
     def waiting(self) -> int:
-        """Memory of the waiting messages, in numbers (of a Python list, of _NUMBER_BYTES each).
+        """Memory of the waiting messages, in numbers (of a Python list, of NUMBER_BYTES each).
 
         Traces do not count: they have a limit of their own, beyond which they are dropped.
         """
-        return self._values + _CONTROL_VALUES * len(self._replies)
+        return self._values + self._reply_values
 
     def put(self, message: EngineMessage) -> int:
         """Add a message that is no trace; return how many of its outputs were merged into others.
@@ -74,7 +77,9 @@ class Mailbox:
     def take(self, max_values: int) -> EngineMessage | None:
         """Remove and return the next message, outputs up to about `max_values` numbers; None if nothing waits."""
         if self._replies:
-            return self._replies.popleft()
+            reply = self._replies.popleft()
+            self._reply_values -= _weigh_reply(reply)
+            return reply
         if self._outputs or self._stats:
             return self._take_outputs(max_values)
         if self._traces:
@@ -87,7 +92,9 @@ class Mailbox:
         same = [waiting for waiting in self._replies if type(waiting) is type(message)]
         if (isinstance(message, Pong) and same) or (isinstance(message, ErrorMessage) and len(same) >= _MAX_ERRORS):
             self._replies.remove(same[0])
+            self._reply_values -= _weigh_reply(same[0])
         self._replies.append(message)
+        self._reply_values += _weigh_reply(message)
 
     def _put_output(self, output: EngineCoreOutput) -> bool:
         """Add an output; return True if it was merged."""
@@ -145,6 +152,10 @@ class TraceQueue:
         return msgspec.structs.replace(trace, dropped=dropped) if dropped else trace
 
 
+def _weigh_reply(reply: EngineMessage) -> int:
+    return _RESULT_VALUES if isinstance(reply, UtilityResult) else _CONTROL_VALUES
+
+
 def weigh_trace(trace: StepTrace) -> int:
     """Return the memory of a trace, in numbers."""
     return _TRACE_VALUES + 4 * len(trace.sequences) + 6 * len(trace.events)
@@ -157,7 +168,7 @@ def weigh(output: EngineCoreOutput) -> int:
         if logprobs is not None:
             values += sum(8 + 2 * len(entry.token_ids) for entry in logprobs if entry is not None)
     if output.pooled is not None:
-        values += len(output.pooled) // _NUMBER_BYTES
+        values += len(output.pooled) // NUMBER_BYTES
     for beam in output.beams or ():
         values += _OUTPUT_VALUES + sum(9 + 2 * len(entry.token_ids) for entry in beam.logprobs)
     return values

@@ -17,6 +17,7 @@ import zmq
 
 from quire.engine_core.transport.access import ANYONE, OWNER, Identity, objection
 from quire.engine_core.transport.clients import ClientId, Clients, ServerCounters
+from quire.engine_core.transport.outbox import NUMBER_BYTES
 from quire.protocol.address import ipc_path, remove_address
 from quire.protocol.codec import EngineDecoder
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
@@ -35,6 +36,7 @@ from quire.protocol.messages import (
     Ready,
     Role,
 )
+from quire.protocol.open_files import allow_connections
 from quire.protocol.sockets import bind_engine
 
 __all__ = ["ClientId", "EngineServer", "Inbox", "ServerCounters"]
@@ -102,12 +104,14 @@ class EngineServer:
         security: Security = NO_KEYS,
         *,
         silent_heartbeats: int = 10,
-        max_waiting_values: int = 16_000_000,
+        max_clients: int = 1024,
+        max_waiting_bytes: int = 512 << 20,
     ) -> None:
         """`address` may be `tcp://host:0`. Pong comes every `ready.heartbeat_seconds`.
 
-        A client that sends nothing for `silent_heartbeats` of them, and does not read, counts as dead. One for which
-        more than `max_waiting_values` numbers wait (about 36 bytes each) is dropped.
+        A client that sends nothing for `silent_heartbeats` of them, and does not read, counts as dead. When more than
+        about `max_waiting_bytes` wait to be read, the client for which the most waits is dropped. With `max_clients`,
+        others are rejected; fewer may be attached if this process may not open as many files.
         """
         if not ready.heartbeat_seconds > 0:
             raise ValueError(f"heartbeat_seconds={ready.heartbeat_seconds} must be above 0")
@@ -119,7 +123,8 @@ class EngineServer:
         self._inbox = inbox
         self._security = security
         self._silence = silent_heartbeats * ready.heartbeat_seconds
-        self._max_waiting_values = max_waiting_values
+        self._max_clients = max_clients
+        self._max_waiting_values = max_waiting_bytes // NUMBER_BYTES
         self._decoder = EngineDecoder()
         self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
         self._next_beat = math.inf
@@ -147,6 +152,7 @@ class EngineServer:
         except BaseException:
             self._context.destroy(linger=0)
             raise
+        self._max_clients = allow_connections(self._max_clients)
         self._address = self._router.get_string(zmq.LAST_ENDPOINT)
         self._clients = Clients(self._router, self._inbox.put, self.counters, self._max_waiting_values)
         self._thread.start()
@@ -263,6 +269,14 @@ class EngineServer:
 
     def _greet(self, client_id: ClientId, hello: Hello, identity: Identity, now: float) -> None:
         if (text := _incompatible(client_id, hello)) is not None:
+            self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
+            return
+        if len(self._clients) >= self._max_clients and self._clients.identity(client_id) is None:
+            self.counters.clients_rejected += 1
+            text = (
+                f"the engine has {self._max_clients} clients, which is its limit; close some, or start it with a "
+                "higher --max-clients and limit of open files (ulimit -n)"
+            )
             self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
             return
         if not self._clients:

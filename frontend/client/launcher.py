@@ -17,9 +17,11 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from quire.frontend.errors import EngineDeadError, EngineStartError
+from quire.protocol.log_limit import TokenBucket
 from quire.protocol.messages import SchedulerStats
 
 _TAIL_CHARS = 4000
+_CHARS_PER_SECOND = 100_000  # that are forwarded, after a burst of ten times as many; the engine bounds its own log
 _ERROR = "error: "  # begins the line with the reason why an engine can't start
 
 
@@ -35,6 +37,8 @@ class EngineLog:
         self._tail = ""
         self._error = ""
         self._is_started = False
+        self._budget = TokenBucket(_CHARS_PER_SECOND, 10 * _CHARS_PER_SECOND)
+        self._num_left_out = 0
 
     @property
     def stderr_tail(self) -> str:
@@ -78,11 +82,20 @@ class EngineLog:
     def _take(self, text: str, at_line_start: bool) -> None:
         self._tail = (self._tail + text)[-_TAIL_CHARS:]
         if self._error:
-            self._error += text
+            self._error = (self._error + text)[:_TAIL_CHARS]
             return
         found = -1 if self._is_started else _find_error(text, at_line_start)
         if found >= 0:
             text, self._error = text[:found], text[found:]
+        self._show(text)
+
+    def _show(self, text: str) -> None:
+        if not self._budget.take(len(text)):
+            self._num_left_out += len(text)
+            return
+        if self._num_left_out:
+            show(f"\n[{self._num_left_out} characters of the engine's stderr were left out]\n")
+            self._num_left_out = 0
         show(text)
 
 

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
-from quire.frontend.http.transport.listener import allow_connections
 from quire.frontend.http.transport.protocol import protocol_factory
+from quire.protocol.open_files import allow_connections
 
 _FAREWELL_SECONDS = 2.0  # for the last event of each stream that is cut off
 

@@ -50,7 +50,7 @@ LIMITS = EngineShape(
 
 # A value of each kind of option that is neither its default nor out of range.
 OTHERS: dict[str, Any] = {"model": "m", "kv_cache_memory_bytes": 1 << 30, "num_pages": None}
-OTHERS |= {"kv_disk_bytes": 1 << 40, "enable_prefix_caching": True}  # which kv_disk needs
+OTHERS |= {"memory_limit": 8 << 30, "kv_disk_bytes": 1 << 40, "enable_prefix_caching": True}  # which kv_disk needs
 
 
 def other(option: Option) -> Any:

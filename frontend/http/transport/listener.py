@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -10,8 +9,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.frontend.http.args import ServerArgs
-
-_OTHER_FILES = 128  # sockets of the engine, files of the model, temporary ones
 
 
 def bind(args: ServerArgs, port: int) -> socket.socket:
@@ -27,17 +24,6 @@ def removed(path: str | None) -> Iterator[None]:
     finally:
         if path is not None:
             Path(path).unlink(missing_ok=True)
-
-
-def allow_connections(count: int) -> int:
-    """Raise the process's limit of open files to fit `count` connections; return how many of them fit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return count
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(1, most - _OTHER_FILES)
 
 
 def _unix_socket(path: str) -> socket.socket:

@@ -1,22 +1,24 @@
 """The server's log, as text for people or JSON for programs, with a line for each request.
 
-No prompt, no answer, no header and no query string (in which some clients put their keys) is ever logged here.
+Its rate is bounded (`protocol/log_limit.py`). No prompt, no answer, no header and no query string (in which some
+clients put their keys) is ever logged here.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 from urllib.parse import quote
 
+from quire.protocol.log_limit import LimitedHandler
+
 LogFormat = Literal["text", "json"]
 
 _LEVELS = ("debug", "info", "warning", "error", "critical")
-_LOGGERS = ("quire", "uvicorn")  # with their children, such as uvicorn.error
+_LOGGERS = ("quire", "uvicorn", "asyncio")  # with their children, such as uvicorn.error
 _QUIET = {"/health", "/ready", "/metrics"}  # polled by programs every few seconds
 _MAX_CHARS = 500  # of a path or an id, which clients choose
 _FIELDS = ("request_id", "method", "path", "status", "duration_ms", "bytes", "client")
@@ -33,7 +35,7 @@ def configure_logging(level: str = "info", log_format: LogFormat = "text", strea
         raise ValueError(f"log_level={level!r} is not known; it can be {', '.join(_LEVELS)}")
     if log_format not in ("text", "json"):
         raise ValueError(f"log_format={log_format!r} is not known; it can be text or json")
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler = LimitedHandler(stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     for name in _LOGGERS:
         logger = logging.getLogger(name)

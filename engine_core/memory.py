@@ -1,0 +1,88 @@
+"""The memory that requests take: bounded as they come, and watched while they run.
+
+Each open request counts with an estimate from its message, and all of them together stay within a part of the reserve
+of the memory plan. Should the process come near its ceiling nonetheless, it gives back what it can do without and
+rejects new requests until it is below again. Open requests go on; with none open, one is let in whatever is measured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from quire.kernels.runner import MemoryPlan
+from quire.protocol.messages import EngineCoreRequest
+from quire.protocol.resident_memory import resident_bytes, trim_heap
+
+_REQUEST_BYTES = 4096  # objects of a request, and what its client is owed
+_TOKEN_BYTES = 44  # a Python int in a list, and an int32 in the executor
+_ENTRY_BYTES = 200  # the objects of a position's log probabilities
+_LOGPROB_BYTES = 72  # each of them: token id, value and rank
+_LOOK_SECONDS = 0.1
+_SHED_SECONDS = 5.0  # between two times that memory is given back, since that may take milliseconds
+
+logger = logging.getLogger(__name__)
+
+
+def estimate_bytes(message: EngineCoreRequest) -> int:
+    """Return about the memory that a request takes until it has ended, besides KV pages."""
+    sampling = message.sampling_params
+    num_prompt, num_tokens = len(message.prompt_token_ids), len(message.generated_token_ids)
+    num_tokens += num_prompt + len(message.eos_token_ids) + len(sampling.stop_token_ids or ())
+    num_tokens += len(sampling.allowed_token_ids or ()) + 3 * len(sampling.logit_bias or ())
+    num_tokens += sum(2 + len(word) for word in sampling.bad_words_token_ids or ())
+    num_bytes = _REQUEST_BYTES + num_tokens * _TOKEN_BYTES
+    if sampling.prompt_logprobs is not None:
+        num_bytes += num_prompt * (_ENTRY_BYTES + _LOGPROB_BYTES * (1 + sampling.prompt_logprobs))
+    if sampling.beam_width:
+        entry = _ENTRY_BYTES + _LOGPROB_BYTES * (1 + (sampling.logprobs or 0))
+        num_bytes += sampling.beam_width * (sampling.max_tokens or 0) * entry
+    return num_bytes
+
+
+class MemoryGuard:
+    """Keeps an engine's process below its ceiling. `is_full` may be asked by any thread."""
+
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        *,
+        read: Callable[[], int] = resident_bytes,
+        trim: Callable[[], None] = trim_heap,
+    ) -> None:
+        """`read` returns the resident bytes of the process; `trim` gives back what is free in it."""
+        self.limit = plan.limit
+        self.resident = read()
+        self.is_full = False
+        self.request_bytes = plan.reserve // 2  # most of all open requests
+        self.backlog_bytes = plan.reserve // 4  # most of all outputs that wait for slow clients
+        self.num_sheddings = 0
+        self._high = plan.limit - plan.reserve // 8
+        self._read = read
+        self._trim = trim
+        self._next_look = 0.0
+        self._next_shedding = 0.0
+
+    def look(self, now: float, evict: Callable[[], None], *, is_idle: bool) -> None:
+        """Measure, from time to time. Near the ceiling call `evict`, and be full if that does not help."""
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        self.resident = self._read()
+        if self.resident > self._high and now >= self._next_shedding:
+            self._next_shedding = now + _SHED_SECONDS
+            self.num_sheddings += 1
+            logger.warning("%d of %d bytes of memory are taken; evicting what can be", self.resident, self.limit)
+            evict()
+            self._trim()
+            self.resident = self._read()
+        self.is_full = self.resident > self._high and not is_idle
+
+    def stats(self) -> dict[str, int]:
+        """Return the state as it is now, for the utility call `stats`."""
+        return {"resident_bytes": self._read(), "memory_limit": self.limit, "memory_sheddings": self.num_sheddings}
+
+    @property
+    def words(self) -> str:
+        """State of the memory, for an error."""
+        return f"{self.resident} of {self.limit} bytes are taken"
