@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from quire.kernels.runner import MemoryPlan
 from quire.protocol.messages import EngineCoreRequest
 from quire.protocol.resident_memory import resident_bytes, trim_heap
 
 _REQUEST_BYTES = 4096  # objects of a request, and what its client is owed
 _TOKEN_BYTES = 44  # a Python int in a list, and an int32 in the executor
-_ENTRY_BYTES = 200  # the objects of a position's log probabilities
-_LOGPROB_BYTES = 72  # each of them: token id, value and rank
+_CHAR_BYTES = 8  # of a grammar, as objects of JSON
 _LOOK_SECONDS = 0.1
 _SHED_SECONDS = 5.0  # between two times that memory is given back, since that may take milliseconds
 
@@ -25,18 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 def estimate_bytes(message: EngineCoreRequest) -> int:
-    """Return about the memory that a request takes until it has ended, besides KV pages."""
+    """Return about the memory that the message of a request takes until it has ended.
+
+    What a running request adds, such as prompt_logprobs, grows with the tokens in its KV pages, so these bound it.
+    """
     sampling = message.sampling_params
-    num_prompt, num_tokens = len(message.prompt_token_ids), len(message.generated_token_ids)
-    num_tokens += num_prompt + len(message.eos_token_ids) + len(sampling.stop_token_ids or ())
-    num_tokens += len(sampling.allowed_token_ids or ()) + 3 * len(sampling.logit_bias or ())
-    num_tokens += sum(2 + len(word) for word in sampling.bad_words_token_ids or ())
+    num_tokens = len(message.prompt_token_ids) + len(message.generated_token_ids) + len(message.eos_token_ids)
+    num_tokens += len(sampling.stop_token_ids or ()) + len(sampling.allowed_token_ids or ())
+    num_tokens += 3 * len(sampling.logit_bias or ()) + sum(3 + len(word) for word in sampling.bad_words_token_ids or ())
     num_bytes = _REQUEST_BYTES + num_tokens * _TOKEN_BYTES
-    if sampling.prompt_logprobs is not None:
-        num_bytes += num_prompt * (_ENTRY_BYTES + _LOGPROB_BYTES * (1 + sampling.prompt_logprobs))
-    if sampling.beam_width:
-        entry = _ENTRY_BYTES + _LOGPROB_BYTES * (1 + (sampling.logprobs or 0))
-        num_bytes += sampling.beam_width * (sampling.max_tokens or 0) * entry
+    if sampling.structured_outputs is not None:
+        num_bytes += _CHAR_BYTES * len(msgspec.msgpack.encode(sampling.structured_outputs))
     return num_bytes
 
 

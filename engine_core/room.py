@@ -147,9 +147,8 @@ class Room:
         num_bytes, most = estimate_bytes(message), math.inf if self._memory is None else self._memory.request_bytes
         if num_bytes > most:
             raise RejectedError(
-                f"the request may take {num_bytes} bytes of memory, and all open ones together may take {most}; "
-                "shorten it, ask for fewer prompt_logprobs or beams, or start the engine with a higher "
-                "--memory-limit"
+                f"the request takes {num_bytes} bytes of memory, and all open ones together may take {most}; shorten "
+                "it, or start the engine with a higher --memory-limit"
             )
 
     def _check_memory(self, memory: MemoryGuard, message: EngineCoreRequest, inbound_bytes: int) -> None:
@@ -158,6 +157,7 @@ class Room:
         is_too_much = num_bytes <= memory.request_bytes < open_bytes + num_bytes  # alone it is: see `check_size`
         if (memory.is_full or is_too_much) and not message.generated_token_ids:
             raise OverloadedError(
-                f"the engine is overloaded: {memory.words}, and open requests may take {open_bytes} of "
-                f"{memory.request_bytes}; try again later, or start the engine with a higher --memory-limit"
+                f"the engine is overloaded: {memory.words}, and open requests take {open_bytes} of the "
+                f"{memory.request_bytes} that they may; try again later, or start the engine with a higher "
+                "--memory-limit"
             )

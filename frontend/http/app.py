@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -105,16 +105,19 @@ class Gateway:
         route = self._paths.get(scope.get("endpoint"), "other")
         self._service.metrics.http.request(route, scope["method"], status, exchange.seconds)
 
-    def _admitted(self, scope: Scope, headers: Headers) -> AbstractContextManager[None]:
-        """Return the context of a request that may be served. Raises `ApiError` 401, 421, 503; when entered 429."""
+    @contextmanager
+    def _admitted(self, scope: Scope, headers: Headers) -> Iterator[None]:
+        """Hold a request open that may be served. Raises `ApiError` 401, 421, 429 or 503."""
         self._hosts.check(headers)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         tenant = scope["tenant"] = self._keys.check(path, headers)
-        if scope["method"] in _REFUSED_WHILE_DRAINING:
-            self._service.check_open()
-        if path not in self._generating:
-            return nullcontext()
-        return self._quotas.admit(tenant, lambda: self._service.retry_after)
+        with ExitStack() as stack:
+            if scope["method"] in _REFUSED_WHILE_DRAINING:
+                self._service.check_open()
+                stack.enter_context(self._service.memory.admit())
+            if path in self._generating:
+                stack.enter_context(self._quotas.admit(tenant, lambda: self._service.retry_after))
+            yield
 
 
 class Cors(CORSMiddleware):

@@ -45,6 +45,7 @@ class ServerArgs:
         header_timeout: Seconds for the headers of a request to arrive.
         send_timeout: Seconds that a client may read nothing of its answer.
         max_connections: Connections at once; further ones get status 503.
+        server_memory_limit: Memory of the server's process, as 4GiB; beyond it requests get status 503.
         max_prompts: Completions of a request: its prompts times n.
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
         trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
@@ -77,6 +78,7 @@ class ServerArgs:
     header_timeout: Annotated[float, Option("S", SECONDS)] = 30.0
     send_timeout: Annotated[float, Option("S", SECONDS)] = 300.0
     max_connections: Annotated[int, Option("N", COUNT)] = 4096
+    server_memory_limit: Annotated[int | str, Option("SIZE")] = "4GiB"
     max_prompts: Annotated[int, Option("N", COUNT)] = 1024
     request_timeout: Annotated[float | None, Option("S", SECONDS)] = None
     shutdown_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 30.0

@@ -21,6 +21,7 @@ from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
 from quire.frontend.http.transport.bodies import Body, decode, read_body
+from quire.frontend.http.transport.memory import MemoryCeiling
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import DONE, EventStream, cancelled_on_disconnect, event
 from quire.frontend.metrics.server import ServerMetrics
@@ -28,6 +29,7 @@ from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.prompts import PromptType
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import SamplingParams
+from quire.protocol.options import parse_size
 
 _MOST_SECONDS = 60
 _NUM_RECENT = 64
@@ -102,6 +104,9 @@ class ModelService:
     load: RetryAfter = field(default_factory=RetryAfter)
     draining: bool = False
 
+    def __post_init__(self) -> None:
+        self.memory = MemoryCeiling(parse_size(str(self.args.server_memory_limit)))
+
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, if it has one."""
@@ -157,8 +162,8 @@ class ModelService:
         )
 
     async def read(self, request: Request, kind: type[B]) -> B:
-        """Return the body of a request for this model. Raises `ApiError` 400, 404, 408, 413 or 415."""
-        body = decode(await read_body(request, self.args), kind)
+        """Return the body of a request for this model. Raises `ApiError` 400, 404, 408, 413, 415 or 503."""
+        body = decode(await read_body(request, self.args, self.memory.check), kind)
         self.check_model(body.model)
         return body
 

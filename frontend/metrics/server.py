@@ -37,8 +37,10 @@ _COUNTERS = {
     "frames_refused": ("frames_refused", "Messages rejected as invalid."),
     "clients_silent": ("clients_silent", "Clients dropped because they neither sent nor read anything."),
     "clients_gone": ("clients_gone", "Clients that disconnected without a goodbye."),
+    "clients_rejected": ("clients_rejected", "Clients rejected because as many as may were attached."),
     "clients_slow": ("clients_slow", "Clients dropped because they did not read."),
     "outputs_merged": ("outputs_merged", "Increments merged because their client was slow."),
+    "memory_sheddings": ("memory_sheddings", "Times that memory was given back near the limit."),
     "messages_dropped": ("messages_dropped", "Messages dropped because their client had left."),
 }
 
@@ -78,6 +80,10 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
         if field in stats:
             families.counter(field, text, stats[field])
     families.gauge("engine_clients", "Clients of the engine.", stats["clients"])
+    text = "Resident memory of the engine's process."
+    families.gauge("engine_resident_memory_bytes", text, stats["resident_bytes"])
+    text = "Memory that the engine's process may take (--memory-limit)."
+    families.gauge("engine_memory_limit_bytes", text, stats["memory_limit"])
     for field, (name, text) in _COUNTERS.items():
         families.counter(f"engine_{name}", text, stats[field])
     _add_totals(families, msgspec.convert(stats["totals"], EngineTotals))

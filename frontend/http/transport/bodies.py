@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
@@ -47,8 +47,8 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 
 
-async def read_body(request: Request, args: ServerArgs) -> bytes:
-    """Return the body of a request. Raises `ApiError` 415, 413 or 408."""
+async def read_body(request: Request, args: ServerArgs, check_memory: Callable[[], None]) -> bytes:
+    """Return the body of a request. Raises `ApiError` 415, 413 or 408, and what `check_memory` does at each part."""
     _check_headers(request, args.max_body_bytes)
     chunks: list[bytes] = []
     size = 0
@@ -58,6 +58,7 @@ async def read_body(request: Request, args: ServerArgs) -> bytes:
                 size += len(chunk)
                 if size > args.max_body_bytes:
                     raise _too_large(size, args.max_body_bytes)
+                check_memory()
                 chunks.append(chunk)
     except TimeoutError:
         raise ApiError(

@@ -454,6 +454,37 @@ def test_increments_merge_while_a_slow_client_does_not_read(engine: ServerHarnes
     slow.ping()  # nothing follows the end
 
 
+def test_more_clients_than_may_be_attached_are_rejected(make_engine: MakeServer) -> None:
+    engine = make_engine(max_clients=2)
+    first, _ = engine.attach()
+    second, _ = engine.attach()
+    third = engine.client()
+    third.send(Hello(PROTOCOL_VERSION, "third"))
+    error = third.expect(ErrorMessage)
+    assert error.fatal
+    assert error.message.startswith("the engine has 2 clients, which is its limit")
+    assert engine.server.counters.clients_rejected == 1
+    first.ping()
+    second.hello()  # a second Hello is no second client
+    second.send(Goodbye())
+    first.ping()
+    engine.attach()
+
+
+def test_outputs_of_all_slow_clients_share_one_bound(make_engine: MakeServer) -> None:
+    engine = make_engine(max_waiting_bytes=36 * 400_000)
+    slow, slow_id = engine.attach()
+    slower, slower_id = engine.attach()
+    _fill(engine, slow_id, 8_000)
+    slower.ping()
+    _fill(engine, slower_id, 20_000)
+    client_id, message = engine.inbox.get(timeout=PATIENCE)
+    assert client_id == slower_id
+    assert isinstance(message, Goodbye)
+    assert engine.inbox.empty()
+    assert isinstance(slow.receive(), EngineCoreOutputs)
+
+
 def test_a_client_that_never_reads_is_given_up(make_engine: MakeServer) -> None:
     engine = make_engine(max_waiting_bytes=360_000)
     slow, slow_id = engine.attach()

@@ -95,7 +95,8 @@ OWN = {
     *("engine_messages_dropped", "engine_prefill_tokens", "engine_decode_tokens", "engine_prefix_cache_queries"),
     *("engine_prefix_cache_hits", "engine_step_phase_seconds", "engine_step_seconds", "requests_in_flight"),
     *("inter_token_latency_fine_seconds", "request_queue_time_fine_seconds"),
-    *("http_requests", "http_request_duration_seconds", "http_streams_in_flight"),
+    *("engine_clients_rejected", "engine_resident_memory_bytes", "engine_memory_limit_bytes"),
+    *("engine_memory_sheddings", "http_requests", "http_request_duration_seconds", "http_streams_in_flight"),
 }
 
 Body = Callable[[AsyncLLM, ServerMetrics], Awaitable[None]]
