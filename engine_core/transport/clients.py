@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from quire.engine_core.transport.access import Identity
-from quire.engine_core.transport.outbox import Mailbox
+from quire.engine_core.transport.outbox import NUMBER_BYTES, Mailbox
 from quire.protocol.codec import encode
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, StepTrace, UtilityResult
@@ -47,7 +47,7 @@ class _Sent(enum.Enum):
 class _Client:
     """One client. While it does not read, `frame` waits to be sent and `mailbox` holds what follows it."""
 
-    __slots__ = ("frame", "heard", "id", "identity", "mailbox")
+    __slots__ = ("counted", "frame", "heard", "id", "identity", "mailbox")
 
     def __init__(self, client_id: ClientId, identity: Identity, heard: float) -> None:
         self.id = client_id
@@ -55,6 +55,12 @@ class _Client:
         self.heard = heard
         self.frame: bytes | None = None
         self.mailbox = Mailbox()
+        self.counted = 0  # of `waiting`, in the sum of all clients
+
+    @property
+    def waiting(self) -> int:
+        """Memory of what waits for it, in numbers."""
+        return self.mailbox.waiting + (0 if self.frame is None else len(self.frame) // NUMBER_BYTES)
 
 
 class Clients:
@@ -96,7 +102,7 @@ class Clients:
 
     def remove(self, client_id: ClientId, goodbye: Goodbye) -> None:
         """Remove a client, the only way that one leaves. What waits for it is dropped."""
-        self._num_waiting_values -= self._clients.pop(client_id).mailbox.waiting
+        self._num_waiting_values -= self._clients.pop(client_id).counted
         self._blocked.pop(client_id, None)
         self._counters.clients = len(self._clients)
         self._on_leave((client_id, goodbye))
@@ -141,13 +147,13 @@ class Clients:
         """Try again to send what waits."""
         for client in list(self._blocked.values()):
             self._flush(client)
+            if client.id in self._clients:
+                self._count(client)
 
     def _flush(self, client: _Client) -> None:
         sent = client.frame is None or self._send_frame(client, client.frame)
         while sent:
-            before = client.mailbox.waiting
             message = client.mailbox.take(_BATCH_VALUES)
-            self._num_waiting_values += client.mailbox.waiting - before
             if message is None:
                 del self._blocked[client.id]
                 return
@@ -172,16 +178,20 @@ class Clients:
         return sent is _Sent.YES
 
     def _keep(self, client: _Client, message: EngineMessage) -> None:
-        before = client.mailbox.waiting
         if isinstance(message, StepTrace):
             self._counters.traces_dropped += client.mailbox.put_trace(message)
         else:
             self._counters.outputs_merged += client.mailbox.put(message)
-        self._num_waiting_values += client.mailbox.waiting - before
+        self._count(client)
         while self._num_waiting_values > self._max_waiting_values:
-            slowest = max(self._blocked.values(), key=lambda client: client.mailbox.waiting)
+            slowest = max(self._blocked.values(), key=lambda client: client.counted)
             self._counters.clients_slow += 1
-            self.remove(slowest.id, Goodbye(f"slow: {slowest.mailbox.waiting} numbers wait to be read"))
+            self.remove(slowest.id, Goodbye(f"slow: {slowest.counted} numbers wait to be read"))
+
+    def _count(self, client: _Client) -> None:
+        """Bring the sum of what waits up to date, when something waits for a client or no longer does."""
+        self._num_waiting_values += client.waiting - client.counted
+        client.counted = client.waiting
 
     def _report(self, client: _Client, message: EngineMessage, error: ProtocolError) -> bool:
         """Report a message of the engine that has no encoding: a bug, which must be seen and survived."""

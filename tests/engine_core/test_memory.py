@@ -153,16 +153,17 @@ def test_a_full_process_rejects_new_requests_but_none_that_has_been_let_in() -> 
 
 
 def test_a_loaded_engine_stays_below_its_ceiling(demo_model: Path) -> None:
-    limit = 400 * MIB
+    limit, tokens = 380 * MIB, list(range(2048))
     with EngineUnderTest(demo_model, "--memory-limit", str(limit)) as engine, DealerClient(engine.address) as client:
         assert client.first(Ready).memory_limit == limit
-        count = 1500
+        count = 1200
         for number in range(count):
             words = StructuredOutputs(regex=f"[a-z ]{{{number},{number + 99}}}") if number % 9 == 0 else None
+            length, logprobs = (1500, 20) if number % 50 == 0 else (20, None)
             params = SamplingParams(
-                seed=number, max_tokens=4, structured_outputs=words, prompt_logprobs=20 if number % 3 == 0 else None
+                seed=number, max_tokens=4, structured_outputs=words, prompt_logprobs=logprobs, allowed_token_ids=tokens
             )
-            client.send(EngineCoreRequest(f"r{number}", [260 + (n * number) % 1000 for n in range(1500)], params))
+            client.send(EngineCoreRequest(f"r{number}", [260 + (n * number) % 1000 for n in range(length)], params))
         ends = [client.end(f"r{number}") for number in range(count)]
         rejected = [end.error or "" for end in ends if end.finish_reason is FinishReason.ERROR]
         assert count > len(rejected) > 0

@@ -472,11 +472,13 @@ def test_more_clients_than_may_be_attached_are_rejected(make_engine: MakeServer)
 
 
 def test_outputs_of_all_slow_clients_share_one_bound(make_engine: MakeServer) -> None:
-    engine = make_engine(max_waiting_bytes=36 * 400_000)
+    engine = make_engine(max_waiting_bytes=36 * 50_000)
     slow, slow_id = engine.attach()
-    slower, slower_id = engine.attach()
-    _fill(engine, slow_id, 8_000)
-    slower.ping()
+    _, slower_id = engine.attach()
+    other, _ = engine.attach()
+    while engine.server.counters.outputs_merged == 0:  # from now on its outputs wait
+        _fill(engine, slow_id, 100)
+        other.ping()
     _fill(engine, slower_id, 20_000)
     client_id, message = engine.inbox.get(timeout=PATIENCE)
     assert client_id == slower_id
