@@ -14,7 +14,7 @@ import msgspec
 
 from quire.kernels.runner import MemoryPlan
 from quire.protocol.messages import EngineCoreRequest
-from quire.protocol.resident_memory import resident_bytes, trim_heap
+from quire.protocol.resident_memory import ResidentMemory, trim_heap
 
 _REQUEST_BYTES = 4096  # objects of a request, and what its client is owed
 _TOKEN_BYTES = 44  # a Python int in a list, and an int32 in the executor
@@ -47,18 +47,18 @@ class MemoryGuard:
         self,
         plan: MemoryPlan,
         *,
-        read: Callable[[], int] = resident_bytes,
+        read: Callable[[], int] | None = None,
         trim: Callable[[], None] = trim_heap,
     ) -> None:
         """`read` returns the resident bytes of the process; `trim` gives back what is free in it."""
         self.limit = plan.limit
-        self.resident = read()
+        self._read = read or ResidentMemory().read
+        self.resident = self._read()
         self.is_full = False
         self.request_bytes = plan.reserve // 2  # most of all open requests
         self.backlog_bytes = plan.reserve // 4  # most of all outputs that wait for slow clients
         self.num_sheddings = 0
         self._high = plan.limit - plan.reserve // 8
-        self._read = read
         self._trim = trim
         self._next_look = 0.0
         self._next_shedding = 0.0

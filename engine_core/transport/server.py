@@ -17,6 +17,7 @@ import zmq
 
 from quire.engine_core.transport.access import ANYONE, OWNER, Identity, objection
 from quire.engine_core.transport.clients import ClientId, Clients, ServerCounters
+from quire.engine_core.transport.connections import Connections
 from quire.engine_core.transport.outbox import NUMBER_BYTES
 from quire.protocol.address import ipc_path, remove_address
 from quire.protocol.codec import EngineDecoder
@@ -36,7 +37,6 @@ from quire.protocol.messages import (
     Ready,
     Role,
 )
-from quire.protocol.open_files import allow_connections
 from quire.protocol.sockets import bind_engine
 
 __all__ = ["ClientId", "EngineServer", "Inbox", "ServerCounters"]
@@ -152,8 +152,8 @@ class EngineServer:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._max_clients = allow_connections(self._max_clients)
         self._address = self._router.get_string(zmq.LAST_ENDPOINT)
+        self._connections = Connections(self._router, self._max_clients)
         self._clients = Clients(self._router, self._inbox.put, self.counters, self._max_waiting_values)
         self._thread.start()
 
@@ -179,7 +179,8 @@ class EngineServer:
     def _run(self) -> None:
         try:
             poller = zmq.Poller()
-            for readable in (self._router, self._waker.receiver, *([self._gate.socket] if self._gate else [])):
+            gate = [self._gate.socket] if self._gate else []
+            for readable in (self._router, self._connections.events, self._waker.receiver, *gate):
                 poller.register(readable, zmq.POLLIN)
             while self._farewell is None:
                 self._turn({key for key, _ in poller.poll(self._timeout())})
@@ -201,6 +202,8 @@ class EngineServer:
     def _turn(self, readable: set[object]) -> None:
         if self._gate is not None and self._gate.socket in readable:
             self._gate.answer()
+        if self._connections.events in readable:
+            self._connections.update()
         self._clients.flush()
         if self._waker.receiver.fileno() in readable:
             self._waker.lower()
@@ -271,10 +274,11 @@ class EngineServer:
         if (text := _incompatible(client_id, hello)) is not None:
             self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
             return
-        if len(self._clients) >= self._max_clients and self._clients.identity(client_id) is None:
+        most = self._connections.max_clients
+        if len(self._clients) >= most and self._clients.identity(client_id) is None:
             self.counters.clients_rejected += 1
             text = (
-                f"the engine has {self._max_clients} clients, which is its limit; close some, or start it with a "
+                f"the engine has {most} clients, which is its limit; close some, or start it with a "
                 "higher --max-clients and limit of open files (ulimit -n)"
             )
             self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
@@ -303,6 +307,7 @@ class EngineServer:
         while self._clients.blocked and time.monotonic() < deadline:
             time.sleep(_RETRY_SECONDS)
             self._clients.flush()
+        self._connections.close()
         self._router.close(linger=max(100, math.ceil((deadline - time.monotonic()) * 1000)))
 
     def _close(self) -> None:

@@ -14,6 +14,7 @@ from patience import PATIENCE
 
 from quire.protocol.address import default_address, remove_address
 from quire.protocol.codec import ClientDecoder, encode
+from quire.protocol.keys import NO_KEYS, Security
 from quire.protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
@@ -70,9 +71,15 @@ class EngineUnderTest:
 class DealerClient:
     """A DEALER under the test's control. `messages` are all that have come but outputs and Pongs."""
 
-    def __init__(self, address: str, version: int | None = PROTOCOL_VERSION, heartbeat: float = HEARTBEAT) -> None:
+    def __init__(
+        self,
+        address: str,
+        version: int | None = PROTOCOL_VERSION,
+        heartbeat: float = HEARTBEAT,
+        security: Security = NO_KEYS,
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = connect_client(self._context, address)
+        self.socket = connect_client(self._context, address, security)
         self.messages: list[EngineMessage] = []
         self._outputs: dict[str, list[EngineCoreOutput]] = {}
         self._decoder = ClientDecoder()

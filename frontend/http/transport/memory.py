@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from quire.frontend.http.errors import ApiError
-from quire.protocol.resident_memory import resident_bytes, trim_heap
+from quire.protocol.resident_memory import ResidentMemory, trim_heap
 
 _LOOK_SECONDS = 0.1
 _TRIM_SECONDS = 5.0  # between two times that memory is given back, since that may take milliseconds
@@ -23,12 +23,12 @@ class MemoryCeiling:
         self,
         limit: int,
         *,
-        read: Callable[[], int] = resident_bytes,
+        read: Callable[[], int] | None = None,
         trim: Callable[[], None] = trim_heap,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit = limit
-        self._read = read
+        self._read = read or ResidentMemory().read
         self._trim = trim
         self._clock = clock
         self._num_open = 0

@@ -1,0 +1,67 @@
+"""The connections of the engine's socket, whether or not they say Hello."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from quire.protocol.open_files import allow_connections
+
+_STRANGERS = 256  # connections beyond the clients: of those that are being rejected, or say nothing
+_MOST_FILES = 1 << 16  # room for connections that libzmq accepts before the events of others are taken
+
+_LOG = logging.getLogger(__name__)
+
+
+class Connections:
+    """Counts connections by libzmq's events, and shuts those down that are too many.
+
+    With no file descriptor left, libzmq could not accept: it ends the process over ipc://, and spins over tcp://.
+    """
+
+    def __init__(self, router: zmq.Socket[Any], max_clients: int) -> None:
+        """Watch a bound ROUTER. Fewer than `max_clients` fit if the process may not open as many files."""
+        allowed = allow_connections(_MOST_FILES)
+        self._most = max(1, min(max_clients + _STRANGERS, allowed // 2))
+        self.max_clients = min(max_clients, self._most)
+        self._router = router
+        self._open: set[int] = set()
+        self.events: zmq.Socket[Any] = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+
+    def update(self) -> None:
+        """Take libzmq's events."""
+        num_shut_down = 0
+        while self.events.poll(0):
+            event = parse_monitor_message(self.events.recv_multipart())
+            fd = event["value"]
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._open.discard(fd)
+                continue
+            self._open.add(fd)
+            if len(self._open) > self._most:
+                _shut_down(fd)
+                num_shut_down += 1
+        if num_shut_down:
+            _LOG.warning("%d connections are open, and no more may be; %d were shut down", self._most, num_shut_down)
+
+    def close(self) -> None:
+        """Take no more events; before the ROUTER is closed."""
+        self._router.disable_monitor()
+
+
+def _shut_down(fd: int) -> None:
+    """End a connection of libzmq's, which closes it then. If it has closed it already, a later one may have its number.
+
+    None that was accepted before can have it, so clients are safe.
+    """
+    with contextlib.suppress(OSError):
+        peer = socket.socket(fileno=fd)
+        try:
+            peer.shutdown(socket.SHUT_RDWR)
+        finally:
+            peer.detach()
