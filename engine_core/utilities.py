@@ -10,6 +10,9 @@ from quire.engine_core.stats import EngineState, take_snapshot
 from quire.engine_core.validation import check_prefix
 from quire.protocol.messages import UtilityCall
 
+MAX_SUBSCRIBERS = 16
+"""Clients that may trace the steps at once."""
+
 
 def perform(core: EngineState, client_id: bytes, call: UtilityCall) -> object:
     """Return the result of a utility call. Raises ValueError if it is unknown or fails."""
@@ -38,12 +41,19 @@ def _pin_prefix(core: EngineState, _client_id: bytes, call: UtilityCall) -> int:
     return core.scheduler.pins.pin(call.token_ids, call.cache_salt)
 
 
+def _trace_start(core: EngineState, client_id: bytes, _call: UtilityCall) -> None:
+    subscribers = core.tracer.subscribers
+    if client_id not in subscribers and len(subscribers) >= MAX_SUBSCRIBERS:
+        raise ValueError(f"{MAX_SUBSCRIBERS} clients are tracing this engine, and no more may; end one of them first")
+    core.tracer.start(client_id, core.scheduler.waiting, core.clock())
+
+
 UTILITIES: dict[str, Callable[[EngineState, bytes, UtilityCall], object]] = {
     "stats": _stats,
     "reset_cache": _reset_cache,
     "pin_prefix": _pin_prefix,
     "unpin_prefix": lambda core, _, call: core.scheduler.pins.unpin(call.cache_salt, call.token_ids),
-    "trace_start": lambda core, client_id, _: core.tracer.start(client_id, core.scheduler.waiting, core.clock()),
+    "trace_start": _trace_start,
     "trace_stop": lambda core, client_id, _: core.tracer.stop(client_id, core.clock()),
     "snapshot": lambda core, *_: take_snapshot(core),
     "shutdown": lambda core, *_: core.drain(),

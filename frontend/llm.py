@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +11,10 @@ from typing import Any, Self, TypeVar, Unpack, cast
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
-from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
-from quire.frontend.client.streams import apply_delivery
+from quire.frontend.client.streams import DeliveryInbox, apply_delivery
 from quire.frontend.engine_args import EngineArgs, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
@@ -45,7 +43,7 @@ class LLM(AnswerParsing):
 
     @takes_engine_args(EngineArgs)
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._inbox = DeliveryInbox()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
         self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)

@@ -13,10 +13,11 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import affinity_cpus, default_threads, llvm_version, physical_cores
 from quire.kernels.config import ModelConfig
+from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import ModelPlan
-from quire.kernels.runner import describe
+from quire.kernels.runner import choose_memory, describe
 from quire.kernels.weights.quantization import MODES
 
 
@@ -52,6 +53,19 @@ def quantized_formats(plan: ModelPlan) -> list[str]:
     return sorted(f"int{form.bits}" + (f" in groups of {form.group}" if form.group else "") for form in formats)
 
 
+def memory_info(plan: ModelPlan, options: LoadOptions) -> dict[str, int]:
+    """Return the memory of an engine's process by purpose, with its KV pages. Raises ModelError."""
+    pages, memory = choose_memory(plan, options)
+    return {
+        "memory_limit_bytes": memory.limit,
+        "buffer_bytes": memory.buffers,
+        "kv_bytes": memory.kv,
+        "kv_pages": pages,
+        "program_bytes": PROGRAM_BYTES,
+        "reserve_bytes": memory.reserve,
+    }
+
+
 def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
     """Return a model's plan: sizes in bytes, and the number of launches of each kernel in a step."""
     launches: dict[str, int] = {}
@@ -79,6 +93,7 @@ def main() -> int:
     parser.add_argument("--quantization", help=f"one of {', '.join(MODES)}")
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto or int8")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    parser.add_argument("--memory-limit", type=int, help="bytes of an engine's process")
     arguments = parser.parse_args()
     try:
         info = host_info()
@@ -88,9 +103,10 @@ def main() -> int:
                 dtype=arguments.dtype,
                 quantization=arguments.quantization,
                 kv_cache_dtype=arguments.kv_cache_dtype,
+                memory_limit=arguments.memory_limit,
             )
             plan, checkpoint = describe(options)
-            info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture)
+            info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture) | memory_info(plan, options)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

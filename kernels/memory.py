@@ -38,6 +38,11 @@ def reserve_within(limit: int) -> int:
     return min(max(limit // 8, _LEAST_RESERVE), _MOST_RESERVE)
 
 
+def reserve_above(planned: int) -> int:
+    """Return the reserve within the least ceiling of a process that plans these bytes besides."""
+    return min(max(-(-planned // 7), _LEAST_RESERVE), _MOST_RESERVE)
+
+
 def reserve_beside(left: int) -> int:
     """Return the reserve of a process without a ceiling of its own, where `left` bytes are free: half of them."""
     return min(max(left // 2, _LEAST_RESERVE), _MOST_RESERVE)

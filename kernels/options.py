@@ -11,7 +11,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.kv_file import KvFile
-from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_beside, reserve_within
+from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_beside, reserve_within
 from quire.kernels.models import max_positions
 from quire.kernels.operands import PlanLimits
 from quire.kernels.rope import MAX_POSITIONS
@@ -159,12 +159,13 @@ def _fixed_bytes(options: LoadOptions, other_bytes: int) -> int:
 
 def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> ModelError:
     assert options.memory_limit is not None
-    needed = _fixed_bytes(options, other_bytes) + kv_bytes
+    reserve = reserve_above(PROGRAM_BYTES + other_bytes + kv_bytes)
+    needed = PROGRAM_BYTES + other_bytes + kv_bytes + reserve
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
     return ModelError(
         f"memory_limit={options.memory_limit} is below the {needed} bytes that are needed: weights and buffers "
         f"{other_bytes}, KV pages {'as chosen' if is_chosen else 'for one sequence of max_model_len'} {kv_bytes}, "
-        f"program {PROGRAM_BYTES}, requests {reserve_within(options.memory_limit)}; raise it, or lower "
+        f"program {PROGRAM_BYTES}, requests {reserve}; raise it, or lower "
         f"{'kv_cache_memory_bytes or num_pages' if is_chosen else 'max_model_len or max_num_batched_tokens'}"
     )
 

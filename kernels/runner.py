@@ -176,23 +176,31 @@ def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
     return plan_of(options, checkpoint), checkpoint
 
 
+def _logits_shape(plan: ModelPlan) -> tuple[int, int]:
+    """Return the rows of logits computed at once, and their stride."""
+    return min(LOGIT_ROWS_AT_ONCE, plan.limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
+
+
+def choose_memory(plan: ModelPlan, options: LoadOptions, file: KvFile | None = None) -> tuple[int, MemoryPlan]:
+    """Return the number of KV pages, maybe in a file, and the memory of the whole process. Raises ModelError."""
+    logit_rows, logit_stride = _logits_shape(plan)
+    buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
+    weights, kv_heads = plan.weight_bytes + plan.array_bytes, plan.layers * plan.heads.kv
+    pages = choose_num_pages(options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, file=file)
+    return pages, plan_memory(options, weights, buffers, pages * plan.page_bytes)
+
+
 def assemble(
     plan: ModelPlan, options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
 ) -> Assembly:
     """Put the plan into memory: pack weights, compile kernels, map KV memory."""
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
-    logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
-    row_bytes = 4 * (logit_stride + plan.hidden_size)
-    buffer_bytes = sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
+    logit_rows, logit_stride = _logits_shape(plan)
     isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
-    weight_bytes = plan.weight_bytes + plan.array_bytes
-    pages = choose_num_pages(
-        options, limits, plan.page_bytes, weight_bytes + buffer_bytes, kv_heads=plan.layers * heads.kv, file=file
-    )
-    memory = plan_memory(options, weight_bytes, buffer_bytes, pages * plan.page_bytes)
+    pages, memory = choose_memory(plan, options, file)
     if file is not None:
         file.prepare(pages)
     config = RunnerConfig(

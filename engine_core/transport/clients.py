@@ -18,6 +18,9 @@ from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, StepTr
 ClientId = bytes
 """The ROUTER's id of one connection; a client that reconnects has a new one."""
 
+MAX_CALLS = 1024
+"""Utility calls of a client that have no answer yet."""
+
 _BATCH_VALUES = 250_000  # of merged outputs in one frame: some 2 MB
 
 _LOG = logging.getLogger(__name__)
@@ -47,7 +50,7 @@ class _Sent(enum.Enum):
 class _Client:
     """One client. While it does not read, `frame` waits to be sent and `mailbox` holds what follows it."""
 
-    __slots__ = ("counted", "frame", "heard", "id", "identity", "mailbox")
+    __slots__ = ("counted", "frame", "heard", "id", "identity", "mailbox", "num_calls")
 
     def __init__(self, client_id: ClientId, identity: Identity, heard: float) -> None:
         self.id = client_id
@@ -55,6 +58,7 @@ class _Client:
         self.heard = heard
         self.frame: bytes | None = None
         self.mailbox = Mailbox()
+        self.num_calls = 0  # that have no answer yet
         self.counted = 0  # of `waiting`, in the sum of all clients
 
     @property
@@ -107,6 +111,19 @@ class Clients:
         self._counters.clients = len(self._clients)
         self._on_leave((client_id, goodbye))
         _LOG.info("client %s left: %.80r", client_id.hex(), goodbye.reason)
+
+    def begin_call(self, client_id: ClientId) -> bool:
+        """Count a utility call that the loop is to answer; return False if the client has too many."""
+        client = self._clients[client_id]
+        if client.num_calls >= MAX_CALLS:
+            return False
+        client.num_calls += 1
+        return True
+
+    def end_call(self, client_id: ClientId) -> None:
+        """Note that the loop has answered a call."""
+        if (client := self._clients.get(client_id)) is not None:
+            client.num_calls -= 1
 
     def heard(self, client_id: ClientId, now: float) -> None:
         """Note that a client has sent something, and so is alive."""

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from quire.engine_core.transport.access import ANYONE, OWNER, Identity, objection
-from quire.engine_core.transport.clients import ClientId, Clients, ServerCounters
+from quire.engine_core.transport.clients import MAX_CALLS, ClientId, Clients, ServerCounters
 from quire.engine_core.transport.connections import Connections
 from quire.engine_core.transport.outbox import NUMBER_BYTES
 from quire.protocol.address import ipc_path, remove_address
@@ -36,6 +36,8 @@ from quire.protocol.messages import (
     Pong,
     Ready,
     Role,
+    UtilityCall,
+    UtilityResult,
 )
 from quire.protocol.sockets import bind_engine
 
@@ -215,7 +217,10 @@ class EngineServer:
 
     def _send_outgoing(self) -> None:
         for _ in range(len(self._outgoing)):  # not what comes meanwhile: a busy core must not keep us from receiving
-            self._clients.deliver(*self._outgoing.popleft())
+            client_id, message = self._outgoing.popleft()
+            if isinstance(message, UtilityResult):
+                self._clients.end_call(client_id)
+            self._clients.deliver(client_id, message)
 
     def _receive(self) -> None:
         now = time.monotonic()
@@ -257,7 +262,10 @@ class EngineServer:
             self._inbox.put((client_id, message))
 
     def _reject(self, client_id: ClientId, identity: Identity, message: ClientMessage) -> EngineMessage | None:
-        """Return the answer to a request for which there is no room; None lets the message in."""
+        """Return the answer to a request or a call for which there is no room; None lets the message in."""
+        if isinstance(message, UtilityCall) and not self._clients.begin_call(client_id):
+            text = f"{MAX_CALLS} utility calls of this client have no answer yet; wait for some"
+            return UtilityResult(message.call_id, error=text)
         if not isinstance(message, EngineCoreRequest):
             return None
         message.tenant = message.tenant or identity.tenant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import typer
 
 from quire.frontend.cli.flags import EngineFlags, EngineProcessFlags, takes_flags
 from quire.frontend.cli.output import write
-from quire.protocol.engine_options import EngineProcessOptions, SupervisionOptions
+from quire.protocol.engine_options import ClientOptions, EngineProcessOptions, SupervisionOptions
 from quire.protocol.options import command_line, options_of
 
 if TYPE_CHECKING:
@@ -40,11 +39,12 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
+    start_timeout = given.pop("start_timeout", options_of(ClientOptions)["start_timeout"].default)
     supervisor = Supervisor(
         given.pop("engine_address", None) or default_address(),
         command_line(given),
         SupervisionOptions(**supervised),
-        start_timeout=math.inf,
+        start_timeout=start_timeout,
         shutdown_timeout=shutdown_timeout,
         on_ready=lambda address: print("READY", address, flush=True),
     )

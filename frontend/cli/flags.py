@@ -123,9 +123,12 @@ class EngineProcessFlags(Flags):
 
     rows = rows_of(
         EngineProcessOptions,
-        ("engine_address", "curve_keys", "insecure_tcp", "seed", "shutdown_timeout", "heartbeat_seconds", "log_level"),
+        (
+            *("engine_address", "max_clients", "curve_keys", "insecure_tcp", "seed", "shutdown_timeout"),
+            *("heartbeat_seconds", "log_level"),
+        ),
         section="Engine process and socket",
-    )
+    ) | rows_of(ClientOptions, ("start_timeout",), section="Supervision")
 
 
 class HttpFlags(Flags):

@@ -16,7 +16,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.version import installed_version
 from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
 from quire.protocol.messages import SAMPLING_LENGTHS, STRUCTURED_LENGTHS, SamplingParams
-from quire.protocol.options import command_line, reference
+from quire.protocol.options import command_line, parse_size, reference
 
 NAMES = {
     "cpu": "CPU", "cpus": "CPUs", "numa_nodes": "NUMA nodes", "isa": "instruction set", "memory_bytes": "memory",
@@ -27,7 +27,7 @@ NAMES = {
 class PlanFlags(Flags):
     """Options of the model whose plan is shown."""
 
-    rows = rows_of(EngineOptions, ("model", "dtype", "quantization", "kv_cache_dtype"))
+    rows = rows_of(EngineOptions, ("model", "dtype", "quantization", "kv_cache_dtype", "memory_limit"))
 
 
 @takes_flags
@@ -77,7 +77,8 @@ def _ask_kernels(plan: PlanFlags) -> dict[str, Any]:
     from quire.frontend.engine_args import DEMO_MODEL
 
     # -P: folders in the current directory must not shadow packages
-    flags = command_line({"model": DEMO_MODEL, **plan.given})
+    limit = None if plan.memory_limit is None else parse_size(plan.memory_limit)
+    flags = command_line({"model": DEMO_MODEL, **plan.given, "memory_limit": limit})
     command = [sys.executable, "-P", "-m", "quire.kernels.info", *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import tty
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 import msgspec
 
@@ -115,6 +117,25 @@ def _find_error(text: str, at_line_start: bool) -> int:
     return found + 1 if found >= 0 else -1
 
 
+class Inherited(Protocol):
+    """An owner of file descriptors that forked children of this process must not keep open."""
+
+    def close_in_child(self) -> None:
+        """Close them; in the child."""
+
+
+closed_in_forks: weakref.WeakSet[Inherited] = weakref.WeakSet()
+"""Such owners. A child that kept the stdin of a process that stands by would keep it waiting without its owner."""
+
+
+def _close_in_child() -> None:
+    for owner in list(closed_in_forks):
+        with suppress(OSError):
+            owner.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 KILL_SECONDS = 10.0  # after which an engine that does not end is killed
 _DUMP_SECONDS = 2.0  # for an engine that hangs to write its stacks
 
@@ -163,6 +184,12 @@ class EngineProcess:
             raise EngineStartError(f"the engine process could not be started: {error}") from error
         self._watcher = threading.Thread(target=self._watch, name="quire-engine-watch", daemon=True)
         self._watcher.start()
+        closed_in_forks.add(self)
+
+    def close_in_child(self) -> None:
+        """See `Inherited`."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     @property
     def pid(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 from collections import deque
 from collections.abc import Callable
 
@@ -28,6 +30,33 @@ def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]
             return table.end(delivery)
 
 
+def repeats(delivery: Delivery, last: Delivery | None) -> bool:
+    """Return True for a notice that need not wait behind `last`, which has not been taken yet."""
+    return isinstance(delivery, EngineAway) and isinstance(last, EngineAway)
+
+
+class DeliveryInbox:
+    """Queue of deliveries from the client's thread to any thread that waits for them."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._last: Delivery | None = None
+
+    def put(self, delivery: Delivery) -> None:
+        """Add a delivery; on the client's thread."""
+        if self._waiting.empty() or not repeats(delivery, self._last):
+            self._waiting.put(delivery)
+        self._last = delivery
+
+    def get(self) -> Delivery:
+        """Remove and return the next delivery, once there is one."""
+        return self._waiting.get()
+
+    def empty(self) -> bool:
+        """Return True if none waits."""
+        return self._waiting.empty()
+
+
 class DeliveryQueue:
     """Queue of deliveries from the client's thread to an event loop; a burst costs one wake-up."""
 
@@ -48,6 +77,9 @@ class DeliveryQueue:
 
     def put(self, delivery: Delivery) -> None:
         """Add a delivery. Any thread."""
+        with contextlib.suppress(IndexError):  # it is being taken
+            if repeats(delivery, self._waiting[-1]):
+                return
         self._waiting.append(delivery)
         if self._is_waking or self._loop is None:
             return

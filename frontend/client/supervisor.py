@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, show
+from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, closed_in_forks, show
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
@@ -66,6 +66,7 @@ class Supervisor:
         except BaseException:  # a signal too may arrive here
             self._release()
             raise
+        closed_in_forks.add(self)
         self._standby: EngineProcess | None = None
         self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
 
@@ -111,6 +112,11 @@ class Supervisor:
         if self._standby is not None:
             self._standby.stop(KILL_SECONDS)
         self._release()
+
+    def close_in_child(self) -> None:
+        """Close the KV memory, whose pages a forked child would keep from being freed."""
+        os.close(self._kv_memory)
+        self._kv_memory = -1
 
     def _note_start(self) -> None:
         """Note that a process is ready, and from when on it has lived long enough not to have died "again"."""

@@ -16,7 +16,7 @@ from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import OverloadedError, RejectedError
 from quire.kernels.errors import ModelError
-from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_within
+from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_within
 from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions, choose_num_pages, plan_memory
 from quire.protocol.engine_shape import EngineShape
@@ -48,9 +48,9 @@ def test_a_ceiling_that_cannot_be_kept_is_refused_with_what_is_needed() -> None:
         ModelError, match=f"weights and buffers {100 * MIB}.* one sequence of max_model_len {128 * MIB}"
     ):
         chosen(least)
-    needed = next(limit for limit in range(least, least * 2, MIB) if limit - reserve_within(limit) >= least)
+    needed = least + reserve_above(least)
     assert chosen(needed) == 128
-    with pytest.raises(ModelError, match=f"memory_limit={needed - MIB} is below the .* bytes that are needed"):
+    with pytest.raises(ModelError, match=f"memory_limit={needed - MIB} is below the {needed} bytes that are needed"):
         chosen(needed - MIB)
     with pytest.raises(ModelError, match=r"KV pages as chosen.*lower kv_cache_memory_bytes or num_pages"):
         chosen(needed, num_pages=200)

@@ -18,6 +18,7 @@ import zmq
 from patience import PATIENCE
 from zmq.utils.monitor import recv_monitor_message
 
+from quire.engine_core.transport.clients import MAX_CALLS
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.engine_core.utilities import UTILITIES
 from quire.protocol.address import default_address, ipc_path, remove_address
@@ -469,6 +470,21 @@ def test_more_clients_than_may_be_attached_are_rejected(make_engine: MakeServer)
     second.send(Goodbye())
     first.ping()
     engine.attach()
+
+
+def test_a_client_may_have_so_many_calls_without_an_answer(engine: ServerHarness) -> None:
+    client, client_id = engine.attach()
+    for call_id in range(MAX_CALLS + 1):
+        client.send(UtilityCall(call_id, "stats"))
+    refused = client.expect(UtilityResult)
+    assert refused.call_id == MAX_CALLS
+    assert f"{MAX_CALLS} utility calls" in (refused.error or "")
+    engine.server.send(client_id, UtilityResult(0, {}))
+    assert client.expect(UtilityResult).call_id == 0
+    client.send(UtilityCall(7000, "stats"))
+    client.ping()
+    calls = [engine.inbox.get_nowait()[1] for _ in range(MAX_CALLS + 1)]
+    assert calls[-1] == UtilityCall(7000, "stats")
 
 
 def test_outputs_of_all_slow_clients_share_one_bound(make_engine: MakeServer) -> None:

@@ -175,3 +175,20 @@ def test_an_engine_that_fails_in_python_leaves_its_requests_to_the_next(
         stats = llm.stats()
         assert (stats["pages_held"], stats["pages_free"] + stats["pages_cached"]) == (0, 256)
     assert "RuntimeError: out of luck" in capfd.readouterr().err
+
+
+def test_a_forked_child_keeps_nothing_of_the_engine_open(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.05)
+    with LLM(str(demo_model), num_pages=256) as llm:
+        supervisor = llm._engine._supervisor
+        assert supervisor is not None
+        wait_until(lambda: supervisor._standby is not None, "no process stood by")
+        assert supervisor._standby is not None
+        stdin = supervisor._standby._process.stdin
+        assert stdin is not None
+        fds = [supervisor._kv_memory, stdin.fileno()]
+        if (child := os.fork()) == 0:
+            os._exit(sum(Path(f"/proc/self/fd/{fd}").exists() for fd in fds))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert all(Path(f"/proc/self/fd/{fd}").exists() for fd in fds)
+        assert llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
