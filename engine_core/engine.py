@@ -58,8 +58,12 @@ class EngineCore:
         wake: Callable[[], None] = lambda: None,
         memory: MemoryGuard | None = None,
         clock: Callable[[], float] = time.monotonic,
+        is_supervised: bool = False,
     ) -> None:
-        """`wake` is called, on any thread, when pages from the tiers have come and `step` is to be called."""
+        """`wake` is called, on any thread, when pages from the tiers have come and `step` is to be called.
+
+        Under a supervisor, requests outlive the process.
+        """
         self.scheduler = Scheduler(executor, limits, clock, tiers=tiers, wake=wake)
         self.tiers = tiers
         self.limits = limits
@@ -77,7 +81,7 @@ class EngineCore:
         waiting = self.scheduler.waiting
         self._memory = memory
         self._intake = Intake(waiting, requests, constrained, outputs, limits, memory, seed=seed, clock=clock)
-        self._update = StepUpdate(executor, requests, constrained, outputs, clock)
+        self._update = StepUpdate(executor, requests, constrained, outputs, clock, is_supervised=is_supervised)
         self.flush = outputs.flush
         self.reject_early = self._intake.reject_early
 

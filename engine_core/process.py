@@ -141,6 +141,7 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
         grammars=grammars,
         tiers=_start_tiers(parsed, runner),
         wake=wake,
+        is_supervised=parsed.beat_seconds is not None,
         memory=memory,
     )
     loop = EngineLoop(

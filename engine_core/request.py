@@ -162,7 +162,7 @@ class Request:
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
     num_tokens: int  # prompt + sampled
     generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
-    num_bytes: int = 0  # of memory besides KV pages, estimated
+    num_bytes: int = field(default=0, repr=False)  # of memory besides KV pages, estimated
     number: int = 0  # in order of arrival
     priority: int = 0  # lower values are more urgent
     cache_salt: str | None = None  # shares KV pages with requests of the same salt; None: with none
@@ -175,7 +175,7 @@ class Request:
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
     tenant: TenantName = b""
-    num_fetches: int = 0  # of KV pages that it has waited for
+    num_fetches: int = field(default=0, repr=False)  # of KV pages that it has waited for
     num_charged_tokens: float = 0.0  # to its tenant
     num_times_passed_over: int = 0  # steps in which the policy admitted a later request
     queue_key: float = 0.0  # its place in the waiting queue

@@ -26,7 +26,11 @@ class StepUpdate:
         constrained: ConstrainedRequests,
         outputs: Outputs,
         clock: Callable[[], float],
+        *,
+        is_supervised: bool = False,
     ) -> None:
+        """Under a supervisor, requests outlive the process."""
+        self._is_supervised = is_supervised
         self._executor = executor
         self._requests = requests
         self._constrained = constrained
@@ -37,6 +41,7 @@ class StepUpdate:
         """Compute a batch. None if the step failed as a whole.
 
         Then it has been computed in parts, and its requests have moved on, but for those that broke it, which end.
+        Raises what the executor has raised, under a supervisor, if another process can do better.
         """
         try:
             return self._executor.step(batch.slots, batch.starts, batch.counts)
@@ -68,14 +73,20 @@ class StepUpdate:
     def _isolate(self, batch: Batch, error: Exception) -> None:
         """Compute the halves of a batch that has failed, down to a single request that does, which ends.
 
-        Requests end too that cannot be computed again: those for which more than a sample may have been taken.
+        Requests end too that cannot be computed again: those for which more than a sample may have been taken. Under a
+        supervisor they go on in the next process, and so does everything when memory is short.
         """
+        if self._is_supervised and isinstance(error, MemoryError):
+            raise error
         if len(batch.requests) == 1:
             self._fail(batch.requests, error)
             return
         left = [index for index, request in enumerate(batch.requests) if self._take_back(request)]
-        logger.warning("a step with %d requests failed (%s); it is computed in parts", len(batch.requests), error)
-        self._fail([each for index, each in enumerate(batch.requests) if index not in left], error)
+        if self._is_supervised and len(left) < len(batch.requests):
+            raise error
+        logger.warning("a step with %d requests failed; it is computed in parts", len(batch.requests), exc_info=error)
+        if others := [each for index, each in enumerate(batch.requests) if index not in left]:
+            self._fail(others, error)
         middle = (len(left) + 1) // 2
         for indices in (left[:middle], left[middle:]):
             part = batch.part(indices)

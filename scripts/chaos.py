@@ -1,8 +1,10 @@
 """Streams that outlive their engine: `.venv/bin/python scripts/chaos.py --help`.
 
-Streams of all kinds run through `AsyncLLM` and through an HTTP server while the engine is hit by signals at random
-points. Every answer must equal that of a run which nothing disturbs. The report has the time from each hit to the next
-token. Exit status 1 if an answer differs or is missing, or the engine does not account for all its KV pages.
+Streams of all kinds run through `AsyncLLM` and through an HTTP server while the engine is hit at random points: by
+signals (kill, segv, stop), by the kernel as memory is short (oom, which needs root and cgroups), by a step that fails
+once it has sampled (step). Every answer must equal that of a run which nothing disturbs. The report has the time from
+each hit to the next token. Exit status 1 if an answer differs or is missing, or the engine does not account for all its
+KV pages.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -46,7 +51,32 @@ HTTP_KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4},
 }
 _BEAM_TOKENS = 60  # few, since a search begins anew with each engine
-HITS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
+HITS = [*SIGNALS, "oom", "step"]
+_OOM_SECONDS = 5.0  # for which memory is short: an engine that needs none lives on
+_CGROUPS = {"memory": "memory.limit_in_bytes", "": "memory.max"}  # of version 1 and 2
+
+# Runs in each engine, as its `sitecustomize`: where the flag is, the next step fails when it is done.
+_FAILING_STEP = """
+import sys
+if "quire.engine_core" in sys.orig_argv:
+    from pathlib import Path
+    from quire.kernels.runner import ModelRunner
+    flag, init = Path({flag!r}), ModelRunner.__init__
+    def failing_init(runner, *arguments):
+        init(runner, *arguments)
+        step = runner.step
+        def failing_step(*arguments):
+            result = step(*arguments)
+            if flag.exists():
+                flag.unlink()
+                while runner.collect(result):
+                    pass
+                raise RuntimeError("out of luck")
+            return result
+        runner.step = failing_step
+    ModelRunner.__init__ = failing_init
+"""
 
 
 class Streams:
@@ -118,24 +148,74 @@ async def serving(address: str) -> AsyncIterator[str]:
         await server.wait()
 
 
-async def hit(llm: AsyncLLM, kinds: Iterator[str], streams: Streams, pause: tuple[float, float]) -> list[float]:
-    """Hit the engine again and again until cancelled; return the seconds from each hit to the next token."""
-    delays: list[float] = []
-    try:
-        for kind in kinds:
-            await asyncio.sleep(random.uniform(*pause))
-            pid, begun = llm.engine_info.engine_pid, time.monotonic()
-            os.kill(pid, HITS[kind])
-            while llm.engine_info.engine_pid == pid:  # noqa: ASYNC110 - it is set by another thread
+class ShortMemory:
+    """A cgroup that has no memory: the kernel kills a process in it that needs a page more."""
+
+    def __init__(self) -> None:
+        found = [
+            Path("/sys/fs/cgroup", name) for name in _CGROUPS if Path("/sys/fs/cgroup", name, "cgroup.procs").exists()
+        ]
+        self._parent = found[0]
+        self._folder = self._parent / f"quire-chaos-{os.getpid()}"
+        self._folder.mkdir()
+        for limit in _CGROUPS.values():
+            if (self._folder / limit).exists():
+                (self._folder / limit).write_text("4096")
+
+    def move_in(self, pid: int) -> None:
+        """Move a process into it."""
+        (self._folder / "cgroup.procs").write_text(str(pid))
+
+    def move_out(self, pid: int) -> None:
+        """Let a process have memory again, if it is still there."""
+        with suppress(ProcessLookupError):
+            (self._parent / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        """Remove the cgroup, which is empty."""
+        self._folder.rmdir()
+
+
+class Hitter:
+    """Hits the engine again and again; `delays` has the seconds from each hit to the next token, by kind."""
+
+    def __init__(self, llm: AsyncLLM, kinds: Iterator[str], pause: tuple[float, float], flag: Path) -> None:
+        self.delays: dict[str, list[float]] = {}
+        self._llm = llm
+        self._kinds = kinds
+        self._pause = pause
+        self._flag = flag
+
+    async def run(self, streams: Streams) -> None:
+        """Hit until cancelled."""
+        for kind in self._kinds:
+            await asyncio.sleep(random.uniform(*self._pause))
+            begun = time.monotonic()
+            await self._hit(kind)
+            num_arrived = len(streams.arrivals)  # none of them comes after the hit
+            while len(streams.arrivals) == num_arrived:  # noqa: ASYNC110 - they come on other threads too
                 await asyncio.sleep(0.001)
-            num_arrived = len(streams.arrivals)  # none of them is of the next engine
-            while len(streams.arrivals) == num_arrived:  # noqa: ASYNC110
+            self.delays.setdefault(kind, []).append(streams.arrivals[num_arrived] - begun)
+            print(f"  {kind}: next token after {self.delays[kind][-1]:.3f} s", flush=True)
+
+    async def _hit(self, kind: str) -> None:
+        """Hit the engine; return once it feels that, which most do not survive."""
+        pid, deadline = self._llm.engine_info.engine_pid, math.inf
+        if kind == "step":
+            self._flag.touch()
+            while self._flag.exists():  # noqa: ASYNC110 - the engine removes it
                 await asyncio.sleep(0.001)
-            delays.append(streams.arrivals[num_arrived] - begun)
-            print(f"  {kind}: next token after {delays[-1]:.3f} s", flush=True)
-    except asyncio.CancelledError:
-        pass
-    return delays
+            return
+        if kind == "oom":
+            deadline, memory = time.monotonic() + _OOM_SECONDS, ShortMemory()
+            memory.move_in(pid)
+        else:
+            os.kill(pid, SIGNALS[kind])
+        while self._llm.engine_info.engine_pid == pid and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if kind == "oom":
+            memory.move_out(pid)
+            memory.remove()
 
 
 def differences(expected: list[object], answers: list[object]) -> int:
@@ -148,39 +228,42 @@ def differences(expected: list[object], answers: list[object]) -> int:
     return count
 
 
-async def run(args: argparse.Namespace) -> int:
+async def run(args: argparse.Namespace, flag: Path) -> int:
     """Run all rounds; return the exit status."""
+    options = {} if args.kv_disk is None else {"kv_disk": args.kv_disk}
     async with (
-        AsyncLLM(args.model, max_restarts=10**6, num_pages=args.num_pages) as llm,
+        AsyncLLM(args.model, max_restarts=10**6, num_pages=args.num_pages, **options) as llm,
         serving(llm.engine_address) as url,
     ):
         undisturbed = Streams(llm, url, args.streams, args.tokens)
         begun = time.monotonic()
         expected = await undisturbed.run()
         print(f"undisturbed: {args.streams} streams in {time.monotonic() - begun:.2f} s", flush=True)
-        delays, num_wrong = [], 0
-        kinds = itertools.islice(itertools.cycle(args.hits), args.most)
+        num_wrong, kinds = 0, itertools.islice(itertools.cycle(args.hits), args.most)
+        hitter = Hitter(llm, kinds, args.pause, flag)
         for number in range(args.rounds):
             streams = Streams(llm, url, args.streams, args.tokens)
-            hits = asyncio.create_task(hit(llm, kinds, streams, args.pause))
+            hits = asyncio.create_task(hitter.run(streams))
             answers = await streams.run()
             hits.cancel()
-            delays += await hits
+            with suppress(asyncio.CancelledError):
+                await hits
             num_wrong += differences(expected, answers)
             print(f"round {number + 1}: {num_wrong} wrong answers so far", flush=True)
+        flag.unlink(missing_ok=True)  # noqa: ASYNC240
         while llm.is_away:  # noqa: ASYNC110 - it is set by another thread
             await asyncio.sleep(0.01)
         stats = await llm.stats()
         pages = {name: stats[f"pages_{name}"] for name in ("free", "cached", "held", "total")}
-    delays.sort()
-    if delays:
+    for kind, delays in hitter.delays.items():
+        delays.sort()
         print(
-            f"{len(delays)} hits; seconds to the next token: p50 {statistics.median(delays):.3f}, "
+            f"{len(delays)} hits by {kind}; seconds to the next token: p50 {statistics.median(delays):.3f}, "
             f"p99 {delays[min(len(delays) - 1, int(0.99 * len(delays)))]:.3f}"
         )
     print("KV pages:", pages)
     is_whole = pages["held"] == 0 and pages["free"] + pages["cached"] == pages["total"]
-    return 0 if num_wrong == 0 and is_whole and delays else 1
+    return 0 if num_wrong == 0 and is_whole and hitter.delays else 1
 
 
 def main() -> int:
@@ -196,10 +279,15 @@ def main() -> int:
     parser.add_argument("--pause", type=float, nargs=2, default=(0.5, 2.0), metavar="S", help="between hits, at random")
     parser.add_argument("--most", type=int, metavar="N", help="hits in all (default: as many as the time allows)")
     parser.add_argument("--num-pages", type=int, default=2048, help="KV pages (default: %(default)s)")
+    parser.add_argument("--kv-disk", metavar="FOLDER", help="keep KV pages there too")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the hits")
     args = parser.parse_args()
     random.seed(args.seed)
-    return uvloop.run(run(args))
+    with tempfile.TemporaryDirectory() as folder:
+        flag = Path(folder, "flag")
+        Path(folder, "sitecustomize.py").write_text(_FAILING_STEP.format(flag=str(flag)))
+        os.environ["PYTHONPATH"] = folder
+        return uvloop.run(run(args, flag))
 
 
 if __name__ == "__main__":

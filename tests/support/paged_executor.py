@@ -298,6 +298,8 @@ class Engine:
         self,
         grammars: Grammars | None = None,
         make_tier: Callable[[PagedExecutor], KvTier] | None = None,
+        *,
+        is_supervised: bool = False,
         **limits: Any,
     ) -> None:
         sizes: dict[str, Any] = {
@@ -320,6 +322,7 @@ class Engine:
             tiers=[] if make_tier is None else [make_tier(self.executor)],
             wake=self.wake,
             clock=lambda: self.now,
+            is_supervised=is_supervised,
         )
         self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}

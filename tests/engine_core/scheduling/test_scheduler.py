@@ -285,6 +285,18 @@ def test_a_step_that_fails_once_costs_nobody_anything() -> None:
     assert [engine.tokens(str(number)) for number in range(5)] == [answer([n + 1, *PROMPT], 6) for n in range(5)]
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a cosmic ray")])
+def test_under_a_supervisor_a_step_fails_that_another_process_can_compute(error: Exception) -> None:
+    engine = Engine(is_supervised=True)
+    for number in range(3):
+        engine.add(str(number), [number + 1, *PROMPT], max_tokens=6, prompt_logprobs=1)
+    engine.executor.fail_step = error
+    with pytest.raises(type(error)):
+        engine.step()
+    engine.core.flush()
+    assert not any(engine.outputs(str(number)) for number in range(3))
+
+
 def test_a_request_that_the_executor_rejects_ends_with_its_error() -> None:
     engine = Engine()
     engine.executor.sequences.fail_open = "this cannot be sampled"
