@@ -29,7 +29,7 @@ LAYERS = {
     "protocol": "errors engine_shape totals < * < address messages < codec keys pipe simulation < engine_options"
     " < sockets",
     "kernels": "errors < config < rope < graph.operations < emit < host weights.checkpoint < operands"
-    " < weights.quantized < weights.quantization < plan < weights < graph kv_file models < options < *",
+    " < weights.quantized < weights.quantization < plan < weights < graph kv_file memory models < options < *",
     "engine_core": "executor grammar.text < request < validation < decoding < scheduling < grammar"
     " < trace transport < stats < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"

@@ -158,7 +158,7 @@ def test_no_option_of_ours_is_refused_as_one_of_vllm() -> None:
     [
         (EngineFlags, (EngineOptions, SupervisionOptions)),
         (AttachFlags, (ClientOptions,)),
-        (EngineProcessFlags, (EngineProcessOptions,)),
+        (EngineProcessFlags, (EngineProcessOptions, ClientOptions)),
         (HttpFlags, (ServerArgs, ClientOptions)),
         (SamplingFlags, (SamplingParams,)),
         (ShapeFlags, (EngineOptions,)),
