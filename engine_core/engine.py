@@ -12,6 +12,7 @@ from quire.engine_core.executor import Executor
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.intake import Intake
+from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.open_requests import OpenRequests
@@ -30,6 +31,9 @@ from quire.protocol.messages import (
     ErrorKind,
     FinishReason,
     Goodbye,
+    KvFetch,
+    KvFetched,
+    KvMessage,
     SchedulerStats,
     UtilityCall,
     UtilityResult,
@@ -55,16 +59,18 @@ class EngineCore:
         server_stats: Callable[[], dict[str, int]] = dict,
         grammars: Grammars | None = None,
         tiers: Sequence[KvTier] = (),
+        page_server: PageServer | None = None,
         wake: Callable[[], None] = lambda: None,
         memory: MemoryGuard | None = None,
         clock: Callable[[], float] = time.monotonic,
         is_supervised: bool = False,
     ) -> None:
-        """`wake` is called, on any thread, when pages from the tiers have come and `step` is to be called.
+        """`page_server` serves pages to other engines. `wake` is called, on any thread, when `step` is to be called.
 
         Under a supervisor, requests outlive the process.
         """
-        self.scheduler = Scheduler(executor, limits, clock, tiers=tiers, wake=wake)
+        self.scheduler = Scheduler(executor, limits, clock, tiers=tiers, page_server=page_server, wake=wake)
+        self._page_server = page_server
         self.tiers = tiers
         self.limits = limits
         self.clock = clock
@@ -123,11 +129,19 @@ class EngineCore:
                 for request_id in reversed(message.request_ids):
                     if request := self._requests.find(client_id, request_id):  # else it has just ended by itself
                         self._requests.finish(request, FinishReason.ABORT)
+            case KvFetch():
+                self._serve(client_id, message)
             case Goodbye():
                 self._end_client(client_id, FinishReason.ABORT)
+                self.scheduler.served.forget(client_id)
                 self.tracer.forget(client_id)
             case UtilityCall():
                 self._answer(client_id, message)
+
+    def receive_kv(self, client_id: bytes, message: KvMessage) -> None:
+        """Take a message of another engine that need not wait for the step to end. Any thread."""
+        if self._page_server is not None:
+            self._page_server.receive(client_id, message)
 
     def drain(self) -> None:
         """Reject new requests from now on."""
@@ -143,7 +157,7 @@ class EngineCore:
 
     def stop(self) -> bool:
         """End the threads that work for this engine, when it steps no more; return False if one can't be ended."""
-        have_ended = [tier.stop() for tier in self.tiers]
+        have_ended = [part.stop() for part in (*self.tiers, self._page_server) if part is not None]
         return self._constrained.stop() and all(have_ended)
 
     def step(self) -> None:
@@ -162,6 +176,7 @@ class EngineCore:
         self._constrained.prepare(batch)
         self.flush()  # rejections and aborts need not wait for the step
         if not batch.counts:
+            self.scheduler.served.update()
             self.tracer.flush(begun)
             return
         scheduled = self.clock()
@@ -170,6 +185,7 @@ class EngineCore:
         if result is not None:
             self._update.apply(batch, result, executed)
             self.scheduler.prefill_budget.learn(batch.prefill_cost, batch.num_decode_rows, self.clock() - begun)
+        self.scheduler.served.update()
         self.last_batch = batch
         record = SchedulerStats(
             step=self.last_step.step + 1,
@@ -207,6 +223,12 @@ class EngineCore:
     def _end_client(self, client_id: bytes, reason: FinishReason, error: str | None = None) -> None:
         for request in self._requests.of_client(client_id):
             self._requests.finish(request, reason, error)
+
+    def _serve(self, client_id: bytes, fetch: KvFetch) -> None:
+        try:
+            self.scheduler.served.begin(client_id, fetch)
+        except ValueError as error:
+            self._outputs.send(client_id, KvFetched(fetch.fetch_id, str(error)))
 
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
         result = UtilityResult(call.call_id)

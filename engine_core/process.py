@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,8 @@ from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
+from quire.engine_core.kv_tiers.page_server import PageServer
+from quire.engine_core.kv_tiers.peer import KvPeer
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.memory import MemoryGuard
@@ -31,6 +33,7 @@ from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.address import default_address
+from quire.protocol.codec import MAX_REPLY_BYTES
 from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
@@ -89,7 +92,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     status = 1
     try:
         with _explained():
-            server.start(core.reject_early)
+            server.start(core.reject_early, core.receive_kv)
         print("READY", server.address, flush=True)
         if parsed.beat_seconds is not None:
             Heart(parsed.beat_seconds, core, server).start()
@@ -140,6 +143,7 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
         server_stats=lambda: msgspec.structs.asdict(server.counters) | memory.stats(),
         grammars=grammars,
         tiers=_start_tiers(parsed, runner),
+        page_server=_start_page_server(parsed, runner, server, wake),
         wake=wake,
         is_supervised=parsed.beat_seconds is not None,
         memory=memory,
@@ -214,12 +218,29 @@ def _log_take_over(runner: ModelRunner) -> None:
 
 
 def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
-    if parsed.kv_disk is None:
-        return []
-    folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
-    disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner), runner)
-    disk.start()
-    return [disk]
+    """Start the tiers, those nearer to this engine first. Raises AddressError or KeyFileError."""
+    tiers: list[KvTier] = []
+    if parsed.kv_disk is not None:
+        folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
+        disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner), runner)
+        disk.start()
+        tiers.append(disk)
+    if parsed.kv_peer is not None:
+        peer = KvPeer(parsed.kv_peer, parsed.security, runner, runner.block_size)
+        peer.start()
+        tiers.append(peer)
+    return tiers
+
+
+def _start_page_server(
+    parsed: EngineProcessOptions, runner: ModelRunner, server: EngineServer, wake: Callable[[], None]
+) -> PageServer | None:
+    """Start the page server, if there are pages to serve that a message can hold."""
+    if not parsed.enable_prefix_caching or runner.page_bytes > MAX_REPLY_BYTES:
+        return None
+    pages = PageServer(runner, server.send, wake)
+    pages.start()
+    return pages
 
 
 def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineShape:
@@ -259,6 +280,7 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         kv_cache_dtype=runner.kv_dtype,
         kv_cache_bytes=runner.kv_bytes,
         memory_limit=runner.memory.limit,
+        kv_peer=parsed.kv_peer or "",
     )
 
 

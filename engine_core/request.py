@@ -176,6 +176,7 @@ class Request:
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
     tenant: TenantName = b""
     num_fetches: int = field(default=0, repr=False)  # of KV pages that it has waited for
+    remote_prefill: bool = False  # another engine computes the prompt, and has not been asked for it yet
     num_charged_tokens: float = 0.0  # to its tenant
     num_times_passed_over: int = 0  # steps in which the policy admitted a later request
     queue_key: float = 0.0  # its place in the waiting queue
@@ -216,6 +217,7 @@ class Request:
             deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
             tenant=tenant_of(client_id, message),
+            remote_prefill=message.remote_prefill,
         )
 
     @property

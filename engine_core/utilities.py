@@ -24,7 +24,7 @@ def perform(core: EngineState, client_id: bytes, call: UtilityCall) -> object:
 
 def _stats(core: EngineState, _client_id: bytes, _call: UtilityCall) -> object:
     more = {"deferred": core.scheduler.waiting.num_held, "totals": msgspec.to_builtins(core.totals)}
-    stats = msgspec.structs.asdict(core.stats) | more | core.server_stats()
+    stats = msgspec.structs.asdict(core.stats) | more | core.server_stats() | core.scheduler.served.stats()
     for tier in core.tiers:
         stats |= tier.stats()
     return stats

@@ -13,8 +13,10 @@ import os
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from quire.kernels import _native
+from quire.kernels._native import checksum
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix
 from quire.kernels.plan import ModelPlan
@@ -85,17 +87,45 @@ class KvFile:
 
 
 def model_name(plan: ModelPlan, isa: str) -> str:
-    """Return a hash of all that the bits of a plan's KV depend on besides tokens, and their place in memory."""
+    """Return a hash of all that the bits of a plan's KV depend on besides tokens, and their place in memory.
+
+    It is quick, and takes files for the same that have not been touched, nothing else.
+    """
+    return _hash(plan.quantization.checkpoint.digest(), _described(plan, isa, plan.limits), _code())
+
+
+def kv_format(plan: ModelPlan, isa: str) -> str:
+    """Return a hash of all that the bits of a page of a plan's KV depend on besides tokens, as other hosts have it.
+
+    It reads all weights and the package's code.
+    """
+    checkpoint, limits = plan.quantization.checkpoint, plan.limits
+    return _hash(
+        checkpoint.content_digest(), _described(plan, isa, (limits.max_model_len, limits.block_size)), _code_content()
+    )
+
+
+def _described(plan: ModelPlan, isa: str, limits: object) -> bytes:
     checkpoint = plan.quantization.checkpoint
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
-    described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, plan.limits, plan.heads, isa)
-    digest = hashlib.blake2b(checkpoint.digest() + repr(described).encode() + _code(), digest_size=16)
-    return digest.hexdigest()
+    described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.heads, isa)
+    return repr(described).encode()
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 def _code() -> bytes:
     """Return the identity of this package's code, which may be replaced while a supervisor holds the file."""
-    folder = Path(__file__).parent
-    files = [Path(_native.__file__), *folder.rglob("*.py")]
-    found = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
+    found = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _code_files()]
     return repr(found).encode()
+
+
+def _code_content() -> bytes:
+    """Return the contents of this package's code, hashed."""
+    return repr([(path.name, checksum(np.fromfile(path, np.uint8))) for path in _code_files()]).encode()
+
+
+def _code_files() -> list[Path]:
+    return sorted([Path(_native.__file__), *Path(__file__).parent.rglob("*.py")])

@@ -28,7 +28,7 @@ from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
-from quire.kernels.kv_file import KvFile, model_name
+from quire.kernels.kv_file import KvFile, kv_format, model_name
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Launch, Memory
@@ -78,6 +78,8 @@ class ModelRunner:
 
     def __init__(self, assembly: Assembly, options: LoadOptions) -> None:
         self._native = native = assembly.native
+        self._plan = assembly.plan
+        self._isa = host.choose_isa(options.isa).name
         self._owners = (assembly.jit, assembly.loader)  # owners of the code that launches point to
         checkpoint, plan = assembly.loader.checkpoint, assembly.plan
         pages = native.sequences.free_pages + native.sequences.cached_pages
@@ -103,8 +105,17 @@ class ModelRunner:
         self.page_bytes = native.page_bytes
         self.read_page = native.read_page
         self.write_page = native.write_page
+        self.copy_page = native.copy_page
+        self.fill_page = native.fill_page
         self.take_sealed = native.take_sealed
         self.has_kept = native.has_kept
+
+    def kv_format(self) -> str:
+        """Return a hash of all that the bits of KV depend on besides tokens: also other hosts may compare it.
+
+        It reads the whole checkpoint and may take seconds, but not the GIL.
+        """
+        return kv_format(self._plan, self._isa)
 
     @property
     def threads(self) -> int:

@@ -1,7 +1,6 @@
 """Encoding of messages as frames. Every frame decodes into a declared type or raises ProtocolError naming the field.
 
-A message is one msgpack frame. Large arrays will travel as further frames once a message has any; until then a message
-of several frames is malformed.
+A message is one msgpack frame. The data of a KvPage follows in a frame of its own, which is not copied.
 """
 
 from __future__ import annotations
@@ -13,26 +12,33 @@ import msgspec
 
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.fields import explain
-from quire.protocol.messages import ClientMessage, EngineMessage
+from quire.protocol.messages import ClientMessage, EngineMessage, KvPage
+
+Frame = bytes | memoryview
+"""What is sent and received; only data that is not to be copied is a memoryview."""
 
 MAX_FRAME_BYTES = 8 << 20
 """Largest frame that an engine accepts from a client: room for a prompt of 1.6 million tokens."""
 
 MAX_REPLY_BYTES = 256 << 20
-"""Largest frame that a client accepts from its engine."""
+"""Largest frame that a client accepts from its engine, that of data included."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 M = TypeVar("M")
 
 
-def encode(message: ClientMessage | EngineMessage) -> list[bytes]:
+def encode(message: ClientMessage | EngineMessage) -> list[Frame]:
     """Return the frames of a message, for `send_multipart`.
 
     Raises FrameTooLargeError for a message that is too large for its receiver, and ProtocolError for a value that
     cannot be encoded, such as a numpy integer among token ids.
     """
     name = type(message).__name__
+    data: list[Frame] = []
+    if isinstance(message, KvPage):
+        data, message = [memoryview(message.data)], KvPage(message.fetch_id, message.checksum)
+        check_size(data[0], MAX_REPLY_BYTES, name)
     try:
         frame = _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError) as error:  # ValueError: a lone surrogate in a text
@@ -40,10 +46,10 @@ def encode(message: ClientMessage | EngineMessage) -> list[bytes]:
     if len(frame) > MAX_FRAME_BYTES:
         limit = MAX_FRAME_BYTES if isinstance(message, ClientMessage) else MAX_REPLY_BYTES
         check_size(frame, limit, name)
-    return [frame]
+    return [frame, *data]
 
 
-def check_size(frame: bytes, limit: int, name: str = "the frame") -> None:
+def check_size(frame: Frame, limit: int, name: str = "the frame") -> None:
     """Raise FrameTooLargeError if `frame` has more than `limit` bytes."""
     if len(frame) > limit:
         raise FrameTooLargeError(
@@ -59,18 +65,26 @@ class _Decoder(Generic[M]):
         self._decode = msgspec.msgpack.Decoder(union).decode
         self._limit = limit
 
-    def decode(self, frames: Sequence[bytes]) -> M:
+    def decode(self, frames: Sequence[Frame]) -> M:
         """Return the message in `frames`. Raises FrameTooLargeError, and ProtocolError naming the field."""
-        if len(frames) != 1:
-            raise ProtocolError(f"a message is one frame, this one has {len(frames)}; send it without an envelope")
-        frame = frames[0]
+        frame = frames[0] if frames else b""
         check_size(frame, self._limit)
         try:
-            return cast("M", self._decode(frame))
+            message = self._decode(frame)
         except RecursionError as error:
             raise ProtocolError("the frame is nested too deeply to be a message") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ProtocolError(explain(error, frame, self._types)) from error
+            raise ProtocolError(explain(error, bytes(frame), self._types)) from error
+        has_data = isinstance(message, KvPage)
+        if len(frames) != 1 + has_data:
+            raise ProtocolError(
+                f"a message is one frame, and a KvPage one more; this {type(message).__name__} has {len(frames)}; send "
+                "it without an envelope"
+            )
+        if has_data:
+            check_size(frames[1], self._limit)
+            message.data = frames[1]
+        return cast("M", message)
 
 
 class ClientDecoder(_Decoder[EngineMessage]):

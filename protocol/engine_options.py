@@ -57,6 +57,8 @@ class EngineOptions:
         kv_disk: Keep KV pages there too, also for later starts: a prefix is read from disk where that is faster than
             computing it again. One engine may use a folder at a time.
         kv_disk_bytes: Space that the pages in kv_disk may take, as 64GiB. Default: 16GiB.
+        kv_peer: Fetch KV pages from the engine at ipc://PATH or tcp://HOST:PORT too, which has the same model, number
+            formats and context length, and takes this engine for an administrator.
 
     Scheduling:
         max_num_seqs: Sequences that run at once.
@@ -92,6 +94,7 @@ class EngineOptions:
     enable_prefix_caching: Annotated[bool, Option()] = True
     kv_disk: Annotated[str | None, Option("FOLDER")] = None
     kv_disk_bytes: Annotated[int | str | None, Option("SIZE")] = None
+    kv_peer: Annotated[str | None, Option("ADDRESS")] = None
     max_num_seqs: Annotated[int, Option("N", Range(1, 1 << 16))] = 256
     max_num_batched_tokens: Annotated[int, Option("TOKENS", Range(1, STEP_TOKENS))] = 2048
     scheduling_policy: Annotated[str, Option("NAME", choices=SCHEDULING_POLICIES)] = "fcfs"
@@ -108,6 +111,8 @@ class EngineOptions:
             raise ValueError("kv_cache_memory_bytes and num_pages both size the KV cache; give one of them")
         if self.kv_disk is not None and not self.enable_prefix_caching:
             raise ValueError("kv_disk keeps pages of the prefix cache, and enable_prefix_caching=False turns that off")
+        if self.kv_peer is not None and not self.enable_prefix_caching:
+            raise ValueError("kv_peer fills the prefix cache, and enable_prefix_caching=False turns that off")
         if self.kv_disk_bytes is not None and self.kv_disk is None:
             raise ValueError("kv_disk_bytes is given without kv_disk, the folder that it bounds")
 

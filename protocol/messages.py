@@ -15,7 +15,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 class Role(enum.StrEnum):
@@ -234,7 +234,9 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     request ends with its embedding when the prompt is computed; `sampling_params` must be the defaults.
     `generated_token_ids` are those that an engine which is gone has generated already: the request goes on after them
     as it would have there, and they count for its lengths, penalties and grammar. Tenants share the engine fairly:
-    every client is one, and an administrator may send a request for another, named in `tenant`.
+    every client is one, and an administrator may send a request for another, named in `tenant`. With `remote_prefill`
+    another engine, the KV peer of this one, is about to compute the prompt: the request waits for its KV pages, as long
+    as some come.
     """
 
     request_id: str
@@ -249,6 +251,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     pooling: PoolingParams | None = None
     generated_token_ids: list[int] = []
     tenant: str = ""
+    remote_prefill: bool = False
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
@@ -288,6 +291,39 @@ class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6, forbid_unknown_f
     """Client to engine: the client leaves now; its remaining requests are aborted."""
 
     reason: str = ""
+
+
+class KvHello(msgspec.Struct, array_like=True, gc=False, tag=7, forbid_unknown_fields=True):
+    """Engine to engine, as its client: what KV have you? Answered with KvWelcome, maybe seconds later."""
+
+
+class KvFetch(msgspec.Struct, array_like=True, gc=False, tag=8, forbid_unknown_fields=True):
+    """Engine to engine, as its client: send the KV pages of a prefix, `count` of them from number `first` on.
+
+    `token_ids` are those of the prefix and one more. `fetch_id` is unique per client. With `is_expected` the prompt is
+    being computed, or is about to be: pages follow as they are computed. Answered with a KvPage for each page in turn,
+    as far as KvAck allows, and a KvFetched in any case.
+    """
+
+    fetch_id: int
+    token_ids: list[int]
+    cache_salt: str
+    first: int
+    count: int
+    is_expected: bool = False
+
+
+class KvAck(msgspec.Struct, array_like=True, gc=False, tag=9, forbid_unknown_fields=True):
+    """Engine to engine: so many pages of a fetch have been taken; more may be sent."""
+
+    fetch_id: int
+    count: int
+
+
+class KvCancel(msgspec.Struct, array_like=True, gc=False, tag=10, forbid_unknown_fields=True):
+    """Engine to engine: a fetch is given up. No answer."""
+
+    fetch_id: int
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
@@ -452,7 +488,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes.
 
-    `role` is the client's.
+    `role` is the client's; `kv_peer` the address of the engine from which this one fetches KV pages.
     """
 
     protocol_version: int
@@ -472,6 +508,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     kv_cache_bytes: int = 0
     role: Role = Role.ADMIN
     memory_limit: int = 0  # bytes of the engine's process
+    kv_peer: str = ""
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):
@@ -520,5 +557,41 @@ class StepTrace(msgspec.Struct, array_like=True, gc=False, tag=17):
     last: bool = False
 
 
-ClientMessage = EngineCoreRequest | Abort | Hello | Ping | UtilityCall | Goodbye
-EngineMessage = EngineCoreOutputs | Ready | UtilityResult | ErrorMessage | Pong | EngineGoodbye | StepTrace
+class KvWelcome(msgspec.Struct, array_like=True, gc=False, tag=18):
+    """The answer to KvHello. Engines with the same `format` have the same KV for the same tokens, bit for bit."""
+
+    format: str
+
+
+class KvPage(msgspec.Struct, array_like=True, gc=False, tag=19):
+    """The KV of a page, the one after those that were sent before. `checksum`: that of `data`.
+
+    `data` is any contiguous buffer, and travels as a frame of its own.
+    """
+
+    fetch_id: int
+    checksum: int
+    data: Any = None
+
+
+class KvFetched(msgspec.Struct, array_like=True, gc=False, tag=20):
+    """The end of a fetch; `error` if it was not for want of pages."""
+
+    fetch_id: int
+    error: str | None = None
+
+
+ClientMessage = EngineCoreRequest | Abort | Hello | Ping | UtilityCall | Goodbye | KvHello | KvFetch | KvAck | KvCancel
+KvMessage = KvHello | KvAck | KvCancel  # those that need not wait for the engine's step to end
+EngineMessage = (
+    EngineCoreOutputs
+    | Ready
+    | UtilityResult
+    | ErrorMessage
+    | Pong
+    | EngineGoodbye
+    | StepTrace
+    | KvWelcome
+    | KvPage
+    | KvFetched
+)

@@ -122,6 +122,9 @@ class DiskTier:
             self._num_fetching += len(fetch.keys)
         self._fetches.put(fetch)
 
+    def cancel(self, _fetch: Fetch) -> None:
+        """Go on: reading is short, and others may need the pages."""
+
     def stats(self) -> dict[str, float]:
         """Return counters and gauges by name."""
         with self._lock:

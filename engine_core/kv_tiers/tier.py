@@ -12,15 +12,21 @@ Key = bytes
 
 @dataclass(eq=False)
 class Fetch:
-    """Pages on their way into KV memory: `keys[i]` into page `pages[i]`, which nobody else uses until it is done.
+    """Pages on their way into KV memory: `keys[i]` into page `pages[i]`.
 
-    `done` is called once, on any thread, when nothing is written to the pages any more. The first `len(contents)` of
-    them have come then, with these checksums.
+    They belong to a prefix, whose tokens and one more are `tokens`: they are its last pages. The first `len(contents)`
+    of them have come, with these checksums; nobody else uses the others until the fetch is done. `done` is called
+    once, on any thread, when nothing is written to the pages any more.
+
+    `is_expected`: another engine is about to compute the prefix, and pages that are not there yet will come.
     """
 
     keys: Sequence[Key]
     pages: Sequence[int]
     done: Callable[[Fetch], None]
+    tokens: Sequence[int] = ()
+    cache_salt: str = ""
+    is_expected: bool = False
     contents: list[int] = field(default_factory=list)
 
 
@@ -28,7 +34,7 @@ class KvTier(Protocol):
     """A tier. All methods return at once; the step loop calls them."""
 
     def find(self, keys: Sequence[Key]) -> int:
-        """Return how many of the first of these pages there are."""
+        """Return how many of the first of these pages there are, or may be if that is not known here."""
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Note that a request uses these pages, be they here or not: they are to be kept for longer."""
@@ -38,6 +44,9 @@ class KvTier(Protocol):
 
     def fetch(self, fetch: Fetch) -> None:
         """Begin a fetch of pages that `find` has found."""
+
+    def cancel(self, fetch: Fetch) -> None:
+        """Note that nobody waits for a fetch any longer, so that it may end with what has come."""
 
     def stats(self) -> dict[str, float]:
         """Return counters and gauges by name."""

@@ -1,8 +1,8 @@
 """Fetches: prefixes on their way from a tier into the prefix cache, and the requests that wait for them.
 
-A fetch has a sequence of its own, which holds the pages until all have come. Then they are in the prefix cache, where
-the requests that waited find them like any others. So nothing depends on a request while its pages come: it may end,
-or lose patience and compute them.
+A fetch has a sequence of its own, which holds the pages until all have come. They go into the prefix cache as they
+come, where the requests that waited find them like any others. So nothing depends on a request while its pages come: it
+may end, or lose patience and compute the rest.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ class _Transfer:
     """A fetch from the side of the scheduler."""
 
     fetch: Fetch
+    tier: KvTier
     slot: int  # of its sequence
-    num_tokens: int  # that this has, once all pages have come
+    first: int  # number of its first page in the sequence
+    patience: float  # seconds without a page after which no request waits any longer
     deadline: float
+    num_shared: int = 0  # pages that are in the prefix cache
     requests: list[Request] = field(default_factory=list)  # that wait for it
 
 
@@ -56,6 +59,7 @@ class Fetches:
         self._clock = clock
         self._open: dict[Fetch, _Transfer] = {}
         self._by_key: dict[Key, _Transfer] = {}
+        self._waiting_for_turn: list[Request] = []  # until an open fetch ends
         self._done: queue.SimpleQueue[Fetch] = queue.SimpleQueue()
         self.num_tokens = 0  # that have come
 
@@ -64,12 +68,19 @@ class Fetches:
         if not self._tiers or request.needs_every_token:
             return False
         keys = self._sequences.keys(request.slot)[1:]
-        for tier in self._tiers:
-            tier.touch(keys)
+        for each in self._tiers:
+            each.touch(keys)
         missing = keys[num_found // self._limits.block_size :]
         if not missing or request.num_fetches >= _MAX_FETCHES_OF_REQUEST:
             return False
-        transfer = self._by_key.get(missing[0]) or self._start(request, num_found, missing)
+        transfer = self._by_key.get(missing[0])
+        if transfer is None and (found := self._find(request, num_found, missing)) is not None:
+            tier, count = found
+            if not self._is_full(count):
+                transfer = self._start(request, tier, num_found, missing[:count])
+            elif request.remote_prefill:
+                self._waiting_for_turn.append(request)
+                return True
         if transfer is None or self._clock() > transfer.deadline:
             return False
         request.num_fetches += 1
@@ -78,34 +89,55 @@ class Fetches:
 
     def take_ready(self) -> Iterator[Request]:
         """Hand over what has come, and yield the requests that need not wait any longer."""
+        now = self._clock()
         while not self._done.empty():
             transfer = self._open.pop(self._done.get_nowait())
             for key in transfer.fetch.keys:
                 self._by_key.pop(key, None)
-            yield from self._finish(transfer)
+            self._share(transfer)
+            self._sequences.close(transfer.slot)
+            yield from _waiting(transfer.requests)
+            yield from _waiting(self._waiting_for_turn)
+            self._waiting_for_turn.clear()
         for transfer in self._open.values():
-            if self._clock() > transfer.deadline:
-                yield from _waiting(transfer)
+            if self._share(transfer):
+                transfer.deadline = now + transfer.patience
+            elif now > transfer.deadline and transfer.requests:
+                yield from _waiting(transfer.requests)
                 transfer.requests.clear()
+                transfer.tier.cancel(transfer.fetch)
 
-    def _start(self, request: Request, num_found: int, keys: Sequence[Key]) -> _Transfer | None:
-        """Start a fetch, if that takes less time than computing."""
-        tier = max(self._tiers, key=lambda tier: tier.find(keys))
-        count, size = tier.find(keys), self._limits.block_size
-        end = num_found + count * size
-        seconds = self._budget.seconds(num_found, end)
-        if count == 0 or self._is_full(count) or tier.seconds(count) >= seconds:
+    def _find(self, request: Request, num_found: int, keys: Sequence[Key]) -> tuple[KvTier, int] | None:
+        """Return the tier to fetch from and how many pages, if that takes less time than computing them.
+
+        Tiers nearer to this engine go first. What another engine is computing for this request is fetched in any case.
+        """
+        found = [(tier, count) for tier in self._tiers if (count := tier.find(keys))]
+        if not found:
             return None
+        if request.remote_prefill:
+            return found[-1]
+        tier, count = found[0]
+        seconds = self._budget.seconds(num_found, num_found + count * self._limits.block_size)
+        return (tier, count) if tier.seconds(count) < seconds else None
+
+    def _start(self, request: Request, tier: KvTier, num_found: int, keys: Sequence[Key]) -> _Transfer | None:
+        """Start a fetch of these pages, if there is room for them."""
+        size = self._limits.block_size
+        end = num_found + len(keys) * size
         tokens = self._sequences.tokens(request.slot)[: end + 1]  # one token more, as a match leaves one to compute
         slot = self._sequences.open(tokens, len(tokens), cache_salt=request.cache_salt)
         if self._sequences.start(slot, end) is None:
             self._sequences.close(slot)
             return None
-        pages = self._sequences.pages(slot)[num_found // size :]
-        fetch = Fetch(keys[:count], pages, self._note_done)
-        patience = min(max(_LEAST_PATIENCE, _PATIENCE * seconds), _MOST_PATIENCE)
-        transfer = self._open[fetch] = _Transfer(fetch, slot, end, self._clock() + patience)
-        self._by_key.update(dict.fromkeys(fetch.keys, transfer))
+        first = num_found // size
+        pages, salt = self._sequences.pages(slot)[first:], request.cache_salt or ""
+        fetch = Fetch(keys, pages, self._note_done, tokens, salt, request.remote_prefill)
+        request.remote_prefill = False  # once: what has not come by the end of the fetch will not come
+        patience = min(max(_LEAST_PATIENCE, _PATIENCE * self._budget.seconds(num_found, end)), _MOST_PATIENCE)
+        transfer = _Transfer(fetch, tier, slot, first, patience, self._clock() + patience)
+        self._open[fetch] = transfer
+        self._by_key.update(dict.fromkeys(keys, transfer))
         tier.fetch(fetch)
         return transfer
 
@@ -119,15 +151,16 @@ class Fetches:
         self._done.put(fetch)
         self._wake()
 
-    def _finish(self, transfer: _Transfer) -> Iterator[Request]:
-        contents, size = transfer.fetch.contents, self._limits.block_size
-        num_missing = len(transfer.fetch.keys) - len(contents)
-        self._sequences.share(transfer.slot, transfer.num_tokens - num_missing * size, contents)
-        self._sequences.close(transfer.slot)
-        self.num_tokens += len(contents) * size
-        return _waiting(transfer)
+    def _share(self, transfer: _Transfer) -> bool:
+        """Put the pages that have come into the prefix cache; return True if there are any new ones."""
+        new, size = transfer.fetch.contents[transfer.num_shared :], self._limits.block_size
+        transfer.num_shared += len(new)
+        self.num_tokens += len(new) * size
+        if new:
+            self._sequences.share(transfer.slot, (transfer.first + transfer.num_shared) * size, new)
+        return bool(new)
 
 
-def _waiting(transfer: _Transfer) -> Iterator[Request]:
+def _waiting(requests: list[Request]) -> Iterator[Request]:
     """Yield the requests that have not ended meanwhile."""
-    return (each for each in transfer.requests if each.status is RequestStatus.WAITING_FOR_REMOTE_KVS)
+    return (each for each in requests if each.status is RequestStatus.WAITING_FOR_REMOTE_KVS)

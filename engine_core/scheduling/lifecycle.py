@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from quire.engine_core.executor import Executor
+from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
 from quire.engine_core.scheduling.batch import ScheduleEvent
 from quire.engine_core.scheduling.pins import Pins
+from quire.engine_core.scheduling.served_prefixes import ServedPrefixes
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType
@@ -28,11 +31,19 @@ class RequestLifecycle:
     """The waiting and the running requests. Requests enter by `add` and leave by `remove`, whatever their state."""
 
     def __init__(
-        self, executor: Executor, limits: EngineShape, waiting: WaitingQueue, clock: Callable[[], float]
+        self,
+        executor: Executor,
+        limits: EngineShape,
+        waiting: WaitingQueue,
+        page_server: PageServer | None,
+        clock: Callable[[], float],
     ) -> None:
         self.running: dict[Request, None] = {}  # in order of start
         self.waiting = waiting
         self.pins = Pins(executor.sequences)
+        self.served = ServedPrefixes(
+            executor.sequences, limits.block_size, lambda: chain(self.running, waiting), page_server, clock
+        )
         self.counters = ScheduleCounters()
         self._executor = executor
         self._sequences = executor.sequences
@@ -102,13 +113,17 @@ class RequestLifecycle:
             found = self._fork(request, source)
         else:
             found = self._sequences.start(request.slot, request.num_tokens)
-            if found is None and not self.running and self.pins.unpin_all():
+            if found is None and not self.running and self.let_go():
                 found = self._sequences.start(request.slot, request.num_tokens)
         if found is not None:
             self._run(request, found)
         elif self.available_pages == self._limits.num_pages:
             raise self._lacks_promised_pages(request)
         return found
+
+    def let_go(self) -> bool:
+        """Let the pages go that are held for no request; return True if there were any."""
+        return any([self.pins.unpin_all(), self.served.give_up_all()])
 
     def leave_queue(self, request: Request) -> None:
         """Take a request that has started out of the waiting queue."""

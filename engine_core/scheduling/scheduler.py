@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from quire.engine_core.executor import Executor
+from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
@@ -39,9 +40,10 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         *,
         tiers: Sequence[KvTier] = (),
+        page_server: PageServer | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wake` is called, on any thread, when pages from the tiers have come."""
+        """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
@@ -49,11 +51,11 @@ class Scheduler:
         self._sequences = executor.sequences
         self._clock = clock
         waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
-        self._requests = requests = RequestLifecycle(executor, limits, waiting, clock)
+        self._requests = requests = RequestLifecycle(executor, limits, waiting, page_server, clock)
         self._prefixes = PrefixMatcher(executor.sequences, limits, policy)
         self.fetches = Fetches(executor.sequences, limits, tiers, self.prefill_budget, wake, clock)
-        self.running, self.waiting, self.pins, self.counters = (
-            requests.running, requests.waiting, requests.pins, requests.counters,
+        self.running, self.waiting, self.pins, self.served, self.counters = (
+            requests.running, requests.waiting, requests.pins, requests.served, requests.counters,
         )  # fmt: skip
         self.add, self.release, self.remove, self.reserve = (
             requests.add, requests.release, requests.remove, requests.reserve,
@@ -112,7 +114,7 @@ class Scheduler:
     def _preempt_until_it_fits(self, growing: Sequence[Request]) -> bool:
         """Preempt until these have pages for their next tokens; return True if any request was preempted."""
         lacking = self.pages_lacked(growing)
-        if lacking <= self.available_pages or (self.pins.unpin_all() and lacking <= self.available_pages):
+        if lacking <= self.available_pages or (self._requests.let_go() and lacking <= self.available_pages):
             self.admission.stepped()
             return False
         now, before = self._clock(), len(self.running)

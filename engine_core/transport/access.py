@@ -13,6 +13,8 @@ from quire.protocol.messages import (
     EngineCoreRequest,
     EngineMessage,
     ErrorMessage,
+    KvFetch,
+    KvHello,
     Role,
     UtilityCall,
     UtilityResult,
@@ -38,6 +40,8 @@ def objection(identity: Identity, message: ClientMessage) -> EngineMessage | Non
     """Return the answer to a message that the client's role does not allow; None if it does."""
     if identity.role is Role.ADMIN:
         return None
+    if isinstance(message, KvHello | KvFetch):  # KV tells of the weights, and of what others have asked
+        return ErrorMessage(_explain("a fetch of KV pages"))
     if isinstance(message, UtilityCall) and message.method not in CLIENT_CALLS:
         return UtilityResult(message.call_id, error=_explain(f"the utility call {message.method!r}"))
     if isinstance(message, EngineCoreRequest) and message.tenant:

@@ -11,7 +11,7 @@ import zmq
 
 from quire.engine_core.transport.access import Identity
 from quire.engine_core.transport.outbox import NUMBER_BYTES, Mailbox
-from quire.protocol.codec import encode
+from quire.protocol.codec import Frame, encode
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, StepTrace, UtilityResult
 
@@ -48,15 +48,15 @@ class _Sent(enum.Enum):
 
 
 class _Client:
-    """One client. While it does not read, `frame` waits to be sent and `mailbox` holds what follows it."""
+    """One client. While it does not read, `frames` wait to be sent and `mailbox` holds what follows it."""
 
-    __slots__ = ("counted", "frame", "heard", "id", "identity", "mailbox", "num_calls")
+    __slots__ = ("counted", "frames", "heard", "id", "identity", "mailbox", "num_calls")
 
     def __init__(self, client_id: ClientId, identity: Identity, heard: float) -> None:
         self.id = client_id
         self.identity = identity
         self.heard = heard
-        self.frame: bytes | None = None
+        self.frames: list[Frame] | None = None  # of one message
         self.mailbox = Mailbox()
         self.num_calls = 0  # that have no answer yet
         self.counted = 0  # of `waiting`, in the sum of all clients
@@ -64,7 +64,7 @@ class _Client:
     @property
     def waiting(self) -> int:
         """Memory of what waits for it, in numbers."""
-        return self.mailbox.waiting + (0 if self.frame is None else len(self.frame) // NUMBER_BYTES)
+        return self.mailbox.waiting + sum(len(frame) for frame in self.frames or ()) // NUMBER_BYTES
 
 
 class Clients:
@@ -153,9 +153,9 @@ class Clients:
         """Send a message or let it wait; never block. An unknown client gets errors only, and only if it reads."""
         client = self._clients.get(client_id)
         if client is None:
-            sent = isinstance(message, ErrorMessage) and self._transmit(client_id, encode(message)[0]) is _Sent.YES
+            sent = isinstance(message, ErrorMessage) and self._transmit(client_id, encode(message)) is _Sent.YES
             self._counters.messages_dropped += not sent
-        elif client.frame is None:
+        elif client.frames is None:
             self._push(client, message)
         else:
             self._keep(client, message)
@@ -168,7 +168,7 @@ class Clients:
                 self._count(client)
 
     def _flush(self, client: _Client) -> None:
-        sent = client.frame is None or self._send_frame(client, client.frame)
+        sent = client.frames is None or self._send_frames(client, client.frames)
         while sent:
             message = client.mailbox.take(_BATCH_VALUES)
             if message is None:
@@ -179,14 +179,14 @@ class Clients:
     def _push(self, client: _Client, message: EngineMessage) -> bool:
         """Send a message; return True if the client can take another."""
         try:
-            frame = encode(message)[0]
+            frames = encode(message)
         except ProtocolError as error:
             return self._report(client, message, error)
-        return self._send_frame(client, frame)
+        return self._send_frames(client, frames)
 
-    def _send_frame(self, client: _Client, frame: bytes) -> bool:
-        sent = self._transmit(client.id, frame)
-        client.frame = frame if sent is _Sent.FULL else None
+    def _send_frames(self, client: _Client, frames: list[Frame]) -> bool:
+        sent = self._transmit(client.id, frames)
+        client.frames = frames if sent is _Sent.FULL else None
         if sent is _Sent.FULL:
             self._blocked[client.id] = client
         elif sent is _Sent.GONE:
@@ -215,13 +215,13 @@ class Clients:
         _LOG.error("a message to client %s was not sent: %s", client.id.hex(), error)
         if isinstance(message, UtilityResult):
             return self._push(client, UtilityResult(message.call_id, error=f"the result cannot be sent: {error}"))
-        self._transmit(client.id, encode(ErrorMessage(f"the engine lost an output: {error}", fatal=True))[0])
+        self._transmit(client.id, encode(ErrorMessage(f"the engine lost an output: {error}", fatal=True)))
         self.remove(client.id, Goodbye("an output to it has no encoding"))
         return False
 
-    def _transmit(self, client_id: ClientId, frame: bytes) -> _Sent:
-        try:
-            self._router.send_multipart((client_id, frame), zmq.NOBLOCK)
+    def _transmit(self, client_id: ClientId, frames: list[Frame]) -> _Sent:
+        try:  # without copies where they would take long
+            self._router.send_multipart((client_id, *frames), zmq.NOBLOCK, copy=len(frames) == 1)
         except zmq.Again:
             return _Sent.FULL
         except zmq.ZMQError as error:

@@ -16,6 +16,7 @@ from quire.protocol.messages import (
     EngineGoodbye,
     EngineMessage,
     ErrorMessage,
+    KvPage,
     Pong,
     SchedulerStats,
     StepTrace,
@@ -153,6 +154,8 @@ class TraceQueue:
 
 
 def _weigh_reply(reply: EngineMessage) -> int:
+    if isinstance(reply, KvPage):
+        return _CONTROL_VALUES + memoryview(reply.data).nbytes // NUMBER_BYTES
     return _RESULT_VALUES if isinstance(reply, UtilityResult) else _CONTROL_VALUES
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import queue
-import socket
 import threading
 import time
 from collections import deque
@@ -19,6 +17,7 @@ from quire.engine_core.transport.access import ANYONE, OWNER, Identity, objectio
 from quire.engine_core.transport.clients import MAX_CALLS, ClientId, Clients, ServerCounters
 from quire.engine_core.transport.connections import Connections
 from quire.engine_core.transport.outbox import NUMBER_BYTES
+from quire.engine_core.transport.waker import Waker
 from quire.protocol.address import ipc_path, remove_address
 from quire.protocol.codec import EngineDecoder
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
@@ -32,6 +31,7 @@ from quire.protocol.messages import (
     ErrorMessage,
     Goodbye,
     Hello,
+    KvMessage,
     Ping,
     Pong,
     Ready,
@@ -54,44 +54,20 @@ _RECEIVE_AT_ONCE = 256  # then outputs have their turn
 _LOG = logging.getLogger(__name__)
 
 
-class Waker:
-    """Wakes a thread that polls its sockets: a flag, and a byte on a socket when it goes up.
-
-    The woken thread calls `lower` before it looks for work, so it sees work that was added while the flag was up.
-    """
-
-    def __init__(self) -> None:
-        self._sender, self.receiver = socket.socketpair()
-        self._up = False
-
-    def wake(self) -> None:
-        """Make `receiver` readable, if it is not; from any thread."""
-        if not self._up:
-            self._up = True
-            with contextlib.suppress(OSError):  # closed: no thread is left to wake
-                self._sender.send(b"\0")
-
-    def lower(self) -> None:
-        """Take the byte away, once `receiver` is readable."""
-        self.receiver.recv(64)
-        self._up = False
-
-    def close(self) -> None:
-        """Close both ends; `wake` does nothing from here on."""
-        self._up = True
-        self._sender.close()
-        self.receiver.close()
-
-
 def _let_in(_client_id: ClientId, _request: EngineCoreRequest) -> None:
+    return None
+
+
+def _ignore(_client_id: ClientId, _message: KvMessage) -> None:
     return None
 
 
 class EngineServer:
     """The engine's IO thread.
 
-    The inbox receives EngineCoreRequest, Abort, UtilityCall and Goodbye, each with the id of its client. Goodbye is put
-    there as well for a client that went silent, vanished or does not read. Hello and Ping are answered here.
+    The inbox receives EngineCoreRequest, Abort, UtilityCall, KvFetch and Goodbye, each with the id of its client.
+    Goodbye is put there as well for a client that went silent, vanished or does not read. Hello and Ping are answered
+    here.
 
     `last_step` is set by the step loop: `time.monotonic()` after each step, `math.inf` before it blocks idle.
     `failure` is the exception that ended the thread, if one did; then `(b"", Goodbye)` is put into the inbox so that
@@ -139,12 +115,13 @@ class EngineServer:
         """The address on which the engine listens; after `start` with the port resolved."""
         return self._address
 
-    def start(self, reject: Reject = _let_in) -> None:
-        """Bind and start the thread, which asks `reject` about every request.
+    def start(self, reject: Reject = _let_in, receive_kv: Callable[[ClientId, KvMessage], None] = _ignore) -> None:
+        """Bind and start the thread, which asks `reject` about every request, and hands KvMessages to `receive_kv`.
 
         Raises AddressError or KeyFileError with a text for the user.
         """
         self._reject_request = reject
+        self._receive_kv = receive_kv
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: Gate | None = None
         try:
@@ -258,6 +235,8 @@ class EngineServer:
             self._clients.remove(client_id, message)
         elif (answer := objection(identity, message) or self._reject(client_id, identity, message)) is not None:
             self._clients.deliver(client_id, answer)
+        elif isinstance(message, KvMessage):
+            self._receive_kv(client_id, message)
         else:
             self._inbox.put((client_id, message))
 
@@ -319,7 +298,7 @@ class EngineServer:
         self._router.close(linger=max(100, math.ceil((deadline - time.monotonic()) * 1000)))
 
     def _close(self) -> None:
-        self._reject_request = _let_in  # or server and core would keep each other in memory
+        self._reject_request, self._receive_kv = _let_in, _ignore  # or server and core would keep each other in memory
         self._context.destroy(linger=None)
         self._waker.close()
         remove_address(self._address)

@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.frontend.errors import EngineConnectionError
-from quire.protocol.codec import ClientDecoder
+from quire.protocol.codec import ClientDecoder, Frame
 from quire.protocol.keys import Security
 from quire.protocol.messages import EngineMessage
 from quire.protocol.sockets import connect_client
@@ -38,7 +38,7 @@ class Connection:
             self._context.destroy(linger=0)
             raise
         self._decoder = ClientDecoder()
-        self._outbox: deque[list[bytes]] = deque()
+        self._outbox: deque[list[Frame]] = deque()
         self._lost: str | None = None
         # The socket reconnects by itself, so only its monitor reports that the engine is gone.
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
@@ -51,7 +51,7 @@ class Connection:
         self._poller.register(self._monitor, zmq.POLLIN)
         self._poller.register(self._wake_read, zmq.POLLIN)
 
-    def post(self, frames: list[bytes]) -> None:
+    def post(self, frames: list[Frame]) -> None:
         """Queue the frames of one message for the next `exchange`. Any thread."""
         self._outbox.append(frames)
         self.wake()

@@ -1,7 +1,9 @@
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <span>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
@@ -16,6 +18,8 @@ using namespace nb::literals;
 namespace quire {
 namespace {
 
+using Copy = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstCopy = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sealed = std::tuple<std::int32_t, std::uint32_t, nb::bytes, nb::bytes, std::uint64_t>;
 
 SealedPages& log_of(Runner& runner) {
@@ -53,6 +57,20 @@ void bind_page_io(nb::class_<Runner>& runner) {
           },
           "page"_a, "descriptor"_a, "offset"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Read the KV of a page that nobody else uses from an open file; return its checksum. Raises OSError.")
+      .def(
+          "copy_page",
+          [](Runner& r, std::int32_t page, const Copy& copy) {
+            return copy_page(r.kv(), page, std::as_writable_bytes(std::span(copy.data(), copy.size())));
+          },
+          "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Copy the KV of a page that does not change meanwhile to `copy`, `page_bytes` bytes; return its checksum.")
+      .def(
+          "fill_page",
+          [](Runner& r, std::int32_t page, const ConstCopy& copy) {
+            return fill_page(r.kv(), page, std::as_bytes(std::span(copy.data(), copy.size())));
+          },
+          "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Fill a page that nobody else uses with a copy of one; return its checksum.")
       .def("take_sealed", &take_sealed, "most"_a, "seconds"_a,
            "Wait so long for a page to be sealed, and return the oldest ones in turn: page, generation, key of the "
            "prefix before it, key of the prefix that it ends, and checksum of its KV.")

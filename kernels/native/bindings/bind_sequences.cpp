@@ -149,6 +149,9 @@ void bind_sequences(nb::module_& m) {
       .def("start", &Sequences::start, "slot"_a, "num_tokens"_a,
            "Give a slot its first pages; return the number of tokens that they hold already, or None if too few are "
            "free.")
+      .def("hold_match", &Sequences::hold_match, "slot"_a,
+           "Keep the pages of a slot's prefix match, which may have grown since the last call; return the number of "
+           "their tokens. The slot has no other pages.")
       .def("reserve", &Sequences::reserve, "slot"_a, "num_tokens"_a)
       .def(
           "share",

@@ -111,6 +111,20 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
   return sequence.shared * block_size_;
 }
 
+std::int64_t Sequences::hold_match(std::int32_t slot) {
+  Sequence& sequence = at(slot);
+  if (sequence.shared != std::ssize(sequence.pages))
+    throw std::logic_error("slot " + std::to_string(slot) + " has pages of its own; it cannot hold a prefix match");
+  found_.clear();
+  find(sequence);  // begins with the pages that it has: they are held, and the tree has one page for the same tokens
+  for (std::size_t i = sequence.pages.size(); i < found_.size(); i++) {
+    tree_.retain(found_[i]);
+    sequence.pages.push_back(found_[i]);
+  }
+  sequence.shared = std::ssize(sequence.pages);
+  return sequence.shared * block_size_;
+}
+
 bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
   Sequence &child = at(slot), &parent = at(source);
   if (!child.pages.empty())

@@ -69,6 +69,10 @@ class Sequences {
   /// of cached tokens; or nullopt, and changes nothing, when the pool lacks pages.
   std::optional<std::int64_t> start(std::int32_t slot, std::int64_t num_tokens);
 
+  /// Gives a slot that has no pages but those of its earlier prefix matches those of the present one, so that they are
+  /// kept. Returns the number of their tokens. Does not count as a use of the prefix.
+  std::int64_t hold_match(std::int32_t slot);
+
   /// Gives a slot without pages the first `num_computed` positions of `source`, where both have the same tokens and
   /// `source` has computed them, and more to cover `num_tokens` positions. Full pages are shared; the page in which the
   /// two diverge is a new one, whose contents the caller copies. Returns false, and changes nothing, when the pool

@@ -1,0 +1,212 @@
+"""The page server: the pages that other engines fetch from this one, on their way out.
+
+The step loop says which pages (`ServedPrefixes`), and holds them until they are sent. A thread copies them out of KV
+memory, without the GIL, and hands them to the socket. It goes no further than the other side can take, so that little
+of a long prefix is in memory twice, and the outputs of other clients find the socket free.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.protocol.messages import EngineMessage, KvAck, KvFetched, KvHello, KvMessage, KvPage, KvWelcome
+
+_WINDOW_BYTES = 8 << 20  # of a fetch, sent and not acknowledged; two pages at least
+_MOST_PAGES = 16  # the same
+_MOST_BYTES = 64 << 20  # of all fetches
+_PATIENCE_SECONDS = 30.0
+_STOP_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class PageCopier(Protocol):
+    """Copies pages of KV memory: see `Runner`."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+
+    def copy_page(self, page: int, copy: npt.NDArray[np.uint8]) -> int:
+        """Copy a page that does not change meanwhile; return its checksum."""
+
+    def kv_format(self) -> str:
+        """Return a hash of all that the bits of KV depend on besides tokens. It may take seconds."""
+
+
+@dataclass(eq=False)
+class Delivery:
+    """Pages on their way to a client; the lock of the server guards it."""
+
+    client_id: bytes
+    fetch_id: int
+    pages: list[int] = field(default_factory=list)
+    num_sent: int = 0
+    num_taken: int = 0  # by the client
+    is_complete: bool = False  # no more pages follow
+    last_progress: float = field(default_factory=time.monotonic)
+    is_ended: bool = False  # nothing is sent or copied any more
+
+
+class PageServer:
+    """Sends pages by `send(client_id, message)`. `wake` is called when a delivery has ended. Thread-safe."""
+
+    def __init__(
+        self, copier: PageCopier, send: Callable[[bytes, EngineMessage], None], wake: Callable[[], None]
+    ) -> None:
+        self._copier = copier
+        self._send = send
+        self._wake = wake
+        self._window = min(max(2, _WINDOW_BYTES // copier.page_bytes), _MOST_PAGES)
+        self._most = max(2, _MOST_BYTES // copier.page_bytes)
+        self._lock = threading.Condition()
+        self._open: dict[tuple[bytes, int], Delivery] = {}  # the one that is next to send comes first
+        self._greetings: list[bytes] = []  # clients that wait for a KvWelcome
+        self._format: str | None = None
+        self._copying: Delivery | None = None
+        self._num_sent = 0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="quire-page-server", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """End the thread, in the middle of what it sends; return False if it can't be ended."""
+        with self._lock:
+            self._is_stopping = True
+            self._lock.notify_all()
+        self._thread.join(_STOP_SECONDS)
+        return not self._thread.is_alive()
+
+    def stats(self) -> dict[str, int]:
+        """Return counters by name."""
+        return {"kv_peer_pages_served": self._num_sent}
+
+    # On the step loop
+
+    def open(self, client_id: bytes, fetch_id: int) -> Delivery:
+        """Begin a delivery without pages. Raises ValueError if the client has one with this id."""
+        delivery = Delivery(client_id, fetch_id)
+        with self._lock:
+            if (client_id, fetch_id) in self._open:
+                raise ValueError(f"fetch_id {fetch_id} is in use by a fetch that has not ended; choose another id")
+            self._open[client_id, fetch_id] = delivery
+        return delivery
+
+    def extend(self, delivery: Delivery, pages: Sequence[int]) -> None:
+        """Add pages, which nobody writes until the delivery has ended."""
+        with self._lock:
+            if not delivery.is_complete:  # the client may have given it up just now
+                delivery.pages += pages
+            self._lock.notify_all()
+
+    def complete(self, delivery: Delivery) -> None:
+        """Note that no more pages follow: the delivery ends when all are sent."""
+        with self._lock:
+            delivery.is_complete = True
+            self._lock.notify_all()
+
+    def is_stuck(self, delivery: Delivery) -> bool:
+        """Return True if the client has not acknowledged what it was sent for a long time."""
+        is_waiting = delivery.num_sent > delivery.num_taken and delivery.num_sent < len(delivery.pages)
+        return is_waiting and time.monotonic() - delivery.last_progress > _PATIENCE_SECONDS
+
+    def cut(self, delivery: Delivery, error: str | None = None) -> None:
+        """End a delivery with what has been sent: its pages are free when this returns."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._copying is not delivery)
+            if not delivery.is_ended:
+                self._end(delivery, error)
+
+    # On the socket's thread
+
+    def receive(self, client_id: bytes, message: KvMessage) -> None:
+        """Take a message of another engine."""
+        with self._lock:
+            if isinstance(message, KvHello):
+                self._greetings.append(client_id)
+            elif (delivery := self._open.get((client_id, message.fetch_id))) is not None:
+                if isinstance(message, KvAck):
+                    delivery.num_taken = min(max(delivery.num_taken, message.count), delivery.num_sent)
+                    delivery.last_progress = time.monotonic()
+                else:
+                    delivery.is_complete = True
+                    del delivery.pages[delivery.num_sent :]
+            self._lock.notify_all()
+
+    # On the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._is_stopping or self._greetings or self._next() is not None)
+                if self._is_stopping:
+                    return
+                greetings, self._greetings = self._greetings, []
+                self._copying = None if greetings else self._next()
+            for client_id in greetings:
+                self._greet(client_id)
+            if self._copying is not None:
+                self._advance(self._copying)
+
+    def _next(self) -> Delivery | None:
+        """Return a delivery that can send a page, or can end."""
+        in_flight = sum(each.num_sent - each.num_taken for each in self._open.values())
+        for each in self._open.values():
+            if each.num_sent == len(each.pages):
+                if each.is_complete:
+                    return each
+            elif each.num_sent - each.num_taken < self._window and in_flight < self._most:
+                return each
+        return None
+
+    def _advance(self, delivery: Delivery) -> None:
+        """Send a page of a delivery, or its end."""
+        if delivery.num_sent == len(delivery.pages):
+            with self._lock:
+                self._copying = None
+                self._end(delivery, None)
+                self._lock.notify_all()
+            return
+        page, copy = delivery.pages[delivery.num_sent], np.empty(self._copier.page_bytes, np.uint8)
+        try:
+            checksum = self._copier.copy_page(page, copy)
+            self._send(delivery.client_id, KvPage(delivery.fetch_id, checksum, copy))
+        except Exception:
+            logger.exception("page %d can't be sent", page)
+            with self._lock:
+                delivery.is_complete = True
+                del delivery.pages[delivery.num_sent :]
+        with self._lock:
+            self._copying = None
+            if delivery.num_sent < len(delivery.pages):
+                delivery.num_sent += 1
+                delivery.last_progress = time.monotonic()
+                self._num_sent += 1
+            key = delivery.client_id, delivery.fetch_id
+            self._open[key] = self._open.pop(key)  # the others first
+            self._lock.notify_all()
+
+    def _end(self, delivery: Delivery, error: str | None) -> None:
+        """End a delivery. The lock is held."""
+        delivery.is_ended = True
+        del self._open[delivery.client_id, delivery.fetch_id]
+        self._send(delivery.client_id, KvFetched(delivery.fetch_id, error))
+        self._wake()
+
+    def _greet(self, client_id: bytes) -> None:
+        try:
+            self._format = self._format or self._copier.kv_format()
+        except (OSError, ValueError) as error:
+            logger.warning("the format of KV pages is unknown: %s; other engines can't fetch them", error)
+        self._send(client_id, KvWelcome(self._format or ""))

@@ -1,0 +1,132 @@
+"""Served prefixes: what other engines fetch from the prefix cache of this one.
+
+Each has a slot of its own, which never runs. It holds the pages that the cache has of the prefix, and takes more as a
+request computes them: so a prompt is on its way before it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from quire.engine_core.kv_tiers.page_server import Delivery, PageServer
+from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
+from quire.protocol.messages import KvFetch
+
+_GRACE_SECONDS = 1.0  # in which the request that is to compute an expected prefix may arrive
+_MOST_PREFIXES = 64
+
+
+@dataclass(eq=False)
+class _Served:
+    message: KvFetch
+    server: PageServer
+    slot: int
+    deadline: float  # by which a request must compute it, if it is expected
+    delivery: Delivery
+    num_pages: int = 0  # that the slot holds
+    request: Request | None = None  # that computes it
+
+
+class ServedPrefixes:
+    """The open fetches of other engines. Used by the step loop.
+
+    `requests` returns the requests that have not ended. Without a `server` nothing can be fetched.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        block_size: int,
+        requests: Callable[[], Iterable[Request]],
+        server: PageServer | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._sequences = sequences
+        self._block_size = block_size
+        self._requests = requests
+        self._server = server
+        self._clock = clock
+        self._open: list[_Served] = []
+
+    def begin(self, client_id: bytes, message: KvFetch) -> None:
+        """Begin to serve a fetch. Raises ValueError for one that can't be served."""
+        if self._server is None:
+            raise ValueError("this engine keeps no prefixes that could be fetched")
+        if len(self._open) == _MOST_PREFIXES:
+            raise ValueError(f"{_MOST_PREFIXES} prefixes are being fetched; try again later")
+        if message.first < 0 or message.count < 1:
+            raise ValueError(f"there are no {message.count} pages from {message.first} on; ask for at least page 0")
+        slot = self._sequences.open(message.token_ids, len(message.token_ids), cache_salt=message.cache_salt)
+        try:
+            delivery = self._server.open(client_id, message.fetch_id)
+        except ValueError:
+            self._sequences.close(slot)
+            raise
+        self._open.append(_Served(message, self._server, slot, self._clock() + _GRACE_SECONDS, delivery))
+
+    def stats(self) -> dict[str, int]:
+        """Return counters by name."""
+        return {} if self._server is None else self._server.stats()
+
+    def update(self) -> None:
+        """Hand over what has been computed since the last call, and close what has been sent."""
+        for served in list(self._open):
+            if served.delivery.is_ended:
+                self._close(served)
+            elif served.server.is_stuck(served.delivery):
+                self._cut([served])
+            elif not served.delivery.is_complete:
+                self._extend(served)
+
+    def forget(self, client_id: bytes) -> None:
+        """End the fetches of a client that has left."""
+        self._cut([served for served in self._open if served.delivery.client_id == client_id])
+
+    def give_up_all(self) -> bool:
+        """End all fetches, since their pages are needed; return True if there were any."""
+        return self._cut(list(self._open))
+
+    def _extend(self, served: _Served) -> None:
+        will_grow = self._will_grow(served)  # asked first: a request that ends has computed all by then
+        message = served.message
+        end = message.first + message.count
+        num_pages = min(self._sequences.hold_match(served.slot) // self._block_size, end)
+        first = max(served.num_pages, message.first)
+        if num_pages > first:
+            served.server.extend(served.delivery, self._sequences.pages(served.slot)[first:num_pages])
+        served.num_pages = num_pages
+        if num_pages == end or not will_grow:
+            served.server.complete(served.delivery)
+
+    def _will_grow(self, served: _Served) -> bool:
+        """Return True if a request computes the prefix, or one may come that does."""
+        if not served.message.is_expected:
+            return False
+        if served.request is None:
+            served.request = next((each for each in self._requests() if _computes(each, served.message)), None)
+        if served.request is None:
+            return self._clock() < served.deadline
+        return not served.request.is_finished
+
+    def _cut(self, several: list[_Served]) -> bool:
+        for served in several:
+            served.server.cut(served.delivery)
+            self._close(served)
+        return bool(several)
+
+    def _close(self, served: _Served) -> None:
+        self._sequences.close(served.slot)
+        self._open.remove(served)
+
+
+def _computes(request: Request, message: KvFetch) -> bool:
+    """Return True if the request's prompt is the prefix of the message, as far as both go."""
+    prompt, tokens = request.prompt_token_ids, message.token_ids
+    last = min(len(prompt), len(tokens)) - 1
+    return (
+        request.cache_salt == message.cache_salt
+        and prompt[last] == tokens[last]  # nearly always decides
+        and prompt[: last + 1] == tokens[: last + 1]
+    )
