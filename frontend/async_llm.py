@@ -55,7 +55,7 @@ class AsyncLLM(AnswerParsing):
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._deliveries.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
         is_admin = self._engine.client.ready.role is Role.ADMIN
-        self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids, names_tenants=is_admin)
+        self._table = RequestTable(self._engine.send, self._engine.eos_token_ids, names_tenants=is_admin)
         self._streams = RequestStreams(self._deliveries, self._table)
         self._threads = TextThreads()
         self._request_ids = itertools.count()

@@ -51,6 +51,8 @@ class EngineArgs(ClientOptions, SupervisionOptions, EngineOptions):
                 f"{', '.join(decided)} cannot be set for the engine at {given['engine_address']}, which is running "
                 "already; leave out, or set when that engine is started"
             )
+        if "prefill_address" in given and "engine_address" not in given:
+            given.setdefault("kv_peer", given["prefill_address"])
         return cls(**given)
 
     def command_line(self) -> list[str]:

@@ -46,7 +46,7 @@ class LLM(AnswerParsing):
         self._inbox = DeliveryInbox()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
-        self._table = RequestTable(self._engine.client.send, self._engine.eos_token_ids)
+        self._table = RequestTable(self._engine.send, self._engine.eos_token_ids)
         self._lock = threading.Lock()
         self._request_ids = itertools.count()
 

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
+from quire.frontend.client.remote_prefill import RemotePrefill
 from quire.frontend.client.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -39,7 +40,7 @@ from quire.frontend.text.prompts import (
 )
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.protocol.address import default_address
-from quire.protocol.messages import Role
+from quire.protocol.messages import ClientMessage, Role
 
 _DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 _LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
@@ -76,16 +77,22 @@ class ConnectedEngine:
         self._seeds = SeedSource(args.seed)
         self._renderer = TemplateRenderer()
         self._chat_template: TemplateSource | None = None
+        self._prefill: RemotePrefill | None = None
         self._supervisor = None if args.engine_address is not None else _supervise(args)
         try:
             # Meanwhile the engine loads its model.
             self.tokenizer = None if self._supervisor is None else self._load_tokenizer(args.model)
-            self.client = self._connect(deliver)
+            self._prefill = self._connect_prefill()
+            self.client = self._connect(self._observed(deliver))
         except BaseException:
+            if self._prefill is not None:
+                self._prefill.close()
             if self._supervisor is not None:
                 self._supervisor.stop()
             raise
         try:
+            if self._prefill is not None:
+                self._prefill.check(self.client.ready)
             if self._supervisor is None:
                 self.tokenizer = self._load_tokenizer(self.client.ready.model)
         except BaseException:
@@ -101,9 +108,16 @@ class ConnectedEngine:
         """The folder of the model, on the engine's machine."""
         return self.client.ready.model
 
+    @property
+    def send(self) -> Callable[[ClientMessage, int], None]:
+        """The function that sends messages of a session to the engine, for the table of requests."""
+        return self.client.send if self._prefill is None else self._prefill.sender(self.client.send)
+
     def close(self) -> None:
         """Disconnect, and stop the engine if it was started here. Idempotent."""
         self.client.close()
+        if self._prefill is not None:
+            self._prefill.close()
         self._renderer.close()
         if self._supervisor is not None:
             self._supervisor.stop()
@@ -284,6 +298,23 @@ class ConnectedEngine:
         if self._supervisor is None and not Path(model).is_dir():
             return None  # the engine runs on another machine
         return load_tokenizer(model)
+
+    def _connect_prefill(self) -> RemotePrefill | None:
+        args = self.args
+        if args.prefill_address is None:
+            return None
+        timeout = min(args.start_timeout, _LONGEST_HANDSHAKE)
+        return RemotePrefill(args.prefill_address, args.prefill_min_tokens, security=args.security, timeout=timeout)
+
+    def _observed(self, deliver: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
+        if (prefill := self._prefill) is None:
+            return deliver
+
+        def deliver_observed(delivery: Delivery) -> None:
+            prefill.observe(delivery)
+            deliver(delivery)
+
+        return deliver_observed
 
     def _connect(self, deliver: Callable[[Delivery], None]) -> CoreClient:
         args, supervisor = self.args, self._supervisor

@@ -77,7 +77,8 @@ class CoreClient:
     `EngineAway` when the engine is gone and `EngineBack` when there is one again, which begins a new session; and an
     `EngineDeadError` when there will be none. The client is unusable once `dead` is set.
     `final_report` returns why the engine does not come back, None if it may. Without an engine for `reconnect_timeout`
-    seconds the client gives up; 0: at once.
+    seconds the client gives up; 0: at once. With `outlives_engine` it also waits for the next one after an engine that
+    has ended in order.
     Raises `EngineConnectionError` if no engine answers within `timeout` seconds, or it speaks another version of the
     protocol.
     """
@@ -91,6 +92,7 @@ class CoreClient:
         timeout: float = 10.0,
         reconnect_timeout: float = 0.0,
         final_report: Callable[[], EngineDeadError | None] = lambda: None,
+        outlives_engine: bool = False,
     ) -> None:
         self.address = address
         self.dead: EngineDeadError | None = None
@@ -100,6 +102,7 @@ class CoreClient:
         self._security = security or Security()
         self._reconnect_timeout = reconnect_timeout
         self._final_report = final_report
+        self._outlives_engine = outlives_engine
         self._hello = Hello(PROTOCOL_VERSION, f"quire.frontend {os.getpid()}")
         self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count(1)
@@ -254,7 +257,12 @@ class CoreClient:
             error = EngineDeadError("the engine rejected a message", f"{self.address}: {message.message}")
             self._deliver(EngineRefusal(error))
         elif isinstance(message, EngineGoodbye):
-            raise EngineDeadError("the engine has ended", f"{self.address}: {message.reason or 'it was stopped'}")
+            details = f"{self.address}: {message.reason or 'it was stopped'}"
+            raise (
+                EngineConnectionError(details)
+                if self._outlives_engine
+                else EngineDeadError("the engine has ended", details)
+            )
 
     def _trace(self, message: StepTrace) -> None:
         if self._on_step is not None:

@@ -26,6 +26,13 @@ from quire.protocol.messages import (
     FinishReason,
     Goodbye,
     Hello,
+    KvAck,
+    KvCancel,
+    KvFetch,
+    KvFetched,
+    KvHello,
+    KvPage,
+    KvWelcome,
     Ping,
     Pong,
     PoolingParams,
@@ -66,6 +73,10 @@ CLIENT_MESSAGES: list[ClientMessage] = [
     Ping(),
     UtilityCall(4, "stats"),
     Goodbye("done"),
+    KvHello(),
+    KvFetch(3, [1, 2, 3], "salt", 1, 2, True),
+    KvAck(3, 1),
+    KvCancel(3),
 ]
 ENGINE_MESSAGES: list[EngineMessage] = [
     EngineCoreOutputs([OUTPUT, EngineCoreOutput("s", finish_reason=FinishReason.ERROR, error="no")], SchedulerStats(3)),
@@ -82,6 +93,9 @@ ENGINE_MESSAGES: list[EngineMessage] = [
         2,
         last=True,
     ),
+    KvWelcome("model"),
+    KvPage(3, 2**64 - 1, b"KV"),
+    KvFetched(3, "no"),
 ]
 
 
@@ -97,6 +111,24 @@ def test_an_engine_decodes_what_a_client_encodes(message: ClientMessage) -> None
 @pytest.mark.parametrize("message", ENGINE_MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_client_decodes_what_an_engine_encodes(message: EngineMessage) -> None:
     assert ClientDecoder().decode(encode(message)) == message
+
+
+def test_the_data_of_a_page_are_a_frame_that_is_not_copied() -> None:
+    data = bytearray(b"KV of a page")
+    frames = encode(KvPage(3, 7, data))
+    data[:2] = b"kv"
+    assert bytes(frames[1]) == b"kv of a page"
+    message = ClientDecoder().decode(frames)
+    assert isinstance(message, KvPage)
+    assert message.data is frames[1]
+
+
+@pytest.mark.parametrize("message", [KvPage(3, 7, b"KV"), KvWelcome("model")])
+def test_a_message_with_a_frame_too_many_or_too_few_is_rejected(message: KvPage | KvWelcome) -> None:
+    frames = encode(message)
+    for wrong in (frames[:-1], [*frames, b""]):
+        with pytest.raises(ProtocolError):
+            ClientDecoder().decode(wrong)
 
 
 def test_every_message_type_is_tested() -> None:
@@ -143,7 +175,7 @@ def test_unknown_sampling_fields_are_refused() -> None:
     [
         (
             frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", "json"),
-            "EngineCoreRequest: 1 unknown field follows tenant",
+            "EngineCoreRequest: 1 unknown field follows remote_prefill",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
