@@ -45,17 +45,21 @@ _COUNTERS = {
 }
 
 
-_DISK_PAGES = {
+_TIER_GAUGES = {
     "kv_disk_pages": "KV pages on disk.",
     "kv_disk_pages_total": "KV pages for which there is room on disk.",
+    "kv_peer_connected": "1 if KV pages can be fetched from another engine.",
 }
-_DISK_COUNTERS = {
+_TIER_COUNTERS = {
     "kv_disk_pages_read": "KV pages that came back from disk.",
     "kv_disk_pages_written": "KV pages written to disk.",
     "kv_disk_pages_dropped": "KV pages dropped from disk to make room.",
     "kv_disk_pages_left_out": "KV pages not written, as the disk was too slow or failed.",
     "kv_disk_failures": "Damaged KV pages, and failures to use the folder.",
     "kv_disk_read_seconds": "Time in which KV pages were read from disk.",
+    "kv_peer_pages_fetched": "KV pages fetched from another engine.",
+    "kv_peer_pages_served": "KV pages sent to other engines.",
+    "kv_peer_failures": "Damaged KV pages from another engine, and times that it was lost or refused.",
 }
 
 
@@ -73,10 +77,10 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
         families.gauge(name, text, stats[field])
     text = "Preemptions of requests: engine_preemptions under vLLM's name."
     families.counter("num_preemptions", text, stats["preemptions"])
-    for field, text in _DISK_PAGES.items():
+    for field, text in _TIER_GAUGES.items():
         if field in stats:
             families.gauge(field, text, stats[field])
-    for field, text in _DISK_COUNTERS.items():
+    for field, text in _TIER_COUNTERS.items():
         if field in stats:
             families.counter(field, text, stats[field])
     families.gauge("engine_clients", "Clients of the engine.", stats["clients"])

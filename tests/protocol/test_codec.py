@@ -174,7 +174,7 @@ def test_unknown_sampling_fields_are_refused() -> None:
     ("frames", "expected"),
     [
         (
-            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", "json"),
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, "json"),
             "EngineCoreRequest: 1 unknown field follows remote_prefill",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),

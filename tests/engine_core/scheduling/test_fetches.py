@@ -23,6 +23,7 @@ class Tier:
         self.executor = executor
         self.pages: dict[Key, list[int]] = {}  # the tokens of the prefix
         self.fetches: list[Fetch] = []
+        self.cancelled: list[Fetch] = []
         self.touched: list[Sequence[Key]] = []
         self.slowness = 0.0
 
@@ -34,12 +35,17 @@ class Tier:
         sequences.close(slot)
         self.pages.update({key: tokens[: i * size] for i, key in enumerate(keys) if i})
 
-    def complete(self, num_pages: int = 1000) -> None:
-        """Let the oldest fetch come, up to so many pages."""
-        fetch = self.fetches.pop(0)
-        for key, page in list(zip(fetch.keys, fetch.pages, strict=True))[:num_pages]:
+    def fill(self, num_pages: int) -> None:
+        """Let some more pages of the oldest fetch come."""
+        (fetch, *_) = self.fetches
+        for key, page in list(zip(fetch.keys, fetch.pages, strict=True))[len(fetch.contents) :][:num_pages]:
             self.executor.fill(page, self.pages[key])
             fetch.contents.append(7)
+
+    def complete(self, num_pages: int = 1000) -> None:
+        """Let the oldest fetch come, up to so many pages, and end."""
+        self.fill(num_pages)
+        fetch = self.fetches.pop(0)
         fetch.done(fetch)
 
     def find(self, keys: Sequence[Key]) -> int:
@@ -53,6 +59,9 @@ class Tier:
 
     def fetch(self, fetch: Fetch) -> None:
         self.fetches.append(fetch)
+
+    def cancel(self, fetch: Fetch) -> None:
+        self.cancelled.append(fetch)
 
     def stats(self) -> dict[str, float]:
         return {"kv_test_pages": len(self.pages)}
@@ -184,6 +193,44 @@ def test_patience_ends_and_late_pages_do_no_harm() -> None:
     engine.add("b", PROMPT, max_tokens=1)
     engine.finish()
     assert engine.executor.steps[-1] == {"b": (20, 2)}
+
+
+def test_pages_are_used_as_they_come_and_each_renews_patience() -> None:
+    engine, tier = make_engine()
+    tier.put(PROMPT)
+    engine.add("a", PROMPT, max_tokens=3)
+    engine.step()
+    for now in (20.0, 40.0, 60.0):
+        engine.now = now
+        tier.fill(1)
+        engine.step()
+        assert status(engine, "a") is WAITS
+    assert not tier.cancelled
+    engine.now = 91.0
+    assert engine.step() == {"a": (12, 10)}
+    assert tier.cancelled == tier.fetches
+    tier.complete(0)
+    engine.finish()
+    assert engine.tokens("a") == answer(PROMPT, 3)
+
+
+def test_a_prompt_that_another_engine_computes_waits_for_its_turn() -> None:
+    engine, tier = make_engine(num_pages=100)
+    prompts = [[100 + i, *range(21)] for i in range(12)]
+    for i, prompt in enumerate(prompts):
+        tier.put(prompt)
+        engine.add(str(i), prompt, max_tokens=3, remote_prefill=True)
+    assert engine.step() == {}
+    while len(tier.fetches) > 1:
+        tier.complete()
+        engine.step()
+    assert [status(engine, "11"), len(tier.fetches)] == [WAITS, 1]
+    tier.fill(2)
+    tier.pages.clear()  # the other engine is gone: what is missing is computed
+    tier.complete(0)
+    engine.finish()
+    assert [engine.tokens(str(i)) for i in range(12)] == [answer(prompt, 3) for prompt in prompts]
+    assert max(count for step in engine.executor.steps for _, count in step.values()) == 14
 
 
 def test_a_deadline_tells_what_was_waited_for() -> None:
