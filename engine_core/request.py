@@ -176,7 +176,7 @@ class Request:
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
     tenant: TenantName = b""
     num_fetches: int = field(default=0, repr=False)  # of KV pages that it has waited for
-    remote_prefill: bool = False  # another engine computes the prompt, and has not been asked for it yet
+    remote_prefill: bool = field(default=False, repr=False)  # another engine computes it; not asked for it yet
     num_charged_tokens: float = 0.0  # to its tenant
     num_times_passed_over: int = 0  # steps in which the policy admitted a later request
     queue_key: float = 0.0  # its place in the waiting queue

@@ -64,10 +64,13 @@ class _Decoder(Generic[M]):
         self._types: tuple[type[msgspec.Struct], ...] = get_args(union)
         self._decode = msgspec.msgpack.Decoder(union).decode
         self._limit = limit
+        self._most_frames = 1 + (KvPage in self._types)
 
     def decode(self, frames: Sequence[Frame]) -> M:
         """Return the message in `frames`. Raises FrameTooLargeError, and ProtocolError naming the field."""
-        frame = frames[0] if frames else b""
+        if not 1 <= len(frames) <= self._most_frames:
+            raise self._miscounted(frames)
+        frame = frames[0]
         check_size(frame, self._limit)
         try:
             message = self._decode(frame)
@@ -77,14 +80,16 @@ class _Decoder(Generic[M]):
             raise ProtocolError(explain(error, bytes(frame), self._types)) from error
         has_data = isinstance(message, KvPage)
         if len(frames) != 1 + has_data:
-            raise ProtocolError(
-                f"a message is one frame, and a KvPage one more; this {type(message).__name__} has {len(frames)}; send "
-                "it without an envelope"
-            )
+            raise self._miscounted(frames)
         if has_data:
             check_size(frames[1], self._limit)
             message.data = frames[1]
         return cast("M", message)
+
+    def _miscounted(self, frames: Sequence[Frame]) -> ProtocolError:
+        return ProtocolError(
+            f"a message is one frame, a KvPage two, and this one has {len(frames)}; send it without an envelope"
+        )
 
 
 class ClientDecoder(_Decoder[EngineMessage]):

@@ -91,7 +91,7 @@ async def measure(llm: AsyncLLM, arguments: argparse.Namespace, arm: Arm) -> str
 
     async def stream() -> None:
         while True:
-            streams.append(await load.run(_PROMPT_TOKENS, arguments.stream_tokens))
+            await load.run(_PROMPT_TOKENS, arguments.stream_tokens, streams)
 
     async def prompts() -> None:
         while arm.has_prompts:

@@ -77,11 +77,15 @@ class RandomLoad:
         self._llm = llm
         self._random = random.Random(seed)
 
-    async def run(self, prompt_tokens: int, output_tokens: int) -> TimedStream:
-        """Send one request and return its times."""
+    async def run(
+        self, prompt_tokens: int, output_tokens: int, streams: list[TimedStream] | None = None
+    ) -> TimedStream:
+        """Send one request and return its times, which `streams` gets when it begins."""
         prompt = [self._random.randrange(10, 2000) for _ in range(prompt_tokens)]
         params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
         stream = TimedStream(time.perf_counter())
+        if streams is not None:
+            streams.append(stream)
         try:
             async for output in self._llm.generate({"prompt_token_ids": prompt}, params, output_kind="delta"):
                 if output.outputs[0].token_ids:
