@@ -88,7 +88,7 @@ class PageServer:
         self._thread.join(_STOP_SECONDS)
         return not self._thread.is_alive()
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Return counters by name."""
         return {"kv_peer_pages_served": self._num_sent}
 

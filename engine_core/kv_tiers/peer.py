@@ -131,7 +131,7 @@ class KvPeer:
         self._inbox.put((fetch, True))
         self._waker.wake()
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Return counters and gauges by name."""
         return {
             "kv_peer_connected": int(self._is_ready),

@@ -66,7 +66,7 @@ class ServedPrefixes:
             raise
         self._open.append(_Served(message, self._server, slot, self._clock() + _GRACE_SECONDS, delivery))
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Return counters by name."""
         return {} if self._server is None else self._server.stats()
 
