@@ -23,6 +23,7 @@ from quire.engine_core.stats import add_step, collect_stats
 from quire.engine_core.trace import Tracer
 from quire.engine_core.update import StepUpdate
 from quire.engine_core.utilities import perform
+from quire.engine_core.validation import check_prefix
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     Abort,
@@ -226,6 +227,7 @@ class EngineCore:
 
     def _serve(self, client_id: bytes, fetch: KvFetch) -> None:
         try:
+            check_prefix(fetch.token_ids, fetch.cache_salt, self.limits)
             self.scheduler.served.begin(client_id, fetch)
         except ValueError as error:
             self._outputs.send(client_id, KvFetched(fetch.fetch_id, str(error)))

@@ -197,11 +197,12 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> 
     """Raise RejectedError unless the tokens may begin a prompt."""
     if not limits.enable_prefix_caching:
         raise RejectedError(
-            "nothing can be pinned: this engine keeps no prefixes; start it without --no-enable-prefix-caching"
+            "nothing can be pinned or fetched: this engine keeps no prefixes; start it without "
+            "--no-enable-prefix-caching"
         )
     if not 0 < len(token_ids) <= limits.max_model_len:
         raise RejectedError(
-            f"a prefix of {len(token_ids)} tokens cannot be pinned; it may have 1 to {limits.max_model_len}"
+            f"no prefix of {len(token_ids)} tokens can be in the cache; it may have 1 to {limits.max_model_len}"
         )
     _check_salt(cache_salt)
     _check_token_ids("token_ids", token_ids, limits)

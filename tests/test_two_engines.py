@@ -223,7 +223,14 @@ def test_pages_that_are_being_served_go_when_a_request_needs_them(demo_model: Pa
 
 def test_a_fetch_that_cannot_be_served_is_answered(demo_model: Path) -> None:
     with EngineUnderTest(demo_model) as engine, DealerClient(engine.address) as client:
-        wrong = [KvFetch(1, [], "", 0, 1), KvFetch(2, [10**6], "", 0, 1), KvFetch(3, [1], "", -1, 1)]
+        wrong = [
+            KvFetch(1, [], "", 0, 1),
+            KvFetch(2, [10**6], "", 0, 1),
+            KvFetch(3, [2**60], "", 0, 1),
+            KvFetch(4, [1], "", -1, 1),
+            KvFetch(5, [1], "", 0, 0),
+            KvFetch(6, [1] * 5000, "", 0, 1),
+        ]
         for message in wrong:
             client.send(message)
         client.until(lambda: sum(isinstance(message, KvFetched) for message in client.messages) == len(wrong))

@@ -207,6 +207,6 @@ class PageServer:
     def _greet(self, client_id: bytes) -> None:
         try:
             self._format = self._format or self._copier.kv_format()
-        except (OSError, ValueError) as error:
-            logger.warning("the format of KV pages is unknown: %s; other engines can't fetch them", error)
+        except Exception:  # the checkpoint may be gone, for one
+            logger.exception("the format of KV pages is unknown; other engines can't fetch them")
         self._send(client_id, KvWelcome(self._format or ""))

@@ -41,6 +41,7 @@ from quire.protocol.messages import (
     KvPage,
     KvWelcome,
     Ping,
+    Pong,
     Ready,
 )
 from quire.protocol.sockets import connect_client
@@ -48,6 +49,7 @@ from quire.protocol.sockets import connect_client
 _RETRY_SECONDS = 0.5  # between attempts to reach a peer that is gone
 _FIRST_HEARTBEAT = 2.0  # until the peer says what it is
 _SILENT_HEARTBEATS = 4  # after which a peer is taken for dead
+_LONGEST_STEP = 30.0  # seconds after which a peer that does not step is taken for hung
 _TRUST_SECONDS = 60.0  # for which measured times count
 _BLEND = 0.2  # weight of a new measurement
 _STOP_SECONDS = 2.0
@@ -90,7 +92,7 @@ class KvPeer:
         self._open: dict[int, _OpenFetch] = {}  # by id
         self._ids = itertools.count()
         self._format: str | None = None
-        self._is_ready = False
+        self._is_ready = self._is_hung = False
         self._last_complaint = ""
         self._times = _Times()
         self._num_fetched = self._num_failures = 0
@@ -112,7 +114,7 @@ class KvPeer:
 
     def find(self, keys: Sequence[Key]) -> int:
         """Return how many pages to ask for: the peer may have all or none."""
-        return len(keys) if self._is_ready else 0
+        return len(keys) if self._is_ready and not self._is_hung else 0
 
     def touch(self, _keys: Sequence[Key]) -> None:
         """Leave it to the peer how long it keeps what."""
@@ -197,6 +199,8 @@ class KvPeer:
                 if message.error is not None:
                     self._fail(message.error)
                 self._end(message.fetch_id)
+            case Pong():
+                self._note_age(session, message.last_step_age)
             case ErrorMessage() if message.fatal:
                 raise _LostError(message.message)
             case ErrorMessage():
@@ -214,6 +218,14 @@ class KvPeer:
         logger.info("KV peer %s: connected", self._address)
         self._last_complaint = ""
         self._is_ready = True
+
+    def _note_age(self, session: _Session, last_step_age: float) -> None:
+        """Give all fetches up if the peer's last step was so long ago that it may never end."""
+        self._is_hung = last_step_age > _LONGEST_STEP
+        if self._is_hung and self._open:
+            self._fail(f"it has not stepped for more than {_LONGEST_STEP:g} s")
+            for fetch_id in list(self._open):
+                self._give_up(session, fetch_id)
 
     def _change(self, session: _Session, fetch: Fetch, is_cancelled: bool) -> None:
         """Begin a fetch, or cancel it if it is still open."""

@@ -23,6 +23,7 @@ _MAX_FETCHES_OF_REQUEST = 3  # what comes may be evicted before it starts
 _PATIENCE = 4  # times the time that computing the pages takes
 _LEAST_PATIENCE = 1.0  # seconds
 _MOST_PATIENCE = 30.0
+_MOST_PATIENCE_WITH_PEER = 300.0  # while another engine is alive and has yet to compute others' prompts
 
 
 @dataclass(eq=False)
@@ -133,8 +134,9 @@ class Fetches:
         first = num_found // size
         pages, salt = self._sequences.pages(slot)[first:], request.cache_salt or ""
         fetch = Fetch(keys, pages, self._note_done, tokens, salt, request.remote_prefill)
+        most = _MOST_PATIENCE_WITH_PEER if request.remote_prefill else _MOST_PATIENCE
+        patience = min(max(_LEAST_PATIENCE, _PATIENCE * self._budget.seconds(num_found, end)), most)
         request.remote_prefill = False  # once: what has not come by the end of the fetch will not come
-        patience = min(max(_LEAST_PATIENCE, _PATIENCE * self._budget.seconds(num_found, end)), _MOST_PATIENCE)
         transfer = _Transfer(fetch, tier, slot, first, patience, self._clock() + patience)
         self._open[fetch] = transfer
         self._by_key.update(dict.fromkeys(keys, transfer))

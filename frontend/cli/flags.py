@@ -113,7 +113,10 @@ class AttachFlags(Flags):
 
     rows = rows_of(
         ClientOptions,
-        ("engine_address", "reconnect_timeout", "curve_keys", "insecure_tcp", "tokenizer"),
+        (
+            *("engine_address", "reconnect_timeout", "curve_keys", "insecure_tcp", "prefill_address"),
+            *("prefill_min_tokens", "tokenizer"),
+        ),
         section="A running engine",
     )
 

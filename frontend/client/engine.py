@@ -108,10 +108,9 @@ class ConnectedEngine:
         """The folder of the model, on the engine's machine."""
         return self.client.ready.model
 
-    @property
-    def send(self) -> Callable[[ClientMessage, int], None]:
-        """The function that sends messages of a session to the engine, for the table of requests."""
-        return self.client.send if self._prefill is None else self._prefill.sender(self.client.send)
+    def send(self, message: ClientMessage, session: int | None = None) -> None:
+        """Send a message to the engine, and what it concerns to the prefill engine; see `CoreClient.send`."""
+        self.client.send(message if self._prefill is None else self._prefill.pass_on(message), session)
 
     def close(self) -> None:
         """Disconnect, and stop the engine if it was started here. Idempotent."""

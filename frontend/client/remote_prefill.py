@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 
 import msgspec
 
@@ -98,17 +97,11 @@ class RemotePrefill:
         if ended:
             self._abort(ended)
 
-    def sender(self, send: Callable[[ClientMessage, int], None]) -> Callable[[ClientMessage, int], None]:
-        """Return a function that sends messages to the engine that answers, by `send`, and to this one in time."""
-
-        def send_to_both(message: ClientMessage, session: int) -> None:
-            if isinstance(message, EngineCoreRequest):
-                message = self.begin(message)
-            elif isinstance(message, Abort):
-                self.end(message.request_ids)
-            send(message, session)
-
-        return send_to_both
+    def pass_on(self, message: ClientMessage) -> ClientMessage:
+        """Take note of a message; return that which the engine that answers is to get."""
+        if isinstance(message, Abort):
+            self.end(message.request_ids)
+        return self.begin(message) if isinstance(message, EngineCoreRequest) else message
 
     def observe(self, delivery: Delivery) -> None:
         """Take note of what the engine that answers delivers: a request with a first token needs its prompt no more."""

@@ -168,14 +168,14 @@ class EngineTarget:
         self._open[wire_id] = answer
         eos = self._engine.eos_token_ids
         try:
-            self._engine.client.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()))
+            self._engine.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()))
             await answer.ended
         except EngineDeadError as error:
             answer.fail(str(error))
         finally:
             if self._open.pop(wire_id, None) is not None:
                 with suppress(EngineDeadError):  # then the request has ended already
-                    self._engine.client.send(Abort([wire_id]))
+                    self._engine.send(Abort([wire_id]))
             answer.leave()
 
     def _deliver(self, delivery: Delivery) -> None:
