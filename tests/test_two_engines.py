@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 from engine_process import DealerClient, EngineUnderTest
 from patience import PATIENCE
 
-from quire.frontend import LLM, SamplingParams
+from quire.frontend import LLM, AsyncLLM, SamplingParams
 from quire.frontend.errors import EngineConnectionError
 from quire.protocol.keys import generate_keys
 from quire.protocol.messages import (
@@ -23,6 +25,7 @@ from quire.protocol.messages import (
     KvFetched,
     KvPage,
     Role,
+    UtilityCall,
 )
 from quire.protocol.messages import SamplingParams as EngineParams
 
@@ -280,6 +283,38 @@ def test_a_frontend_has_long_prompts_computed_by_the_other_engine(
                     assert time.monotonic() < deadline
                     count += 1
                     answer([20 + count, *PROMPT[:700]])
+
+
+def test_completions_of_one_prompt_wait_for_it_together(demo_model: Path) -> None:
+    params = SamplingParams(n=3, seed=1, max_tokens=8, ignore_eos=True)
+    answers = []
+    with pair(demo_model, *SLOW) as engines:
+        engines.connect()
+        for prefill in (engines.prefill.address, None):
+            with LLM(engine_address=engines.decode.address, prefill_address=prefill) as llm:
+                output = llm.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)[0]
+            answers.append([list(completion.token_ids) for completion in output.outputs])
+            assert engines.num_fetched == len(PROMPT) // PAGE
+            for client in (engines.d, engines.p):
+                client.send(UtilityCall(10**6, "reset_cache"))
+    assert answers[0] == answers[1]
+
+
+def test_an_aborted_request_leaves_both_engines(demo_model: Path) -> None:
+    async def leave_soon(address: str, prefill_address: str, engines: Pair) -> None:
+        async with AsyncLLM(engine_address=address, prefill_address=prefill_address) as llm:
+            stream = llm.generate({"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=8))
+            first = asyncio.ensure_future(anext(stream))
+            await asyncio.to_thread(engines.p.until, lambda: engines.p.call("stats")["running"] > 0)
+            first.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await first
+            await asyncio.to_thread(engines.p.until, lambda: engines.p.call("stats")["running"] == 0)
+
+    with pair(demo_model, *SLOW) as engines:
+        engines.connect()
+        asyncio.run(leave_soon(engines.decode.address, engines.prefill.address, engines))
+        assert engines.p.call("stats")["totals"]["prefill_tokens"] < len(PROMPT)
 
 
 def test_a_frontend_needs_two_engines_that_fit(demo_model: Path) -> None:
