@@ -226,6 +226,8 @@ def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTi
         disk.start()
         tiers.append(disk)
     if parsed.kv_peer is not None:
+        if parsed.kv_peer == parsed.engine_address:
+            raise AddressError(f"kv_peer={parsed.kv_peer} is the address of this engine itself; name another engine's")
         peer = KvPeer(parsed.kv_peer, parsed.security, runner, runner.block_size)
         peer.start()
         tiers.append(peer)
@@ -280,7 +282,7 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         kv_cache_dtype=runner.kv_dtype,
         kv_cache_bytes=runner.kv_bytes,
         memory_limit=runner.memory.limit,
-        kv_peer=parsed.kv_peer or "",
+        has_kv_peer=parsed.kv_peer is not None,
     )
 
 

@@ -488,7 +488,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes.
 
-    `role` is the client's; `kv_peer` the address of the engine from which this one fetches KV pages.
+    `role` is the client's.
     """
 
     protocol_version: int
@@ -508,7 +508,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     kv_cache_bytes: int = 0
     role: Role = Role.ADMIN
     memory_limit: int = 0  # bytes of the engine's process
-    kv_peer: str = ""
+    has_kv_peer: bool = False  # it fetches KV pages from another engine
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

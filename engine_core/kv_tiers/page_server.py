@@ -121,12 +121,12 @@ class PageServer:
         is_waiting = delivery.num_sent > delivery.num_taken and delivery.num_sent < len(delivery.pages)
         return is_waiting and time.monotonic() - delivery.last_progress > _PATIENCE_SECONDS
 
-    def cut(self, delivery: Delivery, error: str | None = None) -> None:
+    def cut(self, delivery: Delivery) -> None:
         """End a delivery with what has been sent: its pages are free when this returns."""
         with self._lock:
             self._lock.wait_for(lambda: self._copying is not delivery)
             if not delivery.is_ended:
-                self._end(delivery, error)
+                self._end(delivery)
 
     # On the socket's thread
 
@@ -140,8 +140,7 @@ class PageServer:
                     delivery.num_taken = min(max(delivery.num_taken, message.count), delivery.num_sent)
                     delivery.last_progress = time.monotonic()
                 else:
-                    delivery.is_complete = True
-                    del delivery.pages[delivery.num_sent :]
+                    self._shorten(delivery)
             self._lock.notify_all()
 
     # On the thread
@@ -153,11 +152,12 @@ class PageServer:
                 if self._is_stopping:
                     return
                 greetings, self._greetings = self._greetings, []
-                self._copying = None if greetings else self._next()
+                delivery = None if greetings else self._next()
+                page = None if delivery is None else self._begin(delivery)
             for client_id in greetings:
                 self._greet(client_id)
-            if self._copying is not None:
-                self._advance(self._copying)
+            if delivery is not None and page is not None:
+                self._copy(delivery, page)
 
     def _next(self) -> Delivery | None:
         """Return a delivery that can send a page, or can end."""
@@ -170,38 +170,45 @@ class PageServer:
                 return each
         return None
 
-    def _advance(self, delivery: Delivery) -> None:
-        """Send a page of a delivery, or its end."""
+    def _begin(self, delivery: Delivery) -> int | None:
+        """Return the page to send next, which is being copied from now on; or end the delivery. The lock is held."""
         if delivery.num_sent == len(delivery.pages):
-            with self._lock:
-                self._copying = None
-                self._end(delivery, None)
-                self._lock.notify_all()
-            return
-        page, copy = delivery.pages[delivery.num_sent], np.empty(self._copier.page_bytes, np.uint8)
+            self._end(delivery)
+            return None
+        self._copying = delivery
+        return delivery.pages[delivery.num_sent]
+
+    def _copy(self, delivery: Delivery, page: int) -> None:
+        """Send a page, and let other deliveries have their turn."""
+        copy = np.empty(self._copier.page_bytes, np.uint8)
+        is_sent = False
         try:
             checksum = self._copier.copy_page(page, copy)
             self._send(delivery.client_id, KvPage(delivery.fetch_id, checksum, copy))
+            is_sent = True
         except Exception:
             logger.exception("page %d can't be sent", page)
-            with self._lock:
-                delivery.is_complete = True
-                del delivery.pages[delivery.num_sent :]
         with self._lock:
             self._copying = None
-            if delivery.num_sent < len(delivery.pages):
-                delivery.num_sent += 1
-                delivery.last_progress = time.monotonic()
-                self._num_sent += 1
+            delivery.num_sent += is_sent
+            self._num_sent += is_sent
+            delivery.last_progress = time.monotonic()
+            if not is_sent:
+                self._shorten(delivery)
             key = delivery.client_id, delivery.fetch_id
-            self._open[key] = self._open.pop(key)  # the others first
+            self._open[key] = self._open.pop(key)
             self._lock.notify_all()
 
-    def _end(self, delivery: Delivery, error: str | None) -> None:
+    def _shorten(self, delivery: Delivery) -> None:
+        """Let a delivery end with what has been sent. The lock is held."""
+        delivery.is_complete = True
+        del delivery.pages[delivery.num_sent + (self._copying is delivery) :]
+
+    def _end(self, delivery: Delivery) -> None:
         """End a delivery. The lock is held."""
         delivery.is_ended = True
         del self._open[delivery.client_id, delivery.fetch_id]
-        self._send(delivery.client_id, KvFetched(delivery.fetch_id, error))
+        self._send(delivery.client_id, KvFetched(delivery.fetch_id))
         self._wake()
 
     def _greet(self, client_id: bytes) -> None:

@@ -50,7 +50,7 @@ class RemotePrefill:
     def check(self, ready: Ready) -> None:
         """Raise `EngineConnectionError` unless the engine that answers can use the KV of this one."""
         address, own = self._client.address, self._client.ready
-        if not ready.kv_peer:
+        if not ready.has_kv_peer:
             raise EngineConnectionError(
                 f"prefill_address={address} needs an engine that fetches KV pages from there; start it with "
                 f"--kv-peer {address}"
