@@ -222,7 +222,7 @@ def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTi
     tiers: list[KvTier] = []
     if parsed.kv_disk is not None:
         folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
-        disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner), runner)
+        disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner.page_bytes), runner)
         disk.start()
         tiers.append(disk)
     if parsed.kv_peer is not None:

@@ -87,11 +87,11 @@ class KvFile:
 
 
 def model_name(plan: ModelPlan, isa: str) -> str:
-    """Return a hash of all that the bits of a plan's KV depend on besides tokens, and their place in memory.
+    """Return a hash of all that the bits of a plan's KV depend on besides tokens, and their place in a page.
 
     It is quick, and takes files for the same that have not been touched, nothing else.
     """
-    return _hash(plan.quantization.checkpoint.digest(), _described(plan, isa, plan.limits), _code())
+    return _hash(plan.quantization.checkpoint.digest(), _described(plan, isa), _code())
 
 
 def kv_format(plan: ModelPlan, isa: str) -> str:
@@ -99,14 +99,11 @@ def kv_format(plan: ModelPlan, isa: str) -> str:
 
     It reads all weights and the package's code.
     """
-    checkpoint, limits = plan.quantization.checkpoint, plan.limits
-    return _hash(
-        checkpoint.content_digest(), _described(plan, isa, (limits.max_model_len, limits.block_size)), _code_content()
-    )
+    return _hash(plan.quantization.checkpoint.content_digest(), _described(plan, isa), _code_content())
 
 
-def _described(plan: ModelPlan, isa: str, limits: object) -> bytes:
-    checkpoint = plan.quantization.checkpoint
+def _described(plan: ModelPlan, isa: str) -> bytes:
+    checkpoint, limits = plan.quantization.checkpoint, (plan.limits.max_model_len, plan.limits.block_size)
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
     described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.heads, isa)
     return repr(described).encode()

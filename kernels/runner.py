@@ -103,12 +103,14 @@ class ModelRunner:
         self.collect = native.collect
         self.fork = native.fork
         self.page_bytes = native.page_bytes
-        self.read_page = native.read_page
-        self.write_page = native.write_page
         self.copy_page = native.copy_page
         self.fill_page = native.fill_page
         self.take_sealed = native.take_sealed
-        self.has_kept = native.has_kept
+
+    @property
+    def num_sealed_left_out(self) -> int:
+        """Number of pages that `take_sealed` has left out, since it was called too rarely."""
+        return self._native.num_sealed_left_out
 
     def kv_format(self) -> str:
         """Return a hash of all that the bits of KV depend on besides tokens: also other hosts may compare it.

@@ -31,7 +31,7 @@ def ask(llm: LLM, prompt: list[int]) -> tuple[float, object]:
 def wait_until_written(llm: LLM, pages: int) -> None:
     """Wait until so many pages are on disk."""
     while (stats := llm.stats())["kv_disk_pages"] < pages:
-        if stats["kv_disk_failures"] or stats["kv_disk_pages_left_out"]:
+        if stats["kv_disk_failures"] or stats["kv_disk_pages_skipped"]:
             raise SystemExit(f"pages could not be written: {stats}")
         time.sleep(0.05)
 

@@ -1,47 +1,84 @@
 """The disk tier: pages go to disk soon after they are full, and come back when a request needs them.
 
-Both happen on threads of their own. A page is written from where it lies in KV memory; if it has been evicted and
-written anew meanwhile, the record that makes it count is left out. A page that comes back is checked.
+Both happen on threads of their own. A page is copied out of KV memory, and not written if its checksum shows that it
+has been evicted and written anew meanwhile. A page that comes back is checked. A fetch that is cancelled touches KV
+memory no more, even if its read hangs.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Protocol
 
-from quire.engine_core.kv_tiers.disk_files import FolderInUseError, PageFile, UnusableFolderError
+import numpy as np
+
+from quire.engine_core.kv_tiers.disk_files import Copy, FolderInUseError, PageFile, ShortFileError, UnusableFolderError
 from quire.engine_core.kv_tiers.disk_index import DiskIndex, DiskPage
 from quire.engine_core.kv_tiers.tier import Fetch, Key
 
-SealedPage = tuple[int, int, Key, Key, int]
-"""Page, generation, key of the prefix before it, key of the prefix that it ends, checksum of its KV."""
+SealedPage = tuple[int, Key, Key, int]
+"""Page, key of the prefix before it, key of the prefix that it ends, checksum of its KV."""
 
 _PAGES_AT_ONCE = 16  # that a thread takes from the queue
 _NUM_READERS = 2  # threads that share a fetch: one copies at half the speed of memory
+_WRITER_NICENESS = 10  # behind the threads that compute
 _POLL_SECONDS = 0.2
+_OPEN_SECONDS = 1.0  # that a start waits for the folder
 _RETRY_SECONDS = 2.0  # after which a folder that was in use is tried again
 _PAUSE_SECONDS = 30.0  # without writing, after a write has failed
-_KEEP_USES_SECONDS = 5.0  # after which times of use are written
-_TRUST_SECONDS = 60.0  # for which the measured time of reads counts
+_UPKEEP_SECONDS = 5.0  # between two times that times of use are written
+_PROBE_SECONDS = 60.0  # after which the time of reads is measured anew
+_PROBE_PAGES = 4
 _BLEND = 0.2  # weight of a new measurement
 _STOP_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-class SealedPages(Protocol):
-    """The pages of KV memory that have been sealed: see `Runner`."""
+class KvPages(Protocol):
+    """The pages of KV memory: see `Runner`."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+
+    @property
+    def num_sealed_left_out(self) -> int:
+        """Number of pages that `take_sealed` has left out, since it was called too rarely."""
 
     def take_sealed(self, most: int, seconds: float) -> list[SealedPage]:
         """Wait so long for a page to be sealed; return the oldest ones that have not been taken."""
 
-    def has_kept(self, page: int, generation: int) -> bool:
-        """Return True if a sealed page has not been written since."""
+    def copy_page(self, page: int, copy: Copy) -> int:
+        """Copy a page; return the checksum of the copy."""
+
+    def fill_page(self, page: int, copy: Copy) -> int:
+        """Fill a page that nobody else uses; return its checksum."""
+
+
+class _Reading:
+    """A fetch that is being read; `lock` guards the rest, and its pages."""
+
+    def __init__(self, fetch: Fetch, pages: Sequence[DiskPage | None], clock: Callable[[], float]) -> None:
+        self.fetch = fetch
+        self.pages = pages
+        self.lock = threading.Lock()
+        self.is_over = False
+        self.has_come = [False] * len(pages)
+        self.begun = clock()
+
+    def num_come(self) -> int:
+        """Return how many of the first pages have come."""
+        return next((count for count, has_come in enumerate(self.has_come) if not has_come), len(self.has_come))
 
 
 class DiskTier:
@@ -51,39 +88,38 @@ class DiskTier:
     """
 
     def __init__(
-        self,
-        open_file: Callable[[], PageFile],
-        sealed: SealedPages,
-        clock: Callable[[], float] = time.monotonic,
+        self, open_file: Callable[[], PageFile], kv: KvPages, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._open_file = open_file
-        self._sealed = sealed
+        self._kv = kv
         self._clock = clock
-        self._lock = threading.Lock()  # of the index and the uses
+        self._lock = threading.Lock()  # of all that several threads write
         self._file: PageFile | None = None
         self._index = DiskIndex(0)
         self._uses: dict[DiskPage, None] = {}  # whose records are out of date
-        self._next_open: float | None = None  # None: not again
-        self._next_write = 0.0
-        self._next_record_of_uses = 0.0
-        self._num_fetching = 0  # pages
+        self._backlog: deque[SealedPage] = deque()  # taken, and not written yet
+        self._next_open: float | None = 0.0  # None: not again
+        self._next_write = self._next_upkeep = self._next_probe = 0.0
+        self._is_gone = False
+        self._page_seconds = 0.0  # of a read; 0: not known yet
+        self._num_slots = self._num_read = self._num_written = self._num_skipped = self._num_failures = 0
         self._read_seconds = 0.0
-        self._page_seconds = 0.0  # of a read
-        self._measured = 0.0
-        self._num_slots = self._num_read = self._num_written = self._num_left_out = self._num_failures = 0
-        self._map: Callable[..., Iterable[int]] = map
-        self._fetches: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._readings: dict[Fetch, _Reading] = {}  # that are not over
+        self._stuck: set[_Reading] = set()  # that were cancelled, and whose read goes on
+        self._fetches: queue.SimpleQueue[_Reading | None] = queue.SimpleQueue()
+        self._map: Callable[..., Iterable[None]] = map
         self._stopping = threading.Event()
+        self._opened = threading.Event()
         self._threads = [
             threading.Thread(target=self._write_all, name="quire-disk-writer", daemon=True),
             threading.Thread(target=self._read_all, name="quire-disk-reader", daemon=True),
         ]
-        self._open()
 
     def start(self) -> None:
-        """Start the threads, which call `read` and `write`."""
+        """Start the threads, and wait a little until the folder has been opened."""
         for thread in self._threads:
             thread.start()
+        self._opened.wait(_OPEN_SECONDS)
 
     def stop(self) -> bool:
         """Write what is sealed, for some seconds at most, and end the threads; return False if one can't be ended."""
@@ -100,9 +136,9 @@ class DiskTier:
     # On the step loop
 
     def find(self, keys: Sequence[Key]) -> int:
-        """Return how many of the first of these pages there are."""
+        """Return how many of the first of these pages there are; none while a read hangs."""
         with self._lock:
-            return self._index.find(keys)
+            return 0 if self._stuck else self._index.find(keys)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Note that a request uses these pages."""
@@ -110,20 +146,27 @@ class DiskTier:
             self._uses.update(dict.fromkeys(self._index.touch(keys)))
 
     def seconds(self, num_pages: int) -> float:
-        """Return the likely time of a fetch; 0 if nothing is known."""
-        if self._clock() - self._measured > _TRUST_SECONDS:
-            return 0.0
-        return (self._num_fetching + num_pages) * self._page_seconds
+        """Return the likely time of a fetch, by the time that reads have taken; 0 before the first."""
+        with self._lock:
+            left = sum(len(reading.pages) - reading.num_come() for reading in self._readings.values())
+            return (left + num_pages) * self._page_seconds
 
     def fetch(self, fetch: Fetch) -> None:
         """Begin to read pages."""
         with self._lock:
+            reading = _Reading(fetch, [self._index.get(key) for key in fetch.keys], self._clock)
+            self._readings[fetch] = reading
             self._index.hold(fetch.keys)
-            self._num_fetching += len(fetch.keys)
-        self._fetches.put(fetch)
+        self._fetches.put(reading)
 
-    def cancel(self, _fetch: Fetch) -> None:
-        """Go on: reading is short, and others may need the pages."""
+    def cancel(self, fetch: Fetch) -> None:
+        """End a fetch with what has come; its pages are not written any more."""
+        with self._lock:
+            if (reading := self._readings.pop(fetch, None)) is None:
+                return
+            self._stuck.add(reading)
+        self._fail(f"reading {len(reading.pages)} pages took too long; those that have not come are computed")
+        _hand_over(reading)
 
     def stats(self) -> dict[str, float]:
         """Return counters and gauges by name."""
@@ -133,154 +176,236 @@ class DiskTier:
                 "kv_disk_pages_total": self._num_slots,
                 "kv_disk_pages_read": self._num_read,
                 "kv_disk_pages_written": self._num_written,
-                "kv_disk_pages_dropped": self._index.num_dropped,
-                "kv_disk_pages_left_out": self._num_left_out,
+                "kv_disk_pages_evicted": self._index.num_evicted,
+                "kv_disk_pages_skipped": self._num_skipped + self._kv.num_sealed_left_out,
                 "kv_disk_failures": self._num_failures,
                 "kv_disk_read_seconds": self._read_seconds,
             }
 
-    # On threads
+    # On the reader's thread
 
-    def read(self, fetch: Fetch) -> None:
+    def read(self, reading: _Reading) -> None:
         """Read the pages of a fetch. Those after one that can't be read do not count."""
-        begun = self._clock()
-        with self._lock:
-            found = [self._index.get(key) for key in fetch.keys]
-        pairs = list(zip(found, fetch.pages, strict=True))
-        shares = [pairs[first::_NUM_READERS] for first in range(_NUM_READERS)]
-        shares_read = list(self._map(self._read_pages, shares))
-        for i, page in enumerate(found):
-            if page is None or i // _NUM_READERS >= shares_read[i % _NUM_READERS]:
-                break
-            fetch.contents.append(page.content)
-        with self._lock:
-            self._index.let_go(fetch.keys)
-            self._num_fetching -= len(fetch.keys)
-            self._num_read += len(fetch.contents)
-            if fetch.contents:
-                self._measure(self._clock() - begun, len(fetch.contents))
-        fetch.done(fetch)
+        shares = [range(first, len(reading.pages), _NUM_READERS) for first in range(_NUM_READERS)]
+        try:
+            list(self._map(self._read_pages, [reading] * _NUM_READERS, shares))
+        finally:
+            num_come = reading.num_come()
+            if num_come:
+                self._measure(self._clock() - reading.begun, num_come)
+            with self._lock:
+                self._index.let_go(reading.fetch.keys)
+                self._num_read += num_come
+                self._stuck.discard(reading)
+                was_cancelled = self._readings.pop(reading.fetch, None) is None
+            if not was_cancelled:
+                _hand_over(reading)
 
-    def write(self, pages: Iterable[SealedPage]) -> None:
-        """Write pages that are not on disk yet, and now and then the times of use."""
+    def probe(self) -> None:
+        """Measure the time of reads, if that has not been done for a while."""
         now = self._clock()
-        if self._file is None and self._next_open is not None and now >= self._next_open:
-            self._open()
-        for page in pages:
-            if self._file is None or self._clock() < self._next_write:
-                self._num_left_out += 1
-            else:
-                self._write_page(self._file, *page)
-        if self._file is not None and now >= self._next_record_of_uses:
-            self._next_record_of_uses = now + _KEEP_USES_SECONDS
-            self._write_uses(self._file)
+        with self._lock:
+            pages = self._index.sample(_PROBE_PAGES) if now >= self._next_probe else []
+            self._index.hold([page.key for page in pages])
+        if not pages or self._file is None:
+            return
+        copy = self._new_copy()
+        with suppress(OSError, ShortFileError):  # to be found again when it matters
+            for page in pages:
+                self._file.read(page.slot, copy)
+            self._measure(self._clock() - now, len(pages))
+        with self._lock:
+            self._index.let_go([page.key for page in pages])
 
-    def _open(self) -> None:
+    def _read_pages(self, reading: _Reading, numbers: range) -> None:
+        """Read pages into pages of KV memory, up to the first one that can't be read."""
+        copy = self._new_copy()
+        for number in numbers:
+            found = reading.pages[number]
+            if found is None or self._file is None or not self._read_page(self._file, found, copy):
+                return
+            with reading.lock:
+                if reading.is_over:
+                    return
+                is_intact = self._kv.fill_page(reading.fetch.pages[number], copy) == found.content
+                reading.has_come[number] = is_intact
+            if not is_intact:
+                self._discard(found, "wrong checksum")
+                return
+
+    def _read_page(self, file: PageFile, found: DiskPage, copy: Copy) -> bool:
+        try:
+            file.read(found.slot, copy)
+        except ShortFileError:
+            self._discard(found, "the file is too short")
+        except OSError as error:
+            self._fail(f"the page in slot {found.slot} can't be read ({error.strerror}); it is computed again")
+        else:
+            return True
+        return False
+
+    def _discard(self, found: DiskPage, reason: str) -> None:
+        """Forget a page that is damaged."""
+        self._fail(f"the page in slot {found.slot} is damaged ({reason}); it is computed again")
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.erase(found.slot)
+        with self._lock:
+            self._index.remove(found)
+
+    def _measure(self, seconds: float, num_pages: int) -> None:
+        with self._lock:
+            self._next_probe = self._clock() + _PROBE_SECONDS
+            self._read_seconds += seconds
+            known, new = self._page_seconds, seconds / num_pages
+            self._page_seconds = known + _BLEND * (new - known) if known else new
+
+    # On the writer's thread
+
+    def open(self) -> None:
+        """Open the file, if it is time to; it may be in use by an engine that is about to end."""
+        if self._file is not None or self._next_open is None or self._clock() < self._next_open:
+            return
         try:
             file = self._open_file()
+            index = DiskIndex(file.num_slots, file.load())
         except FolderInUseError as error:
-            if self._next_open is None:
-                logger.warning("disk tier: %s; waiting for it to end", error)
-            self._num_failures += self._next_open is None
+            if not self._next_open:
+                self._fail(f"{error}; waiting for it to end")
             self._next_open = self._clock() + _RETRY_SECONDS
             return
-        except UnusableFolderError as error:
-            self._num_failures += 1
+        except (UnusableFolderError, OSError) as error:
             self._next_open = None
-            logger.warning("disk tier: %s; going on without it", error)
+            self._fail(f"{error}; going on without it")
             return
         if file.replaced is not None:
-            self._num_failures += 1
-            logger.warning("disk tier: %s", file.replaced)
-        index = DiskIndex(file.num_slots, file.load())
+            self._fail(file.replaced)
         with self._lock:
             self._index, self._file, self._num_slots = index, file, file.num_slots
         logger.info("disk tier: %d of %d pages are there", len(index), file.num_slots)
 
-    def _read_pages(self, pairs: Sequence[tuple[DiskPage | None, int]]) -> int:
-        """Read pages into pages of KV memory, up to the first one that can't be read; return their number."""
-        for count, (found, page) in enumerate(pairs):
-            if found is None or self._file is None or not self._read_page(self._file, found, page):
-                return count
-        return len(pairs)
+    def write(self, pages: Iterable[SealedPage]) -> None:
+        """Write pages that are not on disk yet. Those left when writing fails come first the next time."""
+        self._backlog.extend(pages)
+        copy = self._new_copy()
+        while self._backlog and self._file is not None and self._can_write:
+            if self._write_page(self._file, copy, *self._backlog[0]):
+                self._backlog.popleft()
 
-    def _read_page(self, file: PageFile, found: DiskPage, page: int) -> bool:
-        try:
-            if file.read(found.slot, page) == found.content:
-                return True
-            reason = "wrong checksum"
-        except OSError as error:
-            reason = str(error.strerror)
-        self._num_failures += 1
-        logger.warning("disk tier: the page in slot %d is damaged (%s); it is computed again", found.slot, reason)
-        with self._lock:
-            self._index.remove(found)
-        return False
+    def keep_up(self) -> None:
+        """Write times of use now and then, and look whether the folder is still there."""
+        if self._file is None or not self._can_write or self._clock() < self._next_upkeep:
+            return
+        self._next_upkeep = self._clock() + _UPKEEP_SECONDS
+        self._write_uses(self._file)
+        if not self._is_gone and self._file.is_gone():
+            self._is_gone = True
+            self._fail("the files have been deleted; their pages go with this engine")
 
-    def _write_page(self, file: PageFile, page: int, generation: int, prefix: Key, key: Key, content: int) -> None:
+    @property
+    def _can_write(self) -> bool:
+        return self._file is not None and self._clock() >= self._next_write
+
+    def _write_page(self, file: PageFile, copy: Copy, page: int, prefix: Key, key: Key, content: int) -> bool:
+        """Write a page if it can be; return False if it may be later."""
         with self._lock:
             if self._index.get(key) is not None:
-                return
-            slot = self._index.take_slot()
-        if slot is None:
-            self._num_left_out += 1
-            return
+                return True
+        is_unchanged = self._kv.copy_page(page, copy) == content
+        with self._lock:
+            slot = self._index.take_slot() if is_unchanged else None
+            if slot is None:
+                self._num_skipped += 1
+                return True
         new = DiskPage(slot, prefix, key, content)
-        is_written = False
         try:
             file.erase(slot)
-            file.write(slot, page)
-            if self._sealed.has_kept(page, generation):
-                with self._lock:
-                    self._index.add(new)
-                is_written = True
-                file.describe(new)
+            file.write(slot, copy)
+            file.describe(new)
         except OSError as error:
+            with self._lock:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    self._index.give_up_free_slots()
+                else:
+                    self._index.give_back(slot)
             self._pause(error)
+            return False
         with self._lock:
-            if is_written:
-                self._num_written += 1
-            else:
-                self._num_left_out += 1
-                self._index.give_back(slot)
+            self._index.add(new)
+            self._num_written += 1
+        return True
 
     def _write_uses(self, file: PageFile) -> None:
         with self._lock:
-            uses, self._uses = list(self._uses), {}
+            uses, self._uses = [page for page in self._uses if self._index.get(page.key) is page], {}
         try:
-            for page in uses:
-                with self._lock:
-                    is_here = self._index.get(page.key) is page
-                if is_here:  # only this thread gives its slot to another page
-                    file.describe(page)
+            for page in uses:  # only this thread gives a slot to another page
+                file.describe(page)
         except OSError as error:
             self._pause(error)
 
     def _pause(self, error: OSError) -> None:
-        self._num_failures += 1
         self._next_write = self._clock() + _PAUSE_SECONDS
-        logger.warning("disk tier: writing failed: %s; trying again in %g s", error.strerror, _PAUSE_SECONDS)
+        self._fail(f"writing failed: {error.strerror}; trying again in {_PAUSE_SECONDS:g} s")
 
-    def _measure(self, seconds: float, num_pages: int) -> None:
-        self._measured = self._clock()
-        self._read_seconds += seconds
-        known, new = self._page_seconds, seconds / num_pages
-        self._page_seconds = known + _BLEND * (new - known) if known else new
+    # On any thread
+
+    def _new_copy(self) -> Copy:
+        return np.empty(self._kv.page_bytes, np.uint8)
+
+    def _fail(self, words: str) -> None:
+        with self._lock:
+            self._num_failures += 1
+        logger.warning("disk tier: %s", words)
 
     def _write_all(self) -> None:
-        deadline = None
-        while deadline is None or time.monotonic() < deadline:
-            pages = self._sealed.take_sealed(_PAGES_AT_ONCE, 0.0 if self._stopping.is_set() else _POLL_SECONDS)
-            self.write(pages)
-            if self._stopping.is_set():
-                if not pages:
+        with suppress(OSError):  # this thread's alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICENESS)
+        try:
+            while not self._stopping.is_set():
+                self.open()
+                self._opened.set()
+                if self._can_write:
+                    self.write([] if self._backlog else self._kv.take_sealed(_PAGES_AT_ONCE, _POLL_SECONDS))
+                    self.keep_up()
+                else:
+                    self._stopping.wait(_POLL_SECONDS)
+            deadline = time.monotonic() + _STOP_SECONDS / 2
+            while self._can_write and time.monotonic() < deadline:
+                if not (pages := self._kv.take_sealed(_PAGES_AT_ONCE, 0.0)):
                     break
-                deadline = deadline or time.monotonic() + _STOP_SECONDS / 2
-        if self._file is not None:
-            self._write_uses(self._file)
+                self.write(pages)
+            if self._file is not None and self._can_write:
+                self._write_uses(self._file)
+        except Exception:
+            logger.exception("disk tier: the thread that writes has failed; no more pages are written")
+            with self._lock:
+                self._num_failures += 1
 
     def _read_all(self) -> None:
         with ThreadPoolExecutor(_NUM_READERS, "quire-disk-reader") as readers:
             self._map = readers.map
-            while (fetch := self._fetches.get()) is not None:
-                self.read(fetch)
+            while not self._stopping.is_set():
+                with suppress(queue.Empty):
+                    if (reading := self._fetches.get(timeout=1.0)) is None:
+                        return
+                    self._read_or_fail(reading)
+                self.probe()
+
+    def _read_or_fail(self, reading: _Reading) -> None:
+        try:
+            self.read(reading)
+        except Exception:
+            logger.exception("disk tier: the thread that reads has failed; some pages are computed")
+            with self._lock:
+                self._num_failures += 1
+
+
+def _hand_over(reading: _Reading) -> None:
+    """End a fetch with what has come."""
+    with reading.lock:
+        reading.is_over = True
+    for page in reading.pages[: reading.num_come()]:
+        assert page is not None
+        reading.fetch.contents.append(page.content)
+    reading.fetch.done(reading.fetch)

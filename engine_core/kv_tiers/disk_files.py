@@ -5,13 +5,12 @@ model and the sizes, and then has a record for each slot: the two keys, the chec
 and a checksum of all this. A record is erased before its slot is written, and written after it. Nothing is synced:
 whatever a crash leaves, records and pages that do not have their checksum do not count.
 
-A model's files are locked by the engine that uses them. Files of other models in the folder are deleted as far as they
-take more than half of the space, the least recently used first, unless an engine uses them.
+A model's files are locked by the engine that uses them. Those of other models are cut off or deleted as far as they
+take more than half of the space, first those that were used least recently, unless an engine uses them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -22,20 +21,25 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from quire.engine_core.kv_tiers.disk_index import DiskPage
 from quire.kernels.runner import checksum
 
+MAX_SLOTS = 1 << 17
+"""Most pages of a folder: the index takes some 500 bytes of memory for each."""
+
 _VERSION = 1
+_NAME = re.compile(r"[0-9a-f]{32}\.index")
 _HEADER_BYTES = 4096
 _BLOCK_BYTES = 4096  # slots begin at multiples, as the blocks of file systems do
 _RECORD = struct.Struct("<32s32sQQ")
 _RECORD_BYTES = _RECORD.size + 8
-_MAX_SLOTS = 1 << 22
 _RECORDS_AT_ONCE = 1 << 12
+_OPEN_ATTEMPTS = 10
 
-
-_NAME = re.compile(r"[0-9a-f]{32}\.index")
+Copy = npt.NDArray[np.uint8]
+"""A copy of a page's KV, as `Runner.copy_page` makes it."""
 
 
 class UnusableFolderError(Exception):
@@ -46,8 +50,12 @@ class FolderInUseError(UnusableFolderError):
     """A folder in which another engine uses the files of this model."""
 
 
+class ShortFileError(Exception):
+    """A slot that lies beyond the end of its file."""
+
+
 class PageFile(Protocol):
-    """Storage of pages in slots. All but `load` raise OSError."""
+    """Storage of pages in slots. All methods raise OSError."""
 
     num_slots: int
     replaced: str | None
@@ -56,11 +64,11 @@ class PageFile(Protocol):
     def load(self) -> Iterator[DiskPage]:
         """Yield the pages that are there."""
 
-    def read(self, slot: int, page: int) -> int:
-        """Read a slot into a page of KV memory; return the checksum of what was read."""
+    def read(self, slot: int, copy: Copy) -> None:
+        """Read a slot. Raises ShortFileError too."""
 
-    def write(self, slot: int, page: int) -> None:
-        """Write a page of KV memory, which may change meanwhile, to a slot."""
+    def write(self, slot: int, copy: Copy) -> None:
+        """Write a slot."""
 
     def describe(self, page: DiskPage) -> None:
         """Write the record of a slot that has been written, or used again."""
@@ -68,22 +76,11 @@ class PageFile(Protocol):
     def erase(self, slot: int) -> None:
         """Erase the record of a slot."""
 
+    def is_gone(self) -> bool:
+        """Return True if no later engine will find the storage."""
+
     def close(self) -> None:
         """Give the storage back; no thread uses it any more."""
-
-
-class PageIO(Protocol):
-    """Reads and writes pages of KV memory: see `Runner`."""
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page."""
-
-    def read_page(self, page: int, descriptor: int, offset: int) -> int:
-        """Read a page; return its checksum."""
-
-    def write_page(self, page: int, descriptor: int, offset: int) -> None:
-        """Write a page."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -95,28 +92,25 @@ class _Header(msgspec.Struct, frozen=True):
 class DiskFiles:
     """The two files of a model in a folder: a PageFile."""
 
-    def __init__(self, folder: Path, max_bytes: int, model: str, pages: PageIO) -> None:
+    def __init__(self, folder: Path, max_bytes: int, model: str, page_bytes: int) -> None:
         """Open or make the files; all in the folder may take `max_bytes`. Raises UnusableFolderError."""
         self.num_slots = 0
         self.replaced: str | None = None
-        self._folder = folder
         self._path = folder / f"{model}.index"
-        self._pages = pages
-        self._slot_bytes = -(-pages.page_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._page_bytes = page_bytes
+        self._slot_bytes = _slot_bytes(page_bytes)
         self._descriptors: list[int] = []
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._index = self._open(self._path)
-            self._data = self._open(self._path.with_suffix(".pages"))
-            fcntl.flock(self._index, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
-            self._choose_size(max_bytes)
-            self._check_header(_Header(_VERSION, model, pages.page_bytes))
+            self._index = _open_locked(self._path)
+            self._descriptors.append(self._index)
+            self._data = os.open(_data_path(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptors.append(self._data)
+            self.num_slots = self._choose_size(max_bytes)
+            self._check_header(_Header(_VERSION, model, page_bytes))
             os.truncate(self._index, _HEADER_BYTES + self.num_slots * _RECORD_BYTES)
             if os.fstat(self._data).st_size > self.num_slots * self._slot_bytes:
                 os.truncate(self._data, self.num_slots * self._slot_bytes)
-        except BlockingIOError:
-            self.close()
-            raise FolderInUseError(f"{self._path} is used by another engine") from None
         except OSError as error:
             self.close()
             raise UnusableFolderError(f"{folder}: {error.strerror}") from None
@@ -126,7 +120,7 @@ class DiskFiles:
 
     def load(self) -> Iterator[DiskPage]:
         """Yield the pages whose record is intact."""
-        num_written = (os.fstat(self._data).st_size - self._pages.page_bytes) // self._slot_bytes + 1
+        num_written = (os.fstat(self._data).st_size - self._page_bytes) // self._slot_bytes + 1
         for first in range(0, min(num_written, self.num_slots), _RECORDS_AT_ONCE):
             count = min(_RECORDS_AT_ONCE, num_written - first, self.num_slots - first)
             records = os.pread(self._index, count * _RECORD_BYTES, _HEADER_BYTES + first * _RECORD_BYTES)
@@ -136,13 +130,20 @@ class DiskFiles:
                 if record[_RECORD.size :] == _checksum(record[: _RECORD.size], slot):
                     yield DiskPage(slot, *_RECORD.unpack_from(record))
 
-    def read(self, slot: int, page: int) -> int:
-        """Read a slot into a page of KV memory; return the checksum of what was read."""
-        return self._pages.read_page(page, self._data, slot * self._slot_bytes)
+    def read(self, slot: int, copy: Copy) -> None:
+        """Read a slot."""
+        done, left = 0, copy.data
+        while done < len(left):
+            count = os.preadv(self._data, [left[done:]], slot * self._slot_bytes + done)
+            if count == 0:
+                raise ShortFileError
+            done += count
 
-    def write(self, slot: int, page: int) -> None:
-        """Write a page of KV memory to a slot."""
-        self._pages.write_page(page, self._data, slot * self._slot_bytes)
+    def write(self, slot: int, copy: Copy) -> None:
+        """Write a slot."""
+        done, left = 0, copy.data
+        while done < len(left):
+            done += os.pwrite(self._data, left[done:], slot * self._slot_bytes + done)
 
     def describe(self, page: DiskPage) -> None:
         """Write the record of a slot."""
@@ -153,31 +154,31 @@ class DiskFiles:
         """Erase the record of a slot."""
         self._write_record(slot, bytes(_RECORD_BYTES))
 
+    def is_gone(self) -> bool:
+        """Return True if the files have been deleted or replaced."""
+        return not all(
+            _is_open_at(path, descriptor)
+            for path, descriptor in ((self._path, self._index), (_data_path(self._path), self._data))
+        )
+
     def close(self) -> None:
         """Close the files."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _open(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._descriptors.append(descriptor)
-        return descriptor
-
-    def _choose_size(self, max_bytes: int) -> None:
-        others = _make_room(self._folder, self._path, max_bytes // 2)
-        self.num_slots = min((max_bytes - others) // (self._slot_bytes + _RECORD_BYTES), _MAX_SLOTS)
-        if self.num_slots < 1:
-            raise UnusableFolderError(
-                f"{self._folder}: {max_bytes} bytes, of which other engines use {others}, hold no page of "
-                f"{self._slot_bytes} bytes; give more"
-            )
+    def _choose_size(self, max_bytes: int) -> int:
+        others = _make_room(self._path.parent, self._path, max_bytes // 2)
+        if (num_slots := min((max_bytes - others) // (self._slot_bytes + _RECORD_BYTES), MAX_SLOTS)) > 0:
+            return num_slots
+        raise UnusableFolderError(
+            f"{self._path.parent}: {max_bytes} bytes, of which other engines may use {others}, hold no page of "
+            f"{self._slot_bytes} bytes; give more"
+        )
 
     def _check_header(self, header: _Header) -> None:
         """Discard what is in the files unless it is of this model and these sizes."""
-        line = os.pread(self._index, _HEADER_BYTES, 0).partition(b"\n")[0]
-        with contextlib.suppress(ValueError):  # of msgspec: no JSON, no UTF-8, or no header
-            if msgspec.json.decode(line, type=_Header) == header:
-                return
+        if _read_header(self._index) == header:
+            return
         if os.fstat(self._index).st_size or os.fstat(self._data).st_size:
             self.replaced = f"{self._path} is damaged, or of another version; its pages are discarded"
         os.truncate(self._index, 0)
@@ -188,29 +189,91 @@ class DiskFiles:
         os.pwrite(self._index, record, _HEADER_BYTES + slot * _RECORD_BYTES)
 
 
+def _slot_bytes(page_bytes: int) -> int:
+    return -(-page_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def _data_path(index: Path) -> Path:
+    return index.with_suffix(".pages")
+
+
 def _checksum(record: bytes, slot: int) -> bytes:
     return checksum(np.frombuffer(record + slot.to_bytes(8, "little"), np.uint8)).to_bytes(8, "little")
 
 
+def _read_header(descriptor: int) -> _Header | None:
+    line = os.pread(descriptor, _HEADER_BYTES, 0).partition(b"\n")[0]
+    try:
+        return msgspec.json.decode(line, type=_Header)
+    except ValueError:  # no JSON, no UTF-8, or no header
+        return None
+
+
+def _open_locked(path: Path) -> int:
+    """Open or make an index and lock it until this process ends. Raises FolderInUseError."""
+    for _ in range(_OPEN_ATTEMPTS):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_open_at(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            break
+        os.close(descriptor)  # another engine has deleted it meanwhile
+    raise FolderInUseError(f"{path} is used by another engine")
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def _make_room(folder: Path, own: Path, max_bytes: int) -> int:
-    """Delete files of other models until they take `max_bytes`, if possible; return the bytes that they take then."""
+    """Make the files of other models take `max_bytes`, if possible; return the bytes that they may come to take."""
     others = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path != own]
     total = 0
-    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-        files = [path, path.with_suffix(".pages")]
-        size = sum(file.stat().st_blocks * 512 for file in files if file.exists())
-        if total + size > max_bytes and not _is_in_use(path):
-            for file in files:
-                file.unlink(missing_ok=True)
+    for path in sorted(others, key=_time_of, reverse=True):
+        try:
+            descriptor = _open_locked(path)
+        except FolderInUseError:
+            total += _planned_bytes(path)
+        except OSError:  # of another user
+            continue
         else:
-            total += size
+            total += _cut(path, descriptor, max_bytes - total)
+            os.close(descriptor)
     return total
 
 
-def _is_in_use(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+def _time_of(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # deleted by another engine
+        return 0.0
+
+
+def _planned_bytes(index: Path) -> int:
+    """Return the bytes that an engine may come to use, which has given its index a record for each slot."""
+    with index.open("rb") as file:
+        header, size = _read_header(file.fileno()), index.stat().st_size
+    slots = (size - _HEADER_BYTES) // _RECORD_BYTES
+    return size + (0 if header is None else slots * _slot_bytes(header.page_bytes))
+
+
+def _cut(index: Path, descriptor: int, max_bytes: int) -> int:
+    """Keep as many slots of files that no engine uses as fit, and return their bytes; delete the files if none does."""
+    header, data = _read_header(descriptor), _data_path(index)
+    slot = 1 if header is None else _slot_bytes(header.page_bytes)
+    size = data.stat().st_size if data.exists() else 0
+    slots = min(-(-size // slot), (max_bytes - _HEADER_BYTES) // (slot + _RECORD_BYTES))
+    if header is None or slots < 1:
+        data.unlink(missing_ok=True)
+        index.unlink()
+        return 0
+    if slots * slot < size:
+        os.truncate(data, slots * slot)
+    os.truncate(descriptor, _HEADER_BYTES + slots * _RECORD_BYTES)
+    return _HEADER_BYTES + slots * (_RECORD_BYTES + slot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from quire.engine_core.kv_tiers.tier import Key
 
@@ -29,7 +30,7 @@ class DiskIndex:
 
     def __init__(self, num_slots: int, pages: Iterable[DiskPage] = ()) -> None:
         """Begin with `pages` in slots below `num_slots`; of two with the same key the one used last counts."""
-        self.num_dropped = 0
+        self.num_evicted = 0
         self._pages = {page.key: page for page in sorted(pages, key=lambda page: page.last_use)}
         self._num_followers = Counter(page.prefix for page in self._pages.values())
         self._leaves = OrderedDict.fromkeys(key for key in self._pages if key not in self._num_followers)
@@ -48,6 +49,10 @@ class DiskIndex:
     def find(self, keys: Sequence[Key]) -> int:
         """Return how many of the first of these keys are here."""
         return next((count for count, key in enumerate(keys) if key not in self._pages), len(keys))
+
+    def sample(self, count: int) -> list[DiskPage]:
+        """Return some pages, of those that have been here for long."""
+        return list(islice(self._pages.values(), count))
 
     def touch(self, keys: Iterable[Key]) -> list[DiskPage]:
         """Note a use of those of these keys that are here; return their pages."""
@@ -77,12 +82,16 @@ class DiskIndex:
             if oldest is None:
                 return None
             self.remove(self._pages[oldest])
-            self.num_dropped += 1
+            self.num_evicted += 1
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
         """Return a slot that has been taken, and holds nothing."""
         self._free.append(slot)
+
+    def give_up_free_slots(self) -> None:
+        """Do with the slots that have pages, as the disk has no room for others."""
+        self._free.clear()
 
     def add(self, page: DiskPage) -> None:
         """Add the page of a slot that has been taken, whose key is not here."""

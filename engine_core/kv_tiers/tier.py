@@ -46,7 +46,7 @@ class KvTier(Protocol):
         """Begin a fetch of pages that `find` has found."""
 
     def cancel(self, fetch: Fetch) -> None:
-        """Note that nobody waits for a fetch any longer, so that it may end with what has come."""
+        """End a fetch with what has come: it is done soon, even if the tier hangs."""
 
     def stats(self) -> dict[str, float]:
         """Return counters and gauges by name."""

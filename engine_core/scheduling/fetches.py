@@ -8,7 +8,7 @@ may end, or lose patience and compute the rest.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from quire.engine_core.kv_tiers.tier import Fetch, Key, KvTier
@@ -34,10 +34,11 @@ class _Transfer:
     tier: KvTier
     slot: int  # of its sequence
     first: int  # number of its first page in the sequence
-    patience: float  # seconds without a page after which no request waits any longer
+    patience: float  # seconds without a page after which it is cancelled
     deadline: float
     num_shared: int = 0  # pages that are in the prefix cache
-    requests: list[Request] = field(default_factory=list)  # that wait for it
+    requests: dict[Request, int] = field(default_factory=dict)  # that wait until so many are
+    is_cancelled: bool = False
 
 
 class Fetches:
@@ -64,6 +65,11 @@ class Fetches:
         self._done: queue.SimpleQueue[Fetch] = queue.SimpleQueue()
         self.num_tokens = 0  # that have come
 
+    @property
+    def is_open(self) -> bool:
+        """True while any page is being fetched."""
+        return bool(self._open)
+
     def begin(self, request: Request, num_found: int) -> bool:
         """Begin to fetch what follows the first `num_found` tokens of an open request; return True if it is to wait."""
         if not self._tiers or request.needs_every_token:
@@ -75,18 +81,17 @@ class Fetches:
         if not missing or request.num_fetches >= _MAX_FETCHES_OF_REQUEST:
             return False
         transfer = self._by_key.get(missing[0])
-        if transfer is None and (found := self._find(request, num_found, missing)) is not None:
+        if transfer is None:
+            if (found := self._find(request, num_found, missing)) is None:
+                return False
             tier, count = found
-            if not self._is_full(count):
-                transfer = self._start(request, tier, num_found, missing[:count])
-            elif request.remote_prefill:
+            if self._is_full(count):
                 self._waiting_for_turn.append(request)
                 return True
-        if transfer is None or self._clock() > transfer.deadline:
+            transfer = self._start(request, tier, num_found, missing[:count])
+        if transfer is None or transfer.is_cancelled:
             return False
-        request.num_fetches += 1
-        transfer.requests.append(request)
-        return True
+        return self._join(request, transfer, num_found, missing)
 
     def take_ready(self) -> Iterator[Request]:
         """Hand over what has come, and yield the requests that need not wait any longer."""
@@ -97,15 +102,16 @@ class Fetches:
                 self._by_key.pop(key, None)
             self._share(transfer)
             self._sequences.close(transfer.slot)
-            yield from _waiting(transfer.requests)
-            yield from _waiting(self._waiting_for_turn)
+            yield from _waiting([*transfer.requests, *self._waiting_for_turn])
             self._waiting_for_turn.clear()
         for transfer in self._open.values():
             if self._share(transfer):
                 transfer.deadline = now + transfer.patience
-            elif now > transfer.deadline and transfer.requests:
+                yield from _waiting(self._served(transfer))
+            elif now > transfer.deadline and not transfer.is_cancelled:
                 yield from _waiting(transfer.requests)
                 transfer.requests.clear()
+                transfer.is_cancelled = True
                 transfer.tier.cancel(transfer.fetch)
 
     def _find(self, request: Request, num_found: int, keys: Sequence[Key]) -> tuple[KvTier, int] | None:
@@ -153,6 +159,23 @@ class Fetches:
         self._done.put(fetch)
         self._wake()
 
+    def _join(self, request: Request, transfer: _Transfer, num_found: int, missing: Sequence[Key]) -> bool:
+        """Let a request wait for a transfer that brings its next page, unless it is sooner done by itself."""
+        count = next((i for i, key in enumerate(missing) if self._by_key.get(key) is not transfer), len(missing))
+        seconds = self._budget.seconds(num_found, num_found + count * self._limits.block_size)
+        if not transfer.fetch.is_expected and transfer.tier.seconds(0) >= seconds:
+            return False
+        request.num_fetches += 1
+        transfer.requests[request] = transfer.fetch.keys.index(missing[0]) + count
+        return True
+
+    def _served(self, transfer: _Transfer) -> list[Request]:
+        """Remove and return the requests for which enough has come."""
+        served = [each for each, count in transfer.requests.items() if count <= transfer.num_shared]
+        for request in served:
+            del transfer.requests[request]
+        return served
+
     def _share(self, transfer: _Transfer) -> bool:
         """Put the pages that have come into the prefix cache; return True if there are any new ones."""
         new, size = transfer.fetch.contents[transfer.num_shared :], self._limits.block_size
@@ -163,6 +186,6 @@ class Fetches:
         return bool(new)
 
 
-def _waiting(requests: list[Request]) -> Iterator[Request]:
+def _waiting(requests: Iterable[Request]) -> Iterator[Request]:
     """Yield the requests that have not ended meanwhile."""
     return (each for each in requests if each.status is RequestStatus.WAITING_FOR_REMOTE_KVS)

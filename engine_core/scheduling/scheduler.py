@@ -50,6 +50,7 @@ class Scheduler:
         self.prefill_budget = PrefillBudget(limits)
         self._sequences = executor.sequences
         self._clock = clock
+        self._waits_for_pages = False  # that fetches hold: none can start before one of these is done
         waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
         self._requests = requests = RequestLifecycle(executor, limits, waiting, page_server, clock)
         self._prefixes = PrefixMatcher(executor.sequences, limits, policy)
@@ -64,7 +65,7 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         """True if a step would have anything to do."""
-        return bool(self.running) or self.waiting.has_ready
+        return bool(self.running) or (self.waiting.has_ready and not self._waits_for_pages)
 
     @property
     def available_pages(self) -> int:
@@ -85,6 +86,7 @@ class Scheduler:
             running.add(self._admit(batch, running.prefills, max_cost))
         self._fill(batch, running, max_cost)
         batch.events = self._requests.take_events()
+        self._waits_for_pages = not self.running and self.fetches.is_open
         return batch
 
     def prefill_backlog(self, running: RunningRequests) -> int:

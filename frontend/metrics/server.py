@@ -53,8 +53,8 @@ _TIER_GAUGES = {
 _TIER_COUNTERS = {
     "kv_disk_pages_read": "KV pages that came back from disk.",
     "kv_disk_pages_written": "KV pages written to disk.",
-    "kv_disk_pages_dropped": "KV pages dropped from disk to make room.",
-    "kv_disk_pages_left_out": "KV pages not written, as the disk was too slow or failed.",
+    "kv_disk_pages_evicted": "KV pages evicted from disk.",
+    "kv_disk_pages_skipped": "KV pages not written, as they were evicted first or the disk failed.",
     "kv_disk_failures": "Damaged KV pages, and failures to use the folder.",
     "kv_disk_read_seconds": "Time in which KV pages were read from disk.",
     "kv_peer_pages_fetched": "KV pages fetched from another engine.",

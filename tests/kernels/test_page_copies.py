@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -45,17 +43,6 @@ def test_another_runner_goes_on_with_copied_pages(loaded: LoadOptions) -> None:
     other.sequences.share(target, count * one.block_size)
     other.sequences.close(target)
     assert compute(other, count * one.block_size)[1] == expected
-
-
-def test_a_copy_is_what_a_file_gets(loaded: LoadOptions) -> None:
-    engine = load_model(loaded)
-    slot, _ = compute(engine, 0)
-    page, copy = engine.sequences.pages(slot)[0], np.empty(engine.page_bytes, np.uint8)
-    checksum = engine.copy_page(page, copy)
-    with tempfile.TemporaryFile() as file:
-        engine.write_page(page, file.fileno(), 0)
-        assert os.pread(file.fileno(), engine.page_bytes, 0) == copy.tobytes()
-        assert engine.read_page(31, file.fileno(), 0) == checksum
 
 
 @pytest.mark.parametrize(("page", "missing"), [(-1, 0), (32, 0), (0, 1), (0, -1)])

@@ -38,7 +38,8 @@ void raise_os_error(const std::exception_ptr& pointer, void*) {
 
 void bind_checksum(nb::module_& m) {
   nb::register_exception_translator(raise_os_error);
-  m.def("checksum", &checksum_of, "data"_a, nb::call_guard<nb::gil_scoped_release>(), "Return the XXH3 (64 bits) of bytes.");
+  m.def("checksum", &checksum_of, "data"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Return the XXH3 (64 bits) of bytes.");
 }
 
 void bind_checked_file(nb::class_<Runner>& runner) {

@@ -20,7 +20,7 @@ namespace {
 
 using Copy = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstCopy = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sealed = std::tuple<std::int32_t, std::uint32_t, nb::bytes, nb::bytes, std::uint64_t>;
+using Sealed = std::tuple<std::int32_t, nb::bytes, nb::bytes, std::uint64_t>;
 
 SealedPages& log_of(Runner& runner) {
   if (runner.sealed_pages() == nullptr) throw std::logic_error("this runner does not log its sealed pages");
@@ -35,7 +35,7 @@ std::vector<Sealed> take_sealed(Runner& runner, std::size_t most, double seconds
   }
   std::vector<Sealed> taken;
   for (const SealedPage& page : pages)
-    taken.emplace_back(page.page, page.generation, bytes_of(page.prefix), bytes_of(page.key), page.content);
+    taken.emplace_back(page.page, bytes_of(page.prefix), bytes_of(page.key), page.content);
   return taken;
 }
 
@@ -44,26 +44,14 @@ std::vector<Sealed> take_sealed(Runner& runner, std::size_t most, double seconds
 void bind_page_io(nb::class_<Runner>& runner) {
   runner
       .def(
-          "write_page",
-          [](Runner& r, std::int32_t page, int descriptor, std::int64_t offset) {
-            write_page(r.kv(), page, descriptor, offset);
-          },
-          "page"_a, "descriptor"_a, "offset"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Write the KV of a page, `page_bytes` bytes, to an open file. Raises OSError.")
-      .def(
-          "read_page",
-          [](Runner& r, std::int32_t page, int descriptor, std::int64_t offset) {
-            return read_page(r.kv(), page, descriptor, offset);
-          },
-          "page"_a, "descriptor"_a, "offset"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Read the KV of a page that nobody else uses from an open file; return its checksum. Raises OSError.")
-      .def(
           "copy_page",
           [](Runner& r, std::int32_t page, const Copy& copy) {
             return copy_page(r.kv(), page, std::as_writable_bytes(std::span(copy.data(), copy.size())));
           },
           "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Copy the KV of a page that does not change meanwhile to `copy`, `page_bytes` bytes; return its checksum.")
+          "Copy the KV of a page to `copy`, `page_bytes` bytes; return the checksum of the copy, which shows whether "
+          "the "
+          "page has changed meanwhile.")
       .def(
           "fill_page",
           [](Runner& r, std::int32_t page, const ConstCopy& copy) {
@@ -72,16 +60,8 @@ void bind_page_io(nb::class_<Runner>& runner) {
           "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Fill a page that nobody else uses with a copy of one; return its checksum.")
       .def("take_sealed", &take_sealed, "most"_a, "seconds"_a,
-           "Wait so long for a page to be sealed, and return the oldest ones in turn: page, generation, key of the "
-           "prefix before it, key of the prefix that it ends, and checksum of its KV.")
-      .def(
-          "has_kept",
-          [](Runner& r, std::int32_t page, std::uint32_t generation) {
-            if (r.ledger() == nullptr || page < 0 || page >= r.kv().shape().num_pages)
-              throw std::invalid_argument("page " + std::to_string(page) + " is not in the ledger");
-            return r.ledger()->has_kept({page, generation, {}, {}, 0});
-          },
-          "page"_a, "generation"_a, "Return True if a sealed page has not been written since.")
+           "Wait so long for a page to be sealed, and return the oldest ones in turn: page, key of the prefix before "
+           "it, key of the prefix that it ends, and checksum of its KV.")
       .def_prop_ro("page_bytes", [](Runner& r) { return r.kv().page_bytes(); })
       .def_prop_ro(
           "num_sealed_left_out", [](Runner& r) { return log_of(r).num_left_out(); },

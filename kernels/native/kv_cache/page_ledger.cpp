@@ -21,7 +21,7 @@ std::uint64_t hash_of(std::span<T, size> values) {
 
 PageLedger::PageLedger(KvFile& file, const KvMemory& memory, ThreadPool& threads, const PrefixKey& model,
                        SealedPages* log)
-    : file_(file), memory_(memory), threads_(threads), model_(model), log_(log), generations_(file.records().size()) {}
+    : file_(file), memory_(memory), threads_(threads), model_(model), log_(log) {}
 
 void PageLedger::add(std::int32_t page, std::int32_t parent, const PrefixKey& prefix,
                      std::optional<std::uint64_t> content) {
@@ -33,8 +33,6 @@ void PageLedger::add(std::int32_t page, std::int32_t parent, const PrefixKey& pr
 }
 
 void PageLedger::seal() {
-  // A page may have been removed since it was added, and added again.
-  std::erase_if(added_, [&](const Added& added) { return record(added.page).state != PageRecord::kFull; });
   std::vector<std::int32_t> unknown;
   for (const Added& added : added_)
     if (!added.content) unknown.push_back(added.page);
@@ -51,14 +49,12 @@ void PageLedger::seal() {
 
 /// Tells those who copy sealed pages elsewhere of one.
 void PageLedger::log(std::int32_t page, std::uint64_t content) {
-  if (log_ == nullptr) return;
-  log_->add({page, generations_[static_cast<std::size_t>(page)].load(std::memory_order_relaxed), prefix(page),
-             key(page), content});
+  if (log_ != nullptr) log_->add({page, prefix(page), key(page), content});
 }
 
 void PageLedger::remove(std::int32_t page) {
+  std::erase_if(added_, [&](const Added& added) { return added.page == page; });
   record(page).state.store(PageRecord::kEmpty, std::memory_order_relaxed);
-  generations_[static_cast<std::size_t>(page)].fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // before any write to the page
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -16,7 +15,7 @@
 namespace quire {
 
 /// Records in a KvFile which pages the prefix cache holds, so that the next process finds them, at whatever instruction
-/// this one dies. Not thread-safe but for `has_kept`: the step loop owns it.
+/// this one dies. Not thread-safe: the step loop owns it.
 ///
 /// The pages of the cache are sealed: their records have the key of the prefix before them, and a checksum. A page that
 /// is written is never sealed: `seal` marks it after the last write, and `remove` unmarks it before the first.
@@ -52,11 +51,6 @@ class PageLedger {
   /// and those that follow them. All others are removed. No page was last used before one that follows it.
   std::vector<std::int32_t> take_over();
 
-  /// Returns true if a sealed page of the log has not been removed since. May be called by any thread.
-  bool has_kept(const SealedPage& sealed) const {
-    return generations_[static_cast<std::size_t>(sealed.page)].load(std::memory_order_acquire) == sealed.generation;
-  }
-
   std::int32_t num_taken_over() const { return num_taken_over_; }
   std::int32_t num_dropped() const { return num_dropped_; }  ///< sealed pages that `take_over` has removed
 
@@ -79,8 +73,7 @@ class PageLedger {
   ThreadPool& threads_;
   PrefixKey model_;
   SealedPages* log_;
-  std::vector<Added> added_;                             ///< since the last call of `seal`
-  std::vector<std::atomic<std::uint32_t>> generations_;  ///< how often each page has been removed
+  std::vector<Added> added_;  ///< since the last call of `seal`
   std::uint64_t clock_ = 0;
   std::int32_t num_taken_over_ = 0, num_dropped_ = 0;
 };

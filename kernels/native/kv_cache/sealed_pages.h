@@ -12,13 +12,12 @@
 
 namespace quire {
 
-/// A page that will not be written until it is removed from the prefix cache.
+/// A page that will not be written until it is removed from the prefix cache. `content` shows whether it has been.
 struct SealedPage {
   std::int32_t page;
-  std::uint32_t generation;  ///< how often it had been removed before
-  PrefixKey prefix;          ///< key of all that comes before it
-  PrefixKey key;             ///< and of all up to its end
-  std::uint64_t content;     ///< checksum of its tiles
+  PrefixKey prefix;       ///< key of all that comes before it
+  PrefixKey key;          ///< and of all up to its end
+  std::uint64_t content;  ///< checksum of its tiles
 };
 
 /// A queue of the pages that were sealed, for a thread that copies them elsewhere. If that thread is slow, the oldest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -22,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from patience import PATIENCE
 
 from quire.engine_core.kv_tiers.disk import DiskTier
-from quire.engine_core.kv_tiers.disk_files import DiskFiles, FolderInUseError, UnusableFolderError
+from quire.engine_core.kv_tiers.disk_files import Copy, DiskFiles, FolderInUseError, UnusableFolderError
 from quire.engine_core.kv_tiers.tier import Fetch
 
 MODEL = "0" * 32
@@ -42,15 +43,15 @@ class Process:
         self.files: list[DiskFiles] = []
 
         def open_files() -> DiskFiles:
-            self.files.append(DiskFiles(folder, room, model, self.native))
+            self.files.append(DiskFiles(folder, room, model, PAGE_BYTES))
             return self.files[-1]
 
         self.tier = DiskTier(open_files, self.native)
+        self.tier.open()
 
     def write(self) -> None:
         """Write what has been sealed."""
-        while pages := self.native.take_sealed(100, 0.0):
-            self.tier.write(pages)
+        self.tier.write(self.native.take_sealed(1000, 0.0))
 
     def find(self, salt: str, blocks: tuple[int, ...]) -> int:
         """Return the pages of a prefix that are on disk."""
@@ -72,10 +73,12 @@ class Process:
         done: list[Fetch] = []
         fetch = Fetch(keys, self.sequences.pages(slot)[here:], done.append)
         self.tier.fetch(fetch)
-        self.tier.read(fetch)
+        self.tier.read(self.tier._readings[fetch])
         assert done == [fetch]
         self.sequences.share(slot, (here + len(fetch.contents)) * BLOCK_SIZE, fetch.contents)
         self.sequences.close(slot)
+        self.tier.probe()
+        self.tier.keep_up()
         return len(fetch.contents)
 
     def close_all(self) -> None:
@@ -204,14 +207,15 @@ def test_pages_that_memory_has_kept_through_a_crash_are_written_too(process: Pro
     later.end()
 
 
-def test_a_page_that_is_evicted_while_it_is_written_does_not_count(process: Process) -> None:
+def test_a_page_that_is_written_anew_before_it_is_copied_is_skipped(process: Process) -> None:
     assert process.engine.compute("", (1,)) is not None
     process.close_all()
-    (page,) = process.native.take_sealed(9, 0.0)
+    sealed = process.native.take_sealed(9, 0.0)
     process.engine.tree.evict(1)
-    process.tier.write([page])
+    assert process.engine.compute("", (2,)) is not None
+    process.tier.write(sealed)
     assert process.find("", (1,)) == 0
-    assert process.tier.stats()["kv_disk_pages_left_out"] == 1
+    assert process.tier.stats()["kv_disk_pages_skipped"] == 1
     written(process, (1,))
     assert process.find("", (1,)) == 1
 
@@ -293,25 +297,36 @@ def test_a_smaller_bound_is_kept(process: Process, tmp_path: Path) -> None:
     later.kill()
 
 
-def test_files_of_other_models_make_room(process: Process, tmp_path: Path) -> None:
+def test_other_models_leave_half_of_the_space(process: Process, tmp_path: Path) -> None:
     written(process, (1, 2, 3), (2, 2, 3), (3, 2, 3))
     process.kill()
     (tmp_path / "letter.txt").write_text("not ours")
+    (tmp_path / ("2" * 32 + ".index")).write_text("nobody's")
     other = Process(tmp_path, model="1" * 32)
-    assert other.tier.stats()["kv_disk_pages_total"] == 12
+    for first in (1, 2, 3):
+        written(other, (first, 1), (first, 2), (first, 3))
+    assert 6 <= other.tier.stats()["kv_disk_pages"] <= 8
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= ROOM + 4096
     other.kill()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "1" * 32 + ".index",
-        "1" * 32 + ".pages",
+    assert {path.name for path in tmp_path.iterdir()} == {
         "letter.txt",
-    ]
+        *(digit * 32 + suffix for digit in "01" for suffix in (".index", ".pages")),
+    }
+    later = Process(tmp_path)
+    assert 4 <= later.tier.stats()["kv_disk_pages"] <= 6
+    for first in (1, 2, 3):
+        later.fetch("", (first, 2, 3))
+    later.engine.check()
+    later.kill()
 
 
-def test_files_that_another_engine_uses_stay(process: Process, tmp_path: Path) -> None:
-    written(process, (1, 2, 3), (2, 2, 3), (3, 2, 3))
+def test_the_bound_holds_for_engines_that_begin_together(process: Process, tmp_path: Path) -> None:
     other = Process(tmp_path, model="1" * 32)
-    assert other.tier.stats()["kv_disk_pages_total"] < 12
+    assert other.tier.stats()["kv_disk_pages_total"] == 0
+    assert process.tier.stats()["kv_disk_pages_total"] == 12
+    assert other.failures == 1
     other.kill()
+    written(process, (1, 2, 3))
     process.engine.tree.evict(9)
     assert process.fetch("", (1, 2, 3)) == 3
     process.engine.check()
@@ -322,16 +337,17 @@ def test_the_files_of_an_engine_that_still_ends_are_waited_for(
 ) -> None:
     written(process, (1, 2))
     with pytest.raises(FolderInUseError, match="is used by another engine"):
-        DiskFiles(tmp_path, ROOM, MODEL, process.native)
+        DiskFiles(tmp_path, ROOM, MODEL, PAGE_BYTES)
     now = 0.0
-    tier = DiskTier(lambda: DiskFiles(tmp_path, ROOM, MODEL, process.native), process.native, lambda: now)
+    tier = DiskTier(lambda: DiskFiles(tmp_path, ROOM, MODEL, PAGE_BYTES), process.native, lambda: now)
     assert tier.stats()["kv_disk_pages_total"] == 0
-    tier.write([])
+    tier.open()
+    tier.open()
     assert caplog.text.count("waiting for it to end") == 1
     for file in process.files:
         file.close()
     now = 10.0
-    tier.write([])
+    tier.open()
     assert tier.stats()["kv_disk_pages"] == 2
     tier.start()
     assert tier.stop()
@@ -351,7 +367,7 @@ def test_a_folder_that_cannot_be_used_leaves_the_engine_without_a_tier(
 
 def test_a_bound_below_a_page_is_told(tmp_path: Path, process: Process) -> None:
     with pytest.raises(UnusableFolderError, match="hold no page"):
-        DiskFiles(tmp_path / "small", 100, MODEL, process.native)
+        DiskFiles(tmp_path / "small", 100, MODEL, PAGE_BYTES)
 
 
 def test_a_full_disk_is_told_once_and_what_is_there_can_be_read(
@@ -366,10 +382,86 @@ def test_a_full_disk_is_told_once_and_what_is_there_can_be_read(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caplog.text.count("writing failed") == 1
     assert process.failures == 1
-    assert process.tier.stats()["kv_disk_pages_left_out"] == 5
+    assert process.tier.stats()["kv_disk_pages_written"] == 2
+    process.tier._next_write = 0.0
+    process.write()
+    assert process.tier.stats()["kv_disk_pages"] == 2  # for which there is room
+    assert process.find("", (2, 2)) == 2
     process.engine.tree.evict(9)
+    assert process.fetch("", (2, 2)) == 2
+    process.engine.check()
+
+
+def test_a_read_that_hangs_holds_no_page_and_no_other_request(process: Process, tmp_path: Path) -> None:
+    written(process, (1, 2, 3))
+    process.engine.tree.evict(3)
+    file, begun, go_on = process.files[0], threading.Event(), threading.Event()
+    read = file.read
+
+    def hanging(slot: int, copy: Copy) -> None:
+        read(slot, copy)
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    file.read = hanging  # type: ignore[method-assign]
+    process.tier.start()
+    slot = process.sequences.open([*tokens_of((1, 2, 3)), 0], 1, cache_salt="")
+    assert process.sequences.start(slot, 3 * BLOCK_SIZE) == 0
+    done: list[Fetch] = []
+    fetch = Fetch(process.sequences.keys(slot)[1:], process.sequences.pages(slot), done.append)
+    process.tier.fetch(fetch)
+    assert begun.wait(PATIENCE)
+    process.tier.cancel(fetch)
+    process.tier.cancel(fetch)
+    assert (done, fetch.contents) == ([fetch], [])
+    process.sequences.close(slot)
+    assert process.find("", (1, 2, 3)) == 0
+    assert process.engine.compute("", (3, 3, 3)) is not None  # in the pages of the fetch
+    go_on.set()
+    wait_until(lambda: process.find("", (1, 2, 3)) == 3, "the read has ended")
+    process.engine.check()
+    assert len(done) == 1
+    assert process.tier.stop()
+
+
+def test_errors_of_reads_cost_no_page_that_is_intact(process: Process) -> None:
+    written(process, (1, 2))
+    process.engine.tree.evict(2)
+    file = process.files[0]
+    read = file.read
+
+    def failing(slot: int, copy: Copy) -> None:
+        raise OSError(errno.EIO, "out of luck")
+
+    file.read = failing  # type: ignore[method-assign]
+    assert process.fetch("", (1, 2)) == 0
+    assert process.failures > 0
+    file.read = read  # type: ignore[method-assign]
     assert process.fetch("", (1, 2)) == 2
     process.engine.check()
+
+
+def test_deleted_files_are_told(process: Process, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(process, (1, 2))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    process.tier.keep_up()
+    assert "have been deleted" in caplog.text
+    process.engine.tree.evict(2)
+    assert process.fetch("", (1, 2)) == 2
+
+
+def test_what_was_sealed_before_the_folder_could_be_used_is_written(process: Process, tmp_path: Path) -> None:
+    engine = Engine(memfd(), 12, log_sealed_pages=True)
+    tier = DiskTier(lambda: DiskFiles(tmp_path, ROOM, MODEL, PAGE_BYTES), engine.native)
+    tier.start()
+    assert engine.compute("", (1, 2, 3)) is not None
+    assert tier.stats()["kv_disk_pages"] == 0
+    for file in process.files:
+        file.close()
+    wait_until(lambda: tier.stats()["kv_disk_pages"] == 3, "the pages are written")
+    assert tier.stop()
+    engine.end()
 
 
 def test_threads_write_and_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
