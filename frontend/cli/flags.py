@@ -108,6 +108,18 @@ class EngineFlags(Flags):
     rows = rows_of(EngineOptions) | rows_of(SupervisionOptions)
 
 
+class ReloadFlags(Flags):
+    """Options that a reload changes."""
+
+    rows = rows_of(EngineOptions)
+
+
+class SocketFlags(Flags):
+    """Options for reaching a running engine."""
+
+    rows = rows_of(ClientOptions, ("engine_address", "curve_keys", "insecure_tcp"), section="A running engine")
+
+
 class AttachFlags(Flags):
     """Options for reaching a running engine, and the tokenizer to use with it."""
 
