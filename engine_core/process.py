@@ -93,9 +93,8 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
         text = TextParts.load(parsed)
         model = _load(parsed, lambda: _prepare(parsed))
         if is_supervised:
-            write_line(
-                "LOADED", {"model": parsed.model, "text_files": text.files, "eos_token_ids": model.eos_token_ids}
-            )
+            known = {"vocab_size": model.vocab_size, "eos_token_ids": model.eos_token_ids}
+            write_line("LOADED", {"text_files": text.files, **known})
         if parsed.standby == "model" and not read_line():
             return 0
         core, server, loop = _assemble(parsed, parent, link, text, _load(parsed, model.open))

@@ -108,12 +108,12 @@ class Supervisor:
         if os.getpid() != self._owner:
             return  # a forked child inherits the object, but does not own the engine
         self._stopping.set()
-        if self._reload is not None:
-            self._reload.cancel()
         self._process.stop(self._shutdown_timeout + KILL_SECONDS)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
+        if self._reload is not None:
+            self._reload.cancel()
         if self._standby is not None:
             self._standby.stop(KILL_SECONDS)
         self._release()
