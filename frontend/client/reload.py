@@ -16,7 +16,7 @@ Settings = Mapping[str, object]
 _SIZES = ("kv_cache_memory_bytes", "num_pages")  # of which only one may be given
 
 
-class Reload:
+class Successor:
     """The process that is to take the place of `old`, from a client's call on.
 
     It loads its model while the old one works. Once it has, the old one is told to give way, and the process waits for

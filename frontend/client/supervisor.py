@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks, show
-from quire.frontend.client.reload import Reload, Settings, change, refuse
+from quire.frontend.client.reload import Settings, Successor, change, refuse
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
@@ -70,7 +70,7 @@ class Supervisor:
             raise
         closed_in_forks.add(self)
         self._standby: EngineProcess | None = None
-        self._reload: Reload | None = None
+        self._successor: Successor | None = None
         self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
 
     @property
@@ -112,8 +112,8 @@ class Supervisor:
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
-        if self._reload is not None:
-            self._reload.cancel()
+        if self._successor is not None:
+            self._successor.cancel()
         if self._standby is not None:
             self._standby.stop(KILL_SECONDS)
         self._release()
@@ -142,32 +142,32 @@ class Supervisor:
 
     def _start_reload(self, call: ReloadCall) -> None:
         """Start the reload that a client of the engine asks for; on the thread that reads the engine's lines."""
-        if self._stopping.is_set() or (self._reload is not None and not self._reload.has_failed):
+        if self._stopping.is_set() or (self._successor is not None and not self._successor.has_failed):
             refuse(self._process, call, "another reload is in progress, or the engine ends; try again when it is done")
             return
         try:
             settings = change(self._settings, call.settings)
-            self._reload = Reload(
+            self._successor = Successor(
                 self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._start_timeout
             )
         except (ValueError, EngineStartError) as error:
             refuse(self._process, call, str(error))
 
-    def _take_reload(self) -> Reload | None:
-        """Return the reload whose process can begin, now that the one before has ended; end one that is not so far."""
-        reload, self._reload = self._reload, None
-        if reload is None or reload.is_loaded:
-            return reload
-        reload.cancel()
+    def _take_successor(self) -> Successor | None:
+        """Return the successor of a process that has ended, if it can begin; end one that is not so far."""
+        successor, self._successor = self._successor, None
+        if successor is None or successor.is_loaded:
+            return successor
+        successor.cancel()
         return None
 
-    def _hand_over(self, reload: Reload) -> bool:
-        """Put the process of a reload in the place of the one that has given way; return True once it can be used."""
+    def _hand_over(self, successor: Successor) -> bool:
+        """Put a successor in the place of the process that has ended; return True once it can be used."""
         self._begun = time.monotonic()
-        reload.process.begin()
-        if not self._use(reload.process):
+        successor.process.begin()
+        if not self._use(successor.process):
             return False
-        self._settings = reload.settings
+        self._settings = successor.settings
         standby, self._standby = self._standby, None
         if standby is not None:  # it has the settings from before
             standby.stop(KILL_SECONDS)
@@ -192,15 +192,13 @@ class Supervisor:
             cause = self._watch(self._process)
             if self._stopping.is_set():
                 return
-            reload, is_told_to_end = self._take_reload(), self._process.status == 0
-            if is_told_to_end:
-                if reload is not None:
-                    reload.cancel()
+            if self._process.status == 0:  # a successor ends with `stop`
                 self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
-            if reload is None:
+            successor = self._take_successor()
+            if successor is None:
                 deaths = 1 if time.monotonic() > self._old_from else deaths + 1
-            elif self._hand_over(reload):
+            elif self._hand_over(successor):
                 continue
             else:
                 deaths, cause = 0, "the reload failed: "

@@ -208,20 +208,22 @@ def test_a_reload_that_fails_changes_nothing(demo_model: Path, tmp_path: Path) -
         (other / "chat_template.jinja").write_text("{{ messages }}")
         empty = tmp_path / "empty"
         empty.mkdir()
-        for model, options, words in (
+        cases: list[tuple[str | None, dict[str, Any], str]] = [
             (str(tmp_path / "none"), {}, "none' is not a folder"),
             (str(empty), {}, "config.json"),
             (str(other), {}, "another tokenizer or chat template: chat_template.jinja differ"),
             (None, {"num_pages": 10**8}, "100000000 KV pages take"),
             (None, {"max_model_len": 10**6}, "max_model_len=1000000 exceeds"),
-        ):
+        ]
+        for model, options, words in cases:
             with pytest.raises(RuntimeError, match=words):
                 await llm.reload(model, **options)
-        for options, words in (
+        unfit: list[tuple[dict[str, Any], str]] = [
             ({"max_restarts": 3}, "max_restarts cannot be changed by a reload, but model"),
             ({"engine_address": "ipc:///x"}, "engine_address cannot be changed"),
             ({"block_size": 3}, "block_size=3"),
-        ):
+        ]
+        for options, words in unfit:
             with pytest.raises(ValueError, match=words):
                 await llm.reload(**options)
         assert await streams.end() == expected
@@ -249,9 +251,9 @@ def test_an_engine_that_dies_while_the_next_loads_comes_back_as_it_was(demo_mode
         reload = asyncio.create_task(llm.reload(max_num_seqs=5))
         supervisor = llm._engine._supervisor
         assert supervisor is not None
-        while supervisor._reload is None:  # noqa: ASYNC110 - it is set by another thread
+        while supervisor._successor is None:  # noqa: ASYNC110 - it is set by another thread
             await asyncio.sleep(0.001)
-        successor = supervisor._reload.process
+        successor = supervisor._successor.process
         os.kill(llm.engine_info.engine_pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="and the call with it"):
             await reload
@@ -270,17 +272,17 @@ def test_an_engine_that_dies_when_it_takes_over_leaves_the_former_settings(demo_
         supervisor = llm._engine._supervisor
         assert supervisor is not None
         reload = asyncio.create_task(llm.reload(max_num_seqs=5))
-        while supervisor._reload is None:  # noqa: ASYNC110 - it is set by another thread
+        while supervisor._successor is None:  # noqa: ASYNC110 - it is set by another thread
             await asyncio.sleep(0.001)
-        begin = supervisor._reload.process.begin
+        begin = supervisor._successor.process.begin
 
         def die_first() -> None:
-            assert supervisor._reload is None
+            assert supervisor._successor is None
             os.kill(pid, signal.SIGKILL)
             begin()
 
-        pid = supervisor._reload.process.pid
-        supervisor._reload.process.begin = die_first  # type: ignore[method-assign]
+        pid = supervisor._successor.process.pid
+        supervisor._successor.process.begin = die_first  # type: ignore[method-assign]
         streams = Streams(llm, 300)
         with pytest.raises(RuntimeError, match="one with the former settings is back"):
             await reload
@@ -297,9 +299,9 @@ def test_an_engine_ends_although_a_reload_is_in_progress(demo_model: Path) -> No
         assert supervisor is not None
         client = llm._engine.client
         call = client.call("reload", reload=Reload({"max_num_seqs": 5}))
-        wait_until(lambda: supervisor._reload is not None, "no reload began")
-        assert supervisor._reload is not None
-        successor = supervisor._reload.process
+        wait_until(lambda: supervisor._successor is not None, "no reload began")
+        assert supervisor._successor is not None
+        successor = supervisor._successor.process
     assert successor.ended.wait(PATIENCE)
     assert call.done()
 
