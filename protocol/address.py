@@ -29,17 +29,19 @@ _LOCK_SECONDS = 5.0
 
 def default_address() -> str:
     """Return the `ipc://` path of a socket in a fresh private (0700) folder; `remove_address` removes both."""
-    base = tempfile.gettempdir()
-    if len(os.fsencode(base)) + 40 > MAX_SOCKET_PATH:
-        base = "/tmp"  # noqa: S108 - mkdtemp makes the folder private
-    return f"ipc://{tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base)}/{_SOCKET}"
+    return f"ipc://{tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=_base())}/{_SOCKET}"
 
 
 def private_addresses() -> list[str]:
-    """Return the addresses of this user's sockets that `default_address` has made, alive or not."""
-    bases = dict.fromkeys((tempfile.gettempdir(), "/tmp"))  # noqa: S108 - only looked into
-    paths = [path for base in bases for path in sorted(Path(base).glob(f"{_FOLDER_PREFIX}*/{_SOCKET}"))]
+    """Return the addresses of the sockets that this user may open and that `default_address` has made, alive or not."""
+    paths = sorted(Path(_base()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET}"))
     return [f"ipc://{path}" for path in paths if os.access(path, os.W_OK)]
+
+
+def _base() -> str:
+    base = tempfile.gettempdir()
+    is_short = len(os.fsencode(base)) + 40 <= MAX_SOCKET_PATH
+    return base if is_short else "/tmp"  # noqa: S108 - mkdtemp makes the folder private
 
 
 def is_alive(address: str) -> bool:

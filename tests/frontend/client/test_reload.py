@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -346,6 +347,23 @@ def test_the_command_is_for_administrators(served: tuple[str, Path], tmp_path: P
     with LLM(engine_address=address, curve_keys=str(plain)) as llm:
         assert llm._engine.client.ready.max_num_seqs == 5
         assert llm.generate("Once", SamplingParams(max_tokens=3))[0].finished
+
+
+def test_the_command_finds_the_only_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    nobody = quire("reload", "--max-num-seqs", "5")
+    assert nobody.returncode == 2
+    assert "no engine of yours runs here; name one with --engine-address" in nobody.stderr
+    with LLM(num_pages=64) as first:
+        assert quire("reload", "--max-num-seqs", "5").returncode == 0
+        assert first.generate("Once", SamplingParams(max_tokens=3))[0].finished
+        assert first._engine.client.ready.max_num_seqs == 5
+        with LLM(num_pages=64) as second:
+            several = quire("reload", "--max-num-seqs", "6")
+            assert several.returncode == 2
+            assert "2 of your engines run here" in several.stderr
+            assert second.engine_address in several.stderr
 
 
 def test_an_engine_without_a_supervisor_cannot_be_reloaded(demo_model: Path) -> None:
