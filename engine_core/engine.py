@@ -22,7 +22,7 @@ from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.engine_core.stats import add_step, collect_stats
 from quire.engine_core.trace import Tracer
 from quire.engine_core.update import StepUpdate
-from quire.engine_core.utilities import perform
+from quire.engine_core.utilities import DEFERRED, perform, refuse_reload
 from quire.engine_core.validation import check_prefix
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
@@ -63,12 +63,14 @@ class EngineCore:
         page_server: PageServer | None = None,
         wake: Callable[[], None] = lambda: None,
         memory: MemoryGuard | None = None,
+        reload: Callable[[bytes, UtilityCall], object] = refuse_reload,
         clock: Callable[[], float] = time.monotonic,
         is_supervised: bool = False,
     ) -> None:
         """`page_server` serves pages to other engines. `wake` is called, on any thread, when `step` is to be called.
 
         Under a supervisor, requests outlive the process.
+        `reload` carries out the utility call of that name.
         """
         self.scheduler = Scheduler(executor, limits, clock, tiers=tiers, page_server=page_server, wake=wake)
         self._page_server = page_server
@@ -78,6 +80,7 @@ class EngineCore:
         self.sequences = executor.sequences
         self.tracer = Tracer(send)
         self.server_stats = server_stats
+        self.reload = reload
         self.last_batch = Batch()
         self.last_step = SchedulerStats()  # without queues and pages
         self.last_stats = SchedulerStats()  # as of the end of the last step; any thread may read it
@@ -147,6 +150,10 @@ class EngineCore:
     def drain(self) -> None:
         """Reject new requests from now on."""
         self._intake.draining = True
+
+    def hold_back(self) -> None:
+        """Start no more requests; those that have begun go on."""
+        self.scheduler.holds_back = True
 
     def end_all(self, error: str | None = None) -> None:
         """End every request, with ABORT, or with ERROR if there is an `error` to report, and send the outputs."""
@@ -238,4 +245,6 @@ class EngineCore:
             result.result = perform(self, client_id, call)
         except ValueError as error:
             result.error = str(error)
+        if result.result is DEFERRED:
+            return
         self._outputs.send(client_id, result)

@@ -11,7 +11,7 @@ from collections import deque
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.transport.server import ClientId, EngineServer, Inbox
-from quire.protocol.messages import ClientMessage, UtilityCall
+from quire.protocol.messages import ClientMessage, Ping, UtilityCall
 
 IDLE_SECONDS = 1.0  # longest sleep, after which the loop checks that its parent is alive
 _RECEIVE_SECONDS = 0.01  # between two steps: a flood of messages delays no running request
@@ -63,6 +63,7 @@ class EngineLoop:
         self._parent = parent
         self.is_supervised = is_supervised
         self._deadline = math.inf
+        self._give_way_at = math.inf  # or before, when no request that has begun is left
         self._is_clean = True  # no garbage since the last collection
 
     def drain(self) -> None:
@@ -74,10 +75,21 @@ class EngineLoop:
         self._deadline = -math.inf
         self._inbox.put(_SHUTDOWN)
 
-    def run(self) -> None:
-        """Run until told to end, and end all requests. Raises RuntimeError if the server's thread has failed."""
+    def give_way(self, seconds: float) -> None:
+        """Start no more requests; leave when those that have begun have ended, or after `seconds`."""
+        self._give_way_at = time.monotonic() + seconds
+        self._inbox.put((b"", Ping()))  # wakes the loop
+
+    def run(self) -> bool:
+        """Run until told to end, and end all requests; or until it gives way, which leaves them to another engine.
+
+        Returns False if it gives way. Raises RuntimeError if the server's thread has failed.
+        """
         try:
             while not self._is_over():
+                if self._gives_way():
+                    self._core.flush()
+                    return False
                 self._receive()
                 self._core.step()
                 self._server.last_step = time.monotonic()
@@ -88,6 +100,13 @@ class EngineLoop:
         self._core.drain()
         self._receive_waiting(math.inf)  # to be rejected, not left without an answer
         self._core.end_all()
+        return True
+
+    def _gives_way(self) -> bool:
+        if self._give_way_at == math.inf or self._core.draining:
+            return False
+        self._core.hold_back()
+        return not self._core.scheduler.has_begun_requests or time.monotonic() >= self._give_way_at
 
     def _is_over(self) -> bool:
         if self._server.failure is not None:

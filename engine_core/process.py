@@ -11,10 +11,10 @@ import os
 import queue
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,9 +29,11 @@ from quire.engine_core.kv_tiers.peer import KvPeer
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.memory import MemoryGuard
+from quire.engine_core.supervisor_link import GAVE_WAY, SupervisorLink, read_line, write_line
 from quire.engine_core.transport.server import EngineServer, Inbox
+from quire.engine_core.utilities import refuse_reload
 from quire.kernels.errors import ModelError
-from quire.kernels.runner import ModelRunner, load_model
+from quire.kernels.runner import ModelRunner, PreparedModel
 from quire.protocol.address import default_address
 from quire.protocol.codec import MAX_REPLY_BYTES
 from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
@@ -40,10 +42,13 @@ from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.log_limit import LimitedHandler
 from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
+from quire.protocol.model_files import hash_of_all, hash_text_files
 from quire.protocol.options import parse_size
 
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = None if parsed.die_with_parent is None else parsed.die_with_parent or os.getppid()
     if parent is not None:
         _continue_when_orphaned()
-    if parsed.standby and not sys.stdin.readline():
+    if parsed.standby == "program" and not read_line():
         return 0
     try:
         return _run(parsed, parent)
@@ -85,24 +90,37 @@ def _explained() -> Iterator[None]:
 
 
 def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
+    is_supervised = parsed.beat_seconds is not None
+    link = SupervisorLink() if is_supervised else None
     with _explained():
-        core, server, loop = _prepare(parsed, parent)
+        text = TextParts.load(parsed)
+        model = _load(parsed, lambda: _prepare(parsed))
+        if is_supervised:
+            known = {"vocab_size": model.vocab_size, "eos_token_ids": model.eos_token_ids}
+            write_line("LOADED", {"text_files": text.files, **known})
+        if parsed.standby == "model" and not read_line():
+            return 0
+        core, server, loop = _assemble(parsed, parent, link, text, _load(parsed, model.open))
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
     status = 1
     try:
         with _explained():
             server.start(core.reject_early, core.receive_kv)
-        print("READY", server.address, flush=True)
-        if parsed.beat_seconds is not None:
-            Heart(parsed.beat_seconds, core, server).start()
+        write_line("READY", server.address)
+        if link is not None and parsed.beat_seconds is not None:
+            link.start(parsed.beat_seconds, core, server, loop.give_way)
         tune_interpreter()
         try:
-            loop.run()
+            ends = loop.run()
         except Exception:
             if loop.is_supervised:
                 _leave(status)  # without a word to the clients, who go on with the next engine
             raise
+        if not ends and link is not None:
+            link.leave()
+            server.give_way()
+            _leave(GAVE_WAY)
         status = 0
     finally:
         server.stop()
@@ -111,11 +129,25 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     return status
 
 
-def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCore, EngineServer, EngineLoop]:
-    tokenizer = GrammarTokenizer(parsed.model)
-    if parsed.preload_grammars:
-        tokenizer.preload()
-    runner = _load(parsed)
+@dataclass(frozen=True)
+class TextParts:
+    """What an engine knows of text: the tokenizer for grammars, and the hashes of the files that frontends read."""
+
+    tokenizer: GrammarTokenizer
+    files: dict[str, str]
+
+    @classmethod
+    def load(cls, parsed: EngineProcessOptions) -> TextParts:
+        """Load them, the tokenizer only if that is wanted at the start."""
+        tokenizer = GrammarTokenizer(parsed.model)
+        if parsed.preload_grammars:
+            tokenizer.preload()
+        return cls(tokenizer, hash_text_files(parsed.model))
+
+
+def _assemble(
+    parsed: EngineProcessOptions, parent: int | None, link: SupervisorLink | None, text: TextParts, runner: ModelRunner
+) -> tuple[EngineCore, EngineServer, EngineLoop]:
     if parsed.kv_memory_fd is not None:
         _log_take_over(runner)
     memory = MemoryGuard(runner.memory)
@@ -128,13 +160,13 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
     limits = _make_limits(parsed, runner)
     server = EngineServer(
         parsed.engine_address or default_address(),
-        _make_ready(parsed, runner, limits),
+        _make_ready(parsed, runner, limits, hash_of_all(text.files)),
         inbox,
         parsed.security,
         max_clients=parsed.max_clients,
         max_waiting_bytes=memory.backlog_bytes,
     )
-    grammars = Grammars(tokenizer, timeout=parsed.grammar_timeout, wake=wake)
+    grammars = Grammars(text.tokenizer, timeout=parsed.grammar_timeout, wake=wake)
     core = EngineCore(
         runner,
         limits,
@@ -145,8 +177,9 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
         tiers=_start_tiers(parsed, runner),
         page_server=_start_page_server(parsed, runner, server, wake),
         wake=wake,
-        is_supervised=parsed.beat_seconds is not None,
+        is_supervised=link is not None,
         memory=memory,
+        reload=refuse_reload if link is None else link.reload,
     )
     loop = EngineLoop(
         core,
@@ -154,28 +187,9 @@ def _prepare(parsed: EngineProcessOptions, parent: int | None) -> tuple[EngineCo
         inbox,
         drain_seconds=parsed.shutdown_timeout,
         parent=parent,
-        is_supervised=parsed.beat_seconds is not None,
+        is_supervised=link is not None,
     )
     return core, server, loop
-
-
-class Heart(threading.Thread):
-    """The thread that tells the engine's supervisor that it is alive, and how it fares, by lines on stdout."""
-
-    def __init__(self, seconds: float, core: EngineCore, server: EngineServer) -> None:
-        super().__init__(name="quire-engine-heart", daemon=True)
-        self._seconds = seconds
-        self._core = core
-        self._server = server
-
-    def run(self) -> None:
-        """Write a line from time to time until the process ends, or nobody reads them."""
-        with contextlib.suppress(OSError, ValueError):
-            while True:
-                age = max(0.0, time.monotonic() - self._server.last_step)  # -inf while there is nothing to do
-                beat = {"step_age": age, "state": self._core.last_stats}
-                print("BEAT", msgspec.json.encode(beat).decode(), flush=True)
-                time.sleep(self._seconds)
 
 
 def _continue_when_orphaned() -> None:
@@ -196,16 +210,20 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-def _load(parsed: EngineProcessOptions) -> ModelRunner:
-    """Load the model. Raises ModelError, whatever the reason for the failure."""
+def _load(parsed: EngineProcessOptions, load: Callable[[], T]) -> T:
+    """Carry out a part of loading the model. Raises ModelError, whatever the reason for the failure."""
     try:
-        progress = _show_progress if sys.stderr.isatty() else None
-        return load_model(load_options(parsed), progress, log_sealed_pages=parsed.kv_disk is not None)
+        return load()
     except ModelError:
         raise
     except (ValueError, MemoryError, OverflowError, RuntimeError) as error:
         words = explain_failure(error) or str(error) or type(error).__name__
         raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
+
+
+def _prepare(parsed: EngineProcessOptions) -> PreparedModel:
+    progress = _show_progress if sys.stderr.isatty() else None
+    return PreparedModel(load_options(parsed), progress, log_sealed_pages=parsed.kv_disk is not None)
 
 
 def _log_take_over(runner: ModelRunner) -> None:
@@ -264,7 +282,7 @@ def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineSha
     )
 
 
-def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: EngineShape) -> Ready:
+def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: EngineShape, text_files: str) -> Ready:
     return Ready(
         protocol_version=PROTOCOL_VERSION,
         model=os.path.abspath(parsed.model),  # noqa: PTH100 - clients may have another working directory; links stay
@@ -283,6 +301,7 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         kv_cache_bytes=runner.kv_bytes,
         memory_limit=runner.memory.limit,
         has_kv_peer=parsed.kv_peer is not None,
+        text_files=text_files,
     )
 
 

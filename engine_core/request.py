@@ -226,6 +226,11 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     @property
+    def has_begun(self) -> bool:
+        """True if it runs, or has run here or in an earlier engine."""
+        return self.num_tokens > self.num_prompt_tokens or self.num_preemptions > 0 or self.num_computed_tokens > 0
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens

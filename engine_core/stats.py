@@ -15,7 +15,15 @@ from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.engine_core.trace import Tracer
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, PageMap, SchedulerStats, WaitingEntry
+from quire.protocol.messages import (
+    BatchEntry,
+    EngineSnapshot,
+    HotPrefix,
+    PageMap,
+    SchedulerStats,
+    UtilityCall,
+    WaitingEntry,
+)
 from quire.protocol.totals import EngineTotals
 
 MAX_BATCH = 256  # requests of the last step
@@ -30,6 +38,7 @@ class EngineState(Protocol):
     clock: Callable[[], float]
     last_batch: Batch
     limits: EngineShape
+    reload: Callable[[bytes, UtilityCall], object]
     scheduler: Scheduler
     sequences: Sequences
     server_stats: Callable[[], dict[str, int]]

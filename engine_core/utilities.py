@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -12,6 +13,17 @@ from quire.protocol.messages import UtilityCall
 
 MAX_SUBSCRIBERS = 16
 """Clients that may trace the steps at once."""
+
+DEFERRED: Final = object()
+"""The result of a call that is answered later."""
+
+
+def refuse_reload(_client_id: bytes, _call: UtilityCall) -> object:
+    """Raise ValueError: without a supervisor nobody starts another engine."""
+    raise ValueError(
+        "this engine has no supervisor that could start another one in its place; start it with `quire engine`, "
+        "`quire serve` or LLM"
+    )
 
 
 def perform(core: EngineState, client_id: bytes, call: UtilityCall) -> object:
@@ -56,5 +68,6 @@ UTILITIES: dict[str, Callable[[EngineState, bytes, UtilityCall], object]] = {
     "trace_start": _trace_start,
     "trace_stop": lambda core, client_id, _: core.tracer.stop(client_id, core.clock()),
     "snapshot": lambda core, *_: take_snapshot(core),
+    "reload": lambda core, client_id, call: core.reload(client_id, call),
     "shutdown": lambda core, *_: core.drain(),
 }

@@ -22,7 +22,7 @@ from quire.frontend.client.observer import Observer, RequestOptions, TraceContex
 from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryQueue, RequestStreams
-from quire.frontend.engine_args import EngineArgs, takes_engine_args
+from quire.frontend.engine_args import DRAIN_SECONDS, EngineArgs, reload_arguments, takes_engine_args
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.sampling import SamplingParams, ranks
@@ -301,6 +301,21 @@ class AsyncLLM(AnswerParsing):
     async def run_long(self, work: Callable[[], T], *given: object) -> T:
         """Return `work()`, called on another thread if what is `given` is long, while streams continue."""
         return await self._threads.run(work, *given)
+
+    async def reload(
+        self, model: str | None = None, *, drain: bool = False, drain_timeout: float = DRAIN_SECONDS, **options: Any
+    ) -> None:
+        """Put a new engine with other weights or settings in the place of this one, while streams go on.
+
+        `model` and `options` are those of the constructor that concern the model, the KV cache, the scheduling and the
+        grammars; None stands for the default of an option, and what is not given stays as it is. The new engine loads
+        while this one works. Then open requests go on there, with `drain` only those that have not begun, or have not
+        ended here within `drain_timeout` seconds. Raises `TypeError` or `ValueError` for the options, `RuntimeError`
+        with the reason if there is no new engine, in which case this one works on, and `EngineDeadError`.
+        """
+        given = options if model is None else {"model": model, **options}
+        arguments = reload_arguments(given, drain=drain, drain_timeout=drain_timeout)
+        await asyncio.to_thread(self._engine.client.reload, arguments)
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead or away, or has neither stepped nor been idle for 30 s."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, cast
 
 from quire.frontend.vllm_args import reject
-from quire.protocol.engine_options import ClientOptions, EngineOptions, SupervisionOptions
-from quire.protocol.options import Option, command_line, options_of
+from quire.protocol.engine_options import SECONDS_OR_ZERO, ClientOptions, EngineOptions, SupervisionOptions
+from quire.protocol.messages import Reload
+from quire.protocol.options import Option, options_of
 
 DEMO_MODEL = str(Path(__file__).parent / "demo_model")
 
@@ -55,11 +56,36 @@ class EngineArgs(ClientOptions, SupervisionOptions, EngineOptions):
             given.setdefault("kv_peer", given["prefill_address"])
         return cls(**given)
 
-    def command_line(self) -> list[str]:
-        """Return the flags of the engine process, its address left out."""
+    def settings(self) -> dict[str, object]:
+        """Return the options of the engine process, its address left out."""
         options = {name: option.default for name, option in options_of(EngineOptions).items()}
         given = {name: getattr(self, name) for name, default in options.items() if getattr(self, name) != default}
-        return command_line({**given, "model": str(Path(self.model).absolute()), "seed": self.seed})
+        return {**given, "model": str(Path(self.model).absolute()), "seed": self.seed}
+
+
+DRAIN_SECONDS = 60.0
+"""Seconds that requests which have begun get to end in the engine before, if a reload is to drain it."""
+
+
+def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: float) -> Reload:
+    """Return the arguments of a reload with these options changed, None for the default of one; paths are absolute.
+
+    Raises `TypeError` for an unknown option, and `ValueError` for one that a reload cannot change or a value that is
+    not allowed.
+    """
+    SECONDS_OR_ZERO.check("drain_timeout", drain_timeout)
+    rows = options_of(EngineOptions)
+    settings: dict[str, bool | int | float | str | None] = {}
+    for name, value in options.items():
+        if name not in rows:
+            if name in options_of(EngineArgs):
+                raise ValueError(f"{name} cannot be changed by a reload, but {', '.join(rows)} can")
+            reject(name, value, set(rows))
+        if value is not None:
+            rows[name].check(value)
+        is_path = value is not None and rows[name].metavar == "FOLDER"
+        settings[name] = str(Path(value).absolute()) if is_path else value
+    return Reload(settings, drain_timeout if drain else 0.0)
 
 
 def takes_engine_args(

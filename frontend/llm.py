@@ -15,7 +15,7 @@ from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryInbox, apply_delivery
-from quire.frontend.engine_args import EngineArgs, takes_engine_args
+from quire.frontend.engine_args import DRAIN_SECONDS, EngineArgs, reload_arguments, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.frontend.progress import progress_bar
@@ -162,6 +162,16 @@ class LLM(AnswerParsing):
     def stats(self) -> dict[str, Any]:
         """Return the state of the engine: the fields of `SchedulerStats`, and counters of its socket."""
         return cast("dict[str, Any]", self._engine.client.call("stats").result())
+
+    def reload(
+        self, model: str | None = None, *, drain: bool = False, drain_timeout: float = DRAIN_SECONDS, **options: Any
+    ) -> None:
+        """Put a new engine with other weights or settings in the place of this one; see `AsyncLLM.reload`.
+
+        Requests of other threads and clients go on.
+        """
+        given = options if model is None else {"model": model, **options}
+        self._engine.client.reload(reload_arguments(given, drain=drain, drain_timeout=drain_timeout))
 
     def reset_prefix_cache(self) -> bool:
         """Empty the engine's prefix cache."""

@@ -30,10 +30,10 @@ class _Header(msgspec.Struct):
 
 
 class KvFile:
-    """KV memory in the file `fd`, which no other process may use; KV of another model in it is discarded.
+    """KV memory in the file `fd`, which one process at a time may use, from `prepare` on.
 
-    `num_pages` is the number of pages of which the file holds KV; None if it holds none. Raises ModelError if the file
-    is unusable.
+    `num_pages` is the number of pages of which the file holds KV of this model; None if it holds none. Raises
+    ModelError if the file is unusable.
     """
 
     def __init__(self, fd: int, model: str) -> None:
@@ -42,16 +42,9 @@ class KvFile:
         self.num_pages: int | None = None
         try:
             os.set_inheritable(fd, False)
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
             self.num_pages = self._kept_pages()
-        except BlockingIOError:
-            raise ModelError(
-                f"kv_memory_fd={fd} is used by another engine; end that one, or give a memfd of its own"
-            ) from None
         except OSError as error:
             raise self._unfit(error) from None
-        if self.num_pages is None:
-            self._discard()
 
     @property
     def resident_bytes(self) -> int:
@@ -59,18 +52,23 @@ class KvFile:
         return os.fstat(self.fd).st_blocks * 512
 
     def prepare(self, num_pages: int) -> None:
-        """Discard the KV of a pool of another size."""
-        if num_pages == self.num_pages:
-            return
-        self._discard()
-        os.pwrite(self.fd, msgspec.json.encode(_Header(self.model, num_pages)) + b"\n", 0)
-        self.num_pages = num_pages
+        """Take the file, and discard KV of another model or of a pool of another size.
 
-    def _discard(self) -> None:
+        Raises ModelError if another process has it.
+        """
         try:
-            os.truncate(self.fd, 0)
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
+            self.num_pages = self._kept_pages()
+            if num_pages != self.num_pages:
+                os.truncate(self.fd, 0)
+                os.pwrite(self.fd, msgspec.json.encode(_Header(self.model, num_pages)) + b"\n", 0)
+        except BlockingIOError:
+            raise ModelError(
+                f"kv_memory_fd={self.fd} is used by another engine; end that one, or give a memfd of its own"
+            ) from None
         except OSError as error:
             raise self._unfit(error) from None
+        self.num_pages = num_pages
 
     def _kept_pages(self) -> int | None:
         line = os.pread(self.fd, _HEADER_BYTES, 0).partition(b"\n")[0]

@@ -115,14 +115,15 @@ def choose_num_pages(
     already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left; with a
     memory_limit up to what it leaves, and at least for one sequence of max_model_len.
     """
-    left = host.available_memory() + (0 if file is None else file.resident_bytes) - other_bytes
-    if left < 0:
+    free = host.available_memory()
+    if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped
         raise ModelError(
-            f"weights and buffers take {other_bytes} bytes, but {left + other_bytes} are free"
+            f"weights and buffers take {other_bytes} bytes, but {free} are free"
             f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
         )
     longest = -(-limits.max_model_len // limits.block_size)
     within = None if options.memory_limit is None else options.memory_limit - _fixed_bytes(options, other_bytes)
+    left = free + (0 if file is None else file.resident_bytes) - other_bytes
     if options.num_pages is not None:
         pages = options.num_pages
     elif options.kv_cache_memory_bytes is None and file is not None and file.num_pages is not None:

@@ -127,14 +127,15 @@ class ModelRunner:
 
 @dataclass
 class Assembly:
-    """A plan in memory: addresses of its compiled kernels, packed weights and buffers."""
+    """A plan in memory: addresses of its compiled kernels, packed weights and buffers. `open_kv` completes it."""
 
     native: Runner
     jit: Jit  # owns the code that launches point to
     plan: ModelPlan
     loader: Loader
-    kv_model: str  # names all that the bits of KV depend on besides tokens; empty if the KV ends with the runner
     memory_plan: MemoryPlan
+    num_pages: int
+    kv_file: KvFile | None  # None: the KV ends with the runner
     kernels: dict[Kernel, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
 
@@ -158,8 +159,19 @@ class Assembly:
         """Addresses of the plan's operands."""
         return Memory(self.buffers, self.loader.addresses, self.native.kv_layer)
 
-    def add_launches(self) -> None:
-        """Hand the launches to the native runner."""
+    @property
+    def kv_model(self) -> str:
+        """Name of all that the bits of KV depend on besides tokens; empty if the KV ends with the runner."""
+        return "" if self.kv_file is None else self.kv_file.model
+
+    def open_kv(self) -> None:
+        """Map KV memory, and hand the launches to the native runner. Raises ModelError if another engine has the file.
+
+        Until then another engine may have it, and work on.
+        """
+        if self.kv_file is not None:
+            self.kv_file.prepare(self.num_pages)
+        self.native.open_kv()
         for launch in self.plan.launches:
             self.add(self.native.head if launch.head else self.native.body, launch, self.memory)
         for launch in self.plan.hidden_states:
@@ -206,7 +218,7 @@ def choose_memory(plan: ModelPlan, options: LoadOptions, file: KvFile | None = N
 def assemble(
     plan: ModelPlan, options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
 ) -> Assembly:
-    """Put the plan into memory: pack weights, compile kernels, map KV memory."""
+    """Put the plan into memory: pack weights, compile kernels; KV memory is left to `open_kv`."""
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = _logits_shape(plan)
     isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
@@ -214,8 +226,6 @@ def assemble(
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
     pages, memory = choose_memory(plan, options, file)
-    if file is not None:
-        file.prepare(pages)
     config = RunnerConfig(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, block_size=limits.block_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -231,23 +241,37 @@ def assemble(
         )
     jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
     loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache)
-    assembly = Assembly(native, jit, plan, loader, config.kv_model, memory)
+    assembly = Assembly(native, jit, plan, loader, memory, pages, file)
     assembly.compile(isa.name, progress)
     loader.load(plan.weights)
     assembly.allocate()
     return assembly
 
 
-def load_model(
-    options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
-) -> ModelRunner:
-    """Load a checkpoint: pack its weights, compile its kernels, map its KV memory.
+class PreparedModel:
+    """A checkpoint whose weights are packed and whose kernels are compiled; `open` gives it KV memory."""
 
-    `log_sealed_pages` has `take_sealed` tell which KV pages are full, for those who copy them elsewhere.
+    def __init__(
+        self, options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
+    ) -> None:
+        """Load it, maybe while another engine has the file of KV memory.
 
-    Raises ModelError with a message for the user if an option, the checkpoint or the host does not allow it.
-    """
-    plan, _ = describe(options)
-    assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
-    assembly.add_launches()
-    return ModelRunner(assembly, options)
+        `log_sealed_pages` has `take_sealed` tell which KV pages are full, for those who copy them elsewhere.
+
+        Raises ModelError with a message for the user if an option, the checkpoint or the host does not allow it.
+        """
+        self._options = options
+        plan, checkpoint = describe(options)
+        self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
+        self.vocab_size = plan.vocab_size
+        self.eos_token_ids = checkpoint.eos_token_ids()
+
+    def open(self) -> ModelRunner:
+        """Map KV memory, with the pages that an engine before has left there. Raises ModelError."""
+        self._assembly.open_kv()
+        return ModelRunner(self._assembly, self._options)
+
+
+def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelRunner:
+    """Load a checkpoint: pack its weights, compile its kernels, map its KV memory. Raises ModelError."""
+    return PreparedModel(options, progress).open()

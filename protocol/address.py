@@ -23,15 +23,36 @@ MAX_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 """Length of a UNIX socket's path in bytes: `sun_path` without its closing zero."""
 
 _FOLDER_PREFIX = "quire-"
+_SOCKET = "engine.sock"
 _LOCK_SECONDS = 5.0
 
 
 def default_address() -> str:
     """Return the `ipc://` path of a socket in a fresh private (0700) folder; `remove_address` removes both."""
+    return f"ipc://{tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=_base())}/{_SOCKET}"
+
+
+def private_addresses() -> list[str]:
+    """Return the addresses of the sockets that this user may open and that `default_address` has made, alive or not."""
+    paths = sorted(Path(_base()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET}"))
+    return [f"ipc://{path}" for path in paths if os.access(path, os.W_OK)]
+
+
+def _base() -> str:
     base = tempfile.gettempdir()
-    if len(os.fsencode(base)) + 40 > MAX_SOCKET_PATH:
-        base = "/tmp"  # noqa: S108 - mkdtemp makes the folder private
-    return f"ipc://{tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base)}/engine.sock"
+    is_short = len(os.fsencode(base)) + 40 <= MAX_SOCKET_PATH
+    return base if is_short else "/tmp"  # noqa: S108 - mkdtemp makes the folder private
+
+
+def is_alive(address: str) -> bool:
+    """Return True if a process listens at an `ipc://` address."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(ipc_path(address) or ""))
+        except OSError:
+            return False
+    return True
 
 
 def remove_address(address: str) -> None:

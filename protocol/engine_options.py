@@ -22,6 +22,7 @@ BLOCK_SIZES = (32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
 TOOL_CALL_PARSERS = ("none", "hermes", "llama3_json", "json_call")
 REASONING_PARSERS = ("none", "think", "qwen3", "deepseek_r1")
+STANDBYS = ("program", "model")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 SECONDS = Range(0, 10**9, closed=False)  # 30 years, which every clock can count
@@ -153,8 +154,9 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
         die_with_parent: End when this process is gone; 0: the one that started the engine. Default: no process.
         kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages. The next engine that is given it takes
             over the pages of this one. Default: the pages end with the engine.
-        standby: Load the program only, and go on when a line comes on stdin; end with its end.
-        beat_seconds: Write a sign of life to stdout each time these seconds have passed. Default: none.
+        standby: Load the program only, or the model too, and go on when a line comes on stdin; end with its end.
+        beat_seconds: Write a sign of life to stdout each time these seconds have passed, and talk to the supervisor on
+            stdin and stdout. Default: no supervisor.
     """
 
     engine_address: Annotated[str | None, Option("ADDRESS")] = None
@@ -165,7 +167,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "warning"
     die_with_parent: Annotated[int | None, Option("PID", Range(0, MAX_INT32))] = None
     kv_memory_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
-    standby: Annotated[bool, Option()] = False
+    standby: Annotated[str | None, Option("WHAT", choices=STANDBYS)] = None
     beat_seconds: Annotated[float | None, Option("S", SECONDS)] = None
 
 

@@ -15,7 +15,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 8
 
 
 class Role(enum.StrEnum):
@@ -274,9 +274,21 @@ class Ping(msgspec.Struct, array_like=True, gc=False, tag=4, forbid_unknown_fiel
     """Client to engine: heartbeat, answered with Pong."""
 
 
+class Reload(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Arguments of the utility call `reload`: another process takes the engine's place, with other settings.
+
+    `settings`: options of `EngineOptions` by name, None for an option's default; the others stay as they are.
+    `drain_timeout`: seconds that requests which have begun get to end in the engine before; others wait for the new
+    one meanwhile. 0: all move at once.
+    """
+
+    settings: dict[str, bool | int | float | str | None] = {}
+    drain_timeout: float = 0.0
+
+
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
     """Client to engine: call one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `trace_start`, `trace_stop`,
-    `snapshot`, `shutdown`. All but `stats` concern other clients too, and need the role ADMIN.
+    `snapshot`, `reload`, `shutdown`. All but `stats` concern other clients too, and need the role ADMIN.
 
     `token_ids` and `cache_salt` name the prefix to pin or unpin.
     """
@@ -285,6 +297,7 @@ class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unkno
     method: str
     token_ids: list[int] = []
     cache_salt: str = ""
+    reload: Reload | None = None
 
 
 class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6, forbid_unknown_fields=True):
@@ -488,7 +501,8 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes.
 
-    `role` is the client's.
+    `role` is the client's. `text_files` is a hash of the tokenizer's and the chat templates' files: an engine in
+    another's place has the same.
     """
 
     protocol_version: int
@@ -509,6 +523,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     role: Role = Role.ADMIN
     memory_limit: int = 0  # bytes of the engine's process
     has_kv_peer: bool = False  # it fetches KV pages from another engine
+    text_files: str = ""
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):
@@ -536,9 +551,13 @@ class Pong(msgspec.Struct, array_like=True, gc=False, tag=15):
 
 
 class EngineGoodbye(msgspec.Struct, array_like=True, gc=False, tag=16):
-    """Engine to client: the engine ends; no more outputs follow."""
+    """Engine to client: the engine ends; no more outputs follow.
+
+    If it `gives_way`, another one takes its place, to which clients send their open requests again.
+    """
 
     reason: str = ""
+    gives_way: bool = False
 
 
 class StepTrace(msgspec.Struct, array_like=True, gc=False, tag=17):

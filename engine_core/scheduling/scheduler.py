@@ -45,6 +45,7 @@ class Scheduler:
     ) -> None:
         """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
+        self.holds_back = False  # only requests that have begun may start, maybe again
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
         self.prefill_budget = PrefillBudget(limits)
@@ -66,6 +67,11 @@ class Scheduler:
     def has_requests(self) -> bool:
         """True if a step would have anything to do."""
         return bool(self.running) or (self.waiting.has_ready and not self._waits_for_pages)
+
+    @property
+    def has_begun_requests(self) -> bool:
+        """True if a request has begun, even if it waits now."""
+        return bool(self.running) or any(request.has_begun for request in self.waiting)
 
     @property
     def available_pages(self) -> int:
@@ -149,6 +155,8 @@ class Scheduler:
         for request in self._candidates(batch):
             if budget <= 0 or (self.running and width + request.width > most):
                 break
+            if self.holds_back and not request.has_begun:
+                continue
             if not self._open(request, batch) or (match := self._prefixes.find(request, computing)) is None:
                 continue
             now = self.limits.pages_for(request.num_tokens)

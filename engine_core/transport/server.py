@@ -106,7 +106,7 @@ class EngineServer:
         self._decoder = EngineDecoder()
         self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
         self._next_beat = math.inf
-        self._farewell: tuple[float, str] | None = None  # deadline, reason
+        self._farewell: tuple[float, EngineGoodbye] | None = None  # with its deadline
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="quire-engine-io", daemon=True)
 
@@ -148,10 +148,17 @@ class EngineServer:
 
     def stop(self, linger: float = 1.0, reason: str = "the engine was stopped") -> None:
         """Send what waits, for at most `linger` seconds, and EngineGoodbye to all; remove the socket file."""
+        self._end(linger, EngineGoodbye(reason))
+
+    def give_way(self, linger: float = 0.1) -> None:
+        """Do so for an engine that takes this one's place: the folder of the socket file stays."""
+        self._end(linger, EngineGoodbye("another engine takes its place", gives_way=True))
+
+    def _end(self, linger: float, goodbye: EngineGoodbye) -> None:
         if self._thread.ident is None:  # never started
             self._waker.close()
             return
-        self._farewell = self._farewell or (time.monotonic() + linger, reason)
+        self._farewell = self._farewell or (time.monotonic() + linger, goodbye)
         self._waker.wake()
         self._thread.join()
 
@@ -288,9 +295,9 @@ class EngineServer:
     def _pong(self, now: float) -> Pong:
         return Pong(max(0.0, now - self.last_step))
 
-    def _say_farewell(self, deadline: float, reason: str) -> None:
+    def _say_farewell(self, deadline: float, goodbye: EngineGoodbye) -> None:
         self._send_outgoing()
-        self._clients.broadcast(EngineGoodbye(reason))
+        self._clients.broadcast(goodbye)
         while self._clients.blocked and time.monotonic() < deadline:
             time.sleep(_RETRY_SECONDS)
             self._clients.flush()
@@ -301,7 +308,8 @@ class EngineServer:
         self._reject_request, self._receive_kv = _let_in, _ignore  # or server and core would keep each other in memory
         self._context.destroy(linger=None)
         self._waker.close()
-        remove_address(self._address)
+        if self._farewell is None or not self._farewell[1].gives_way:
+            remove_address(self._address)
 
 
 def _incompatible(client_id: ClientId, hello: Hello) -> str | None:

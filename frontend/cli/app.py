@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from quire.frontend.cli import calibrate, chat, engine, info, replay, serve, simulate, trace
+from quire.frontend.cli import calibrate, chat, engine, info, reload, replay, serve, simulate, trace
 from quire.frontend.cli.bench import offline, sweep
 from quire.frontend.cli.bench import serve as bench_serve
 from quire.frontend.cli.flags import SAMPLING_NOTE
@@ -88,6 +88,7 @@ _COMMANDS = (
     chat.chat,
     chat.complete,
     engine.engine,
+    reload.reload,
     trace.trace,
     replay.replay,
     simulate.simulate,

@@ -14,7 +14,7 @@ import typer
 from quire.frontend.cli.flags import EngineFlags, EngineProcessFlags, takes_flags
 from quire.frontend.cli.output import write
 from quire.protocol.engine_options import ClientOptions, EngineProcessOptions, SupervisionOptions
-from quire.protocol.options import command_line, options_of
+from quire.protocol.options import options_of
 
 if TYPE_CHECKING:
     from quire.frontend.client.supervisor import Supervisor
@@ -40,9 +40,10 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
     start_timeout = given.pop("start_timeout", options_of(ClientOptions)["start_timeout"].default)
+    address = given.pop("engine_address", None) or default_address()
     supervisor = Supervisor(
-        given.pop("engine_address", None) or default_address(),
-        command_line(given),
+        address,
+        given,
         SupervisionOptions(**supervised),
         start_timeout=start_timeout,
         shutdown_timeout=shutdown_timeout,

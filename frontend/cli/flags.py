@@ -108,6 +108,23 @@ class EngineFlags(Flags):
     rows = rows_of(EngineOptions) | rows_of(SupervisionOptions)
 
 
+class ReloadFlags(Flags):
+    """Options that a reload changes."""
+
+    rows = rows_of(EngineOptions, unset="as it is")
+
+
+class SocketFlags(Flags):
+    """Options for reaching a running engine."""
+
+    rows = rows_of(
+        ClientOptions,
+        ("engine_address",),
+        help="The engine at ipc://PATH or tcp://HOST:PORT.",
+        unset="the only one here",
+    ) | rows_of(ClientOptions, ("curve_keys", "insecure_tcp"), section="A running engine")
+
+
 class AttachFlags(Flags):
     """Options for reaching a running engine, and the tokenizer to use with it."""
 

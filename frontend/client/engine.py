@@ -334,7 +334,7 @@ def _supervise(args: EngineArgs) -> Supervisor:
     """Start the engine of an `LLM` or `AsyncLLM`, on a socket in a private folder."""
     return Supervisor(
         default_address(),
-        args.command_line(),
+        args.settings(),
         args,
         start_timeout=args.start_timeout,
         shutdown_timeout=_DRAIN_SECONDS,

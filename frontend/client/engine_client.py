@@ -32,6 +32,7 @@ from quire.protocol.messages import (
     Ping,
     Pong,
     Ready,
+    Reload,
     SchedulerStats,
     StepTrace,
     UtilityCall,
@@ -41,6 +42,7 @@ from quire.protocol.messages import (
 SILENT_HEARTBEATS = 10  # consecutive heartbeats without a message from the engine, after which it counts as dead
 _RETRY_SECONDS = 0.02  # between attempts to reach an engine that is gone
 _HANDSHAKE_SECONDS = 5.0  # for an engine that has come back
+_MOVED, _LOST = "the engine gives way to a new one", "the connection to the engine was lost"
 _AWAY_SECONDS = 0.1  # between notices that there is still no engine
 
 
@@ -64,6 +66,10 @@ class EngineRefusal:
     """Notice that the engine has rejected a message: all open requests end with `error`, but others may follow."""
 
     error: EngineDeadError
+
+
+class EngineMovedError(EngineConnectionError):
+    """The engine gives way to another one in its place."""
 
 
 # Outputs of the engine, how the engine fares, or the error that ends every open request and the client.
@@ -106,9 +112,11 @@ class CoreClient:
         self._hello = Hello(PROTOCOL_VERSION, f"quire.frontend {os.getpid()}")
         self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count(1)
-        self._lock = threading.Lock()  # guards the attributes below; nothing is posted to a session that is over
+        # Notified of each session and of the end. Guards what follows: nothing is posted to a session that is over.
+        self._lock = threading.Condition()
         self._session = FIRST_SESSION
         self._away: str | None = None  # why there is no engine
+        self._num_moves = 0  # sessions that ended because the engine gave way to another one
         self._closing = threading.Event()
         self._on_step: Callable[[StepTrace], None] | None = None
         self._connection, self.ready = self._connect(timeout)
@@ -122,8 +130,8 @@ class CoreClient:
 
     @property
     def num_losses(self) -> int:
-        """Times that the engine, or the connection to it, was lost."""
-        return self._session - FIRST_SESSION
+        """Times that the engine, or the connection to it, was lost; not when another one took its place."""
+        return self._session - FIRST_SESSION - self._num_moves
 
     def send(self, message: ClientMessage, session: int | None = None) -> None:
         """Queue a message for the engine, unless its `session` is over. Any thread.
@@ -139,8 +147,10 @@ class CoreClient:
             elif session is None:
                 raise EngineDeadError(f"{self._away}; it is being started again, try again then")
 
-    def call(self, method: str, token_ids: Sequence[int] = (), cache_salt: str = "") -> Future[Any]:
-        """Start a utility call; some calls take a prefix.
+    def call(
+        self, method: str, token_ids: Sequence[int] = (), cache_salt: str = "", reload: Reload | None = None
+    ) -> Future[Any]:
+        """Start a utility call; some calls take a prefix, and one the arguments of a reload.
 
         The future gets its result, a `RuntimeError` with the engine's message, or `EngineDeadError`.
         """
@@ -149,11 +159,28 @@ class CoreClient:
         call_id = next(self._call_ids)
         self._calls[call_id] = future
         try:
-            self.send(UtilityCall(call_id, method, list(token_ids), cache_salt))
+            self.send(UtilityCall(call_id, method, list(token_ids), cache_salt, reload))
         except BaseException:
             self._calls.pop(call_id, None)
             raise
         return future
+
+    def reload(self, arguments: Reload) -> Ready:
+        """Have another engine take this one's place, and return its description.
+
+        Raises `RuntimeError` with the reason why none does, and `EngineDeadError`.
+        """
+        session = self._session
+        engine_pid = self.call("reload", reload=arguments).result()["engine_pid"]
+        with self._lock:
+            self._lock.wait_for(lambda: self.dead is not None or (self._session > session and self._away is None))
+        if self.dead is not None:
+            raise EngineDeadError(*self.dead.args)
+        if self.ready.engine_pid != engine_pid:
+            raise RuntimeError(
+                "the reload failed: the new engine ended when it took over, and one with the former settings is back"
+            )
+        return self.ready
 
     def start_trace(self, on_step: Callable[[StepTrace], None]) -> Future[Any]:
         """Start tracing the engine's steps; `on_step` is called on the client's thread and must return at once."""
@@ -204,9 +231,13 @@ class CoreClient:
                 try:
                     self._serve()
                 except EngineConnectionError as error:
-                    lost = EngineDeadError("the connection to the engine was lost", str(error))
-                    self._leave_session(lost)
-                    self._reconnect(lost)
+                    has_moved = isinstance(error, EngineMovedError)
+                    summary = (
+                        "the engine gives way to a new one" if has_moved else "the connection to the engine was lost"
+                    )
+                    lost = EngineDeadError(summary, str(error))
+                    self._leave_session(lost, has_moved)
+                    self._reconnect(lost, has_moved)
             dead = EngineDeadError("the client was closed")
         except EngineDeadError as error:
             dead = error
@@ -256,6 +287,8 @@ class CoreClient:
             # The affected requests are not known, so all of them end.
             error = EngineDeadError("the engine rejected a message", f"{self.address}: {message.message}")
             self._deliver(EngineRefusal(error))
+        elif isinstance(message, EngineGoodbye) and message.gives_way:
+            raise EngineMovedError(f"{self.address}: {message.reason}")
         elif isinstance(message, EngineGoodbye):
             details = f"{self.address}: {message.reason or 'it was stopped'}"
             raise (
@@ -279,14 +312,15 @@ class CoreClient:
         else:
             future.set_result(message.result)
 
-    def _leave_session(self, lost: EngineDeadError) -> None:
+    def _leave_session(self, lost: EngineDeadError, has_moved: bool) -> None:
         with self._lock:
             self._away = lost.summary
             self._session += 1
+            self._num_moves += has_moved
         self._connection.close()
         self._fail_calls(EngineDeadError(f"{lost.summary}, and the call with it", lost.details))
 
-    def _reconnect(self, lost: EngineDeadError) -> None:
+    def _reconnect(self, lost: EngineDeadError, has_moved: bool) -> None:
         """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
         if self._reconnect_timeout == 0:
             raise lost
@@ -306,21 +340,23 @@ class CoreClient:
                     raise EngineDeadError(summary, lost.details) from None
                 self._closing.wait(_RETRY_SECONDS)
             else:
-                self._begin_session(connection, ready)
+                self._begin_session(connection, ready, has_moved)
                 return
 
-    def _begin_session(self, connection: Connection, ready: Ready) -> None:
-        """Go on with an engine of the same model. Raises `EngineDeadError` if it has another one."""
-        same = ("model", "vocab_size", "eos_token_ids", "hidden_size")
+    def _begin_session(self, connection: Connection, ready: Ready, has_moved: bool) -> None:
+        """Go on with an engine that reads the same tokens as text. Raises `EngineDeadError` if it does not."""
+        same = ("text_files", "vocab_size", "eos_token_ids")
         if any(getattr(ready, name) != getattr(self.ready, name) for name in same):
             connection.close()
             raise EngineDeadError(
-                "the engine has gone, and the one in its place has another model; connect to it anew",
+                "the engine has gone, and the one in its place has another model with another tokenizer; connect to it "
+                "anew",
                 f"{self.address}: {ready.model} in place of {self.ready.model}",
             )
-        has_died = ready.engine_pid != self.ready.engine_pid
+        has_died = ready.engine_pid != self.ready.engine_pid and not has_moved
         with self._lock:
             self._connection, self.ready, self._away = connection, ready, None
+            self._lock.notify_all()
         self._deliver(EngineBack(self._session, has_died))
         if self._on_step is not None:
             self.call("trace_start")
@@ -329,6 +365,7 @@ class CoreClient:
         with self._lock:
             self.dead = error
             is_away, self._away = self._away is not None, None
+            self._lock.notify_all()
         if not is_away:
             self._connection.close()
         self._fail_calls(error)

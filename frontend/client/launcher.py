@@ -10,17 +10,19 @@ import sys
 import threading
 import tty
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.log_limit import TokenBucket
 from quire.protocol.messages import SchedulerStats
+
+T = TypeVar("T")
 
 _TAIL_CHARS = 4000
 _CHARS_PER_SECOND = 100_000  # that are forwarded, after a burst of ten times as many; the engine bounds its own log
@@ -150,31 +152,57 @@ class Beat(msgspec.Struct):
     state: SchedulerStats
 
 
+class Loaded(msgspec.Struct):
+    """Facts about the model that an engine has loaded: what frontends know about it and keep."""
+
+    text_files: dict[str, str]  # hash by name
+    vocab_size: int
+    eos_token_ids: list[int]
+
+
+class ReloadCall(msgspec.Struct):
+    """A client's call of `reload`, see `protocol.messages.Reload`; `number` identifies it in the answer."""
+
+    number: int
+    settings: dict[str, bool | int | float | str | None]
+    drain_timeout: float
+
+
 class EngineProcess:
     """One run of an engine in a process of its own; `wait_ready` waits until it can be used.
 
     It has no terminal, so that Ctrl-C reaches only its owner, and it ends by itself when its owner is gone.
     """
 
-    def __init__(self, flags: Sequence[str], *, kept_fds: Sequence[int] = (), stands_by: bool = False) -> None:
+    def __init__(
+        self,
+        flags: Sequence[str],
+        *,
+        kept_fds: Sequence[int] = (),
+        standby: str | None = None,
+        on_reload: Callable[[ReloadCall], None] = lambda _call: None,
+    ) -> None:
         """Start it with these flags of `python -m quire.engine_core`; it inherits `kept_fds` by their numbers.
 
-        If it `stands_by`, it does nothing but load its program until `begin` is called.
+        `standby`: it does nothing but load its "program", or its "model" too, until `begin` is called. `on_reload` is
+        called on another thread.
         """
         self._owner = os.getpid()
+        self._loaded: Future[Loaded] = Future()
         self._ready: Future[str] = Future()
+        self._on_reload = on_reload
         self._log = EngineLog()
         self.ended = threading.Event()
         self.num_beats = 0
         self.last_beat: Beat | None = None
         # -P: folders in the current directory must not shadow packages.
         command = [sys.executable, "-P", "-m", "quire.engine_core", *flags, "--die-with-parent", str(self._owner)]
-        command += ["--standby"] * stands_by
+        command += [] if standby is None else ["--standby", standby]
         try:
             with self._log.open() as stderr:
                 self._process = subprocess.Popen(
                     command,
-                    stdin=subprocess.PIPE if stands_by else subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     start_new_session=True,
@@ -202,15 +230,30 @@ class EngineProcess:
         return self._process.returncode if self.ended.is_set() else None
 
     def begin(self) -> None:
-        """Have a process that stands by load its model. Without effect on one that has ended."""
-        assert self._process.stdin is not None
-        with suppress(OSError), self._process.stdin as stdin:
-            stdin.write(b"\n")
+        """Have a process that stands by go on. Without effect on one that has ended."""
+        self._write(b"\n")
+
+    def tell(self, word: str, **fields: object) -> None:
+        """Send a line to a running engine, see engine_core/supervisor_link.py. Without effect on one that has ended."""
+        self._write(f"{word} {msgspec.json.encode(fields).decode()}\n".encode())
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None  # PIPE
+        with suppress(OSError, ValueError):  # it has ended
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def wait_loaded(self, timeout: float) -> Loaded:
+        """Wait until the engine has loaded its model. Raises `EngineStartError` with the engine's message."""
+        return self._wait(self._loaded, timeout)
 
     def wait_ready(self, timeout: float) -> str:
         """Wait until the engine listens; return its address. Raises `EngineStartError` with the engine's message."""
+        return self._wait(self._ready, timeout)
+
+    def _wait(self, event: Future[T], timeout: float) -> T:
         try:
-            return self._ready.result(min(timeout, threading.TIMEOUT_MAX))
+            return event.result(min(timeout, threading.TIMEOUT_MAX))
         except FutureTimeoutError:
             raise EngineStartError(
                 f"the engine was not ready within {timeout:g} s; raise start_timeout\n{self._log.stderr_tail}"
@@ -264,16 +307,24 @@ class EngineProcess:
                 with suppress(msgspec.DecodeError):
                     self._take(*line.decode(errors="replace").strip().partition(" ")[::2])
         self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
         reader.join()
         self.ended.set()
-        if not self._ready.done():
-            self._ready.set_exception(EngineStartError(self._start_failure()))
+        for event in (self._loaded, self._ready):
+            if not event.done():
+                event.set_exception(EngineStartError(self._start_failure()))
 
     def _take(self, word: str, rest: str) -> None:
         """Take a line of the engine."""
         if word == "READY" and not self._ready.done():
             self._log.mark_started()
             self._ready.set_result(rest)
+        elif word == "LOADED" and not self._loaded.done():
+            self._loaded.set_result(msgspec.json.decode(rest, type=Loaded))
+        elif word == "RELOAD":
+            self._on_reload(msgspec.json.decode(rest, type=ReloadCall))
         elif word == "BEAT":
             self.last_beat = msgspec.json.decode(rest, type=Beat)
             self.num_beats += 1

@@ -1,7 +1,7 @@
 """The supervisor of an engine: it starts the process, and starts it again when it dies or hangs.
 
 An engine that was told to end, and did so with status 0, stays ended. One that dies again and again within a short time
-is started after ever longer pauses, and at last no more.
+is started after ever longer pauses, and at last no more. A client may ask for another one in its place, see `reload`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, closed_in_forks, show
+from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks, show
+from quire.frontend.client.reload import Settings, Successor, change, refuse
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
+from quire.protocol.options import command_line
 
 _HEALTHY_SECONDS = 2.0  # of life, at least
 _HEALTHY_STARTS = 2  # and as many times the time of its start
@@ -38,20 +40,20 @@ class Supervisor:
     def __init__(
         self,
         address: str,
-        flags: Sequence[str],
+        settings: Settings,
         options: SupervisionOptions,
         *,
         start_timeout: float,
         shutdown_timeout: float,
         on_ready: Callable[[str], None] = lambda _address: None,
     ) -> None:
-        """Start the first process with these flags. Raises `EngineStartError`.
+        """Start the first process with these settings. Raises `EngineStartError`.
 
         `start_timeout`: seconds until a process is ready; `shutdown_timeout`: those that open requests get at the end.
         """
         self.address = address
         self.failure: EngineDeadError | None = None
-        self._flags = flags
+        self._settings = settings
         self._options = options
         self._start_timeout = start_timeout
         self._shutdown_timeout = shutdown_timeout
@@ -68,6 +70,7 @@ class Supervisor:
             raise
         closed_in_forks.add(self)
         self._standby: EngineProcess | None = None
+        self._successor: Successor | None = None
         self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
 
     @property
@@ -109,6 +112,8 @@ class Supervisor:
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
+        if self._successor is not None:
+            self._successor.cancel()
         if self._standby is not None:
             self._standby.stop(KILL_SECONDS)
         self._release()
@@ -123,17 +128,50 @@ class Supervisor:
         now = time.monotonic()
         self._old_from = now + max(_HEALTHY_SECONDS, _HEALTHY_STARTS * (now - self._begun))
 
-    def _spawn(self, *, stands_by: bool = False) -> EngineProcess:
-        flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
-        flags += ["--shutdown-timeout", str(self._shutdown_timeout)]
+    def _spawn(self, settings: Settings | None = None, *, standby: str | None = None) -> EngineProcess:
+        flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
+        flags += ["--beat-seconds", str(_TICK_SECONDS), "--shutdown-timeout", str(self._shutdown_timeout)]
         flags += ["--kv-memory-fd", str(self._kv_memory)]
-        return EngineProcess(flags, kept_fds=[self._kv_memory], stands_by=stands_by)
+        return EngineProcess(flags, kept_fds=[self._kv_memory], standby=standby, on_reload=self._start_reload)
 
     def _stand_by(self) -> None:
         """Have the next process stand by, if it is to be had."""
         if self._standby is None and self._options.max_restarts:
             with contextlib.suppress(EngineStartError):
-                self._standby = self._spawn(stands_by=True)
+                self._standby = self._spawn(standby="program")
+
+    def _start_reload(self, call: ReloadCall) -> None:
+        """Start the reload that a client of the engine asks for; on the thread that reads the engine's lines."""
+        if self._stopping.is_set() or (self._successor is not None and not self._successor.has_failed):
+            refuse(self._process, call, "another reload is in progress, or the engine ends; try again when it is done")
+            return
+        try:
+            settings = change(self._settings, call.settings)
+            self._successor = Successor(
+                self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._start_timeout
+            )
+        except (ValueError, EngineStartError) as error:
+            refuse(self._process, call, str(error))
+
+    def _take_successor(self) -> Successor | None:
+        """Return the successor of a process that has ended, if it can begin; end one that is not so far."""
+        successor, self._successor = self._successor, None
+        if successor is None or successor.is_loaded:
+            return successor
+        successor.cancel()
+        return None
+
+    def _hand_over(self, successor: Successor) -> bool:
+        """Put a successor in the place of the process that has ended; return True once it can be used."""
+        self._begun = time.monotonic()
+        successor.process.begin()
+        if not self._use(successor.process):
+            return False
+        self._settings = successor.settings
+        standby, self._standby = self._standby, None
+        if standby is not None:  # it has the settings from before
+            standby.stop(KILL_SECONDS)
+        return True
 
     def _release(self) -> None:
         """Give back the socket's file and the KV memory."""
@@ -154,10 +192,16 @@ class Supervisor:
             cause = self._watch(self._process)
             if self._stopping.is_set():
                 return
-            if self._process.status == 0:
+            if self._process.status == 0:  # a successor ends with `stop`
                 self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
-            deaths = 1 if time.monotonic() > self._old_from else deaths + 1
+            successor = self._take_successor()
+            if successor is None:
+                deaths = 1 if time.monotonic() > self._old_from else deaths + 1
+            elif self._hand_over(successor):
+                continue
+            else:
+                deaths, cause = 0, "the reload failed: "
             report = self._process.exit_report()
             report = EngineDeadError(cause + report.summary, report.details)
             show(f"quire: {report.summary}\n")  # its stderr has been shown
@@ -182,14 +226,23 @@ class Supervisor:
             os.ftruncate(self._kv_memory, 0)
         self._begun = time.monotonic()
         try:
-            self._process = self._next_process()
-            if self._stopping.is_set():  # `stop` has ended the one before
-                self._process.stop(KILL_SECONDS)
-                return False
-            address = self._process.wait_ready(self._start_timeout)
+            process = self._next_process()
         except EngineStartError as error:
             show(f"quire: {error}\n")
-            self._process.stop(KILL_SECONDS)
+            return False
+        return self._use(process)
+
+    def _use(self, process: EngineProcess) -> bool:
+        """Make a process that has begun the engine's; return True once it can be used, False if it has ended."""
+        self._process = process
+        try:
+            if self._stopping.is_set():  # `stop` has ended the one before
+                process.stop(KILL_SECONDS)
+                return False
+            address = process.wait_ready(self._start_timeout)
+        except EngineStartError as error:
+            show(f"quire: {error}\n")
+            process.stop(KILL_SECONDS)
             return False
         self._note_start()
         with contextlib.suppress(OSError):  # nobody reads it any more

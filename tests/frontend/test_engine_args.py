@@ -11,6 +11,7 @@ import pytest
 from quire.frontend import LLM
 from quire.frontend.engine_args import DEMO_MODEL, EngineArgs
 from quire.frontend.vllm_args import _VLLM
+from quire.protocol.options import command_line
 
 
 def test_the_demo_model_is_the_default(demo_model: Path) -> None:
@@ -87,11 +88,11 @@ def test_arguments_of_vllm_that_ask_for_nothing_pass(name: str, demo_model: Path
 
 def test_the_command_line_has_what_was_given(demo_model: Path) -> None:
     options = {"max_model_len": 128, "kv_cache_memory_bytes": "4GiB", "threads": 2, "seed": 0}
-    line = EngineArgs.from_options(str(demo_model), options).command_line()
+    line = command_line(EngineArgs.from_options(str(demo_model), options).settings())
     pairs = dict(word.split("=") for word in line)
     assert pairs["--model"] == str(demo_model)
     assert (pairs["--max-model-len"], pairs["--kv-cache-memory-bytes"], pairs["--seed"]) == ("128", "4GiB", "0")
     assert "--num-pages" not in pairs
     switches = {"pin_threads": True, "enable_prefix_caching": False, "preload_grammars": False}
-    line = EngineArgs.from_options(str(demo_model), switches).command_line()
+    line = command_line(EngineArgs.from_options(str(demo_model), switches).settings())
     assert line == [f"--model={demo_model}", "--pin-threads", "--no-enable-prefix-caching"]

@@ -54,7 +54,7 @@ def log_probabilities(
     limits = PlanLimits(64, POSITIONS, 32)
     plan = lower(model, Dtypes(*dtypes, quantized_kv), limits, quantization)
     assembly = runner.assemble(plan, LoadOptions("", num_pages=POSITIONS // 32, threads=threads, isa=isa))
-    assembly.add_launches()
+    assembly.open_kv()
     native = assembly.native
     slot = native.sequences.open(tokens, len(tokens), sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
     assert native.sequences.reserve(slot, len(tokens) + 1)

@@ -31,7 +31,7 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
     options = LoadOptions(str(demo_model), num_pages=2048, threads=2)
     plan, _ = describe(options)
     assembly = assemble(plan, options)
-    assembly.add_launches()
+    assembly.open_kv()
     native, sequences = assembly.native, assembly.native.sequences
     heads = plan.layers * plan.heads.kv
     page_bytes = plan.limits.block_size * plan.kv_layout.token_bytes // plan.heads.kv

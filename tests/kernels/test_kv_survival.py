@@ -264,10 +264,13 @@ def test_kv_of_another_model_or_size_is_discarded() -> None:
     file.prepare(21)
     assert os.pread(fd, 2, HEADER_BYTES) == b""
     assert KvFile(fd, "model").num_pages == 21
-    assert KvFile(fd, "other").num_pages is None
-    assert os.fstat(fd).st_size == 0
-    for other in (b"something else", b'{"model": "\xff", "num_pages": 1}'):
-        os.pwrite(fd, other, 0)
+    other = KvFile(fd, "other")
+    assert other.num_pages is None
+    os.pwrite(fd, b"KV", HEADER_BYTES)
+    other.prepare(21)
+    assert os.pread(fd, 2, HEADER_BYTES) == b""
+    for line in (b"something else", b'{"model": "\xff", "num_pages": 1}'):
+        os.pwrite(fd, line, 0)
         assert KvFile(fd, "model").num_pages is None
     os.close(fd)
 
@@ -284,7 +287,7 @@ def test_memory_that_another_engine_uses_is_rejected() -> None:
     assert process.stdout is not None
     process.stdout.readline()
     with pytest.raises(ModelError, match=f"kv_memory_fd={fd} is used by another engine; end that one"):
-        KvFile(fd, "other")
+        KvFile(fd, "other").prepare(1)
     process.kill()
     process.communicate(timeout=PATIENCE)
     assert KvFile(fd, "model").num_pages == 1

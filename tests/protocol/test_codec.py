@@ -37,6 +37,7 @@ from quire.protocol.messages import (
     Pong,
     PoolingParams,
     Ready,
+    Reload,
     RequestEvent,
     Role,
     SamplingParams,
@@ -72,6 +73,7 @@ CLIENT_MESSAGES: list[ClientMessage] = [
     Hello(1, "test"),
     Ping(),
     UtilityCall(4, "stats"),
+    UtilityCall(5, "reload", reload=Reload({"max_num_seqs": 3, "model": "/m", "num_pages": None}, 0.5)),
     Goodbye("done"),
     KvHello(),
     KvFetch(3, [1, 2, 3], "salt", 1, 2, True),
@@ -85,6 +87,7 @@ ENGINE_MESSAGES: list[EngineMessage] = [
     ErrorMessage("no", fatal=True),
     Pong(0.5),
     EngineGoodbye("stopped"),
+    EngineGoodbye("moved", gives_way=True),
     StepTrace(
         1.5,
         SchedulerStats(3),
@@ -179,7 +182,7 @@ def test_unknown_sampling_fields_are_refused() -> None:
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
-        (frame(5, 1, "stats", [], "", {}), "UtilityCall: 1 unknown field follows cache_salt"),
+        (frame(5, 1, "stats", [], "", None, {}), "UtilityCall: 1 unknown field follows reload"),
         (frame(6, "bye", None), "Goodbye: 1 unknown field follows reason"),
     ],
 )

@@ -105,9 +105,9 @@ def test_an_option_of_one_name_means_one_thing() -> None:
 def test_the_engine_process_reads_what_python_writes(tmp_path: Path) -> None:
     values = {name: other(option) for name, option in ENGINE.items()} | {"model": str(tmp_path), "num_pages": None}
     args = EngineArgs.from_options(None, values)
-    parsed = parse_arguments(args.command_line())
+    parsed = parse_arguments(command_line(args.settings()))
     assert {name: getattr(parsed, name) for name in ENGINE} == values
-    defaults = parse_arguments(EngineArgs(model=str(tmp_path)).command_line())
+    defaults = parse_arguments(command_line(EngineArgs(model=str(tmp_path)).settings()))
     assert defaults == EngineProcessOptions(model=str(tmp_path))
 
 

@@ -55,6 +55,7 @@ class Engine:
                 log_sealed_pages=log_sealed_pages,
             )
         )  # fmt: skip
+        self.native.open_kv()
         self.sequences = self.native.sequences
         self.tree = self.sequences.tree
         self.slots: list[int] = []

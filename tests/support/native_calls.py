@@ -105,6 +105,7 @@ def world() -> dict[str, list[Any]]:
     tree.insert(first, [5, 6, 7, 8], second)
     tree.release(second)
     runner = _native.Runner(_native.RunnerConfig(**RUNNER_SIZES))
+    runner.open_kv()
     for opened in (sequences, runner.sequences):
         for salt in (None, "salt"):
             slot = opened.open(list(range(40)), 39, cache_salt=salt)

@@ -168,6 +168,8 @@ void bind_runner(nb::module_& m) {
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&>(), "config"_a)
+      .def("open_kv", &Runner::open_kv, nb::call_guard<nb::gil_scoped_release>(),
+           "Map KV memory; to be called once, before whatever needs it. Until then another process may have its file.")
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal, "Plan from token ids to hidden states.")
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal, "Plan from hidden states to logits.")
       .def_prop_ro("hidden_states", &Runner::hidden_states, nb::rv_policy::reference_internal,

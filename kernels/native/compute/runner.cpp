@@ -72,17 +72,18 @@ const RunnerConfig& checked(const RunnerConfig& config) {
 
 }  // namespace
 
+KvCache::KvCache(const RunnerConfig& config, Arena& arena, ThreadPool& threads)
+    : file(open_kv_file(config)),
+      memory(file ? file->tiles() : static_cast<std::byte*>(arena.allocate(KvMemory::bytes(shape_of(config)))), threads,
+             shape_of(config)),
+      sealed_pages(open_log(config)),
+      ledger(open_ledger(file.get(), memory, threads, config.kv_model, sealed_pages.get())),
+      sequences(config.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get()) {
+  if (ledger) memory.prefault(sequences.pages().committed());  // maps what is resident
+}
+
 Runner::Runner(const RunnerConfig& config)
-    : config_(checked(config)),
-      threads_(config.threads, config.pin),
-      kv_file_(open_kv_file(config)),
-      kv_(kv_file_ ? kv_file_->tiles() : static_cast<std::byte*>(arena_.allocate(KvMemory::bytes(shape_of(config)))),
-          threads_, shape_of(config)),
-      sealed_pages_(open_log(config)),
-      ledger_(open_ledger(kv_file_.get(), kv_, threads_, config.kv_model, sealed_pages_.get())),
-      sequences_(config.num_pages, config.block_size, config.vocab_size, kv_.extent(), ledger_.get()),
-      sampler_(threads_) {
-  if (ledger_) kv_.prefault(sequences_.pages().committed());  // maps what is resident
+    : config_(checked(config)), threads_(config.threads, config.pin), sampler_(threads_) {
   const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
@@ -105,10 +106,15 @@ void* Runner::allocate_by_node(std::size_t bytes) {
   return memory;
 }
 
+const KvCache& Runner::kv_cache() const {
+  if (!kv_cache_) throw std::logic_error("there is no KV memory before open_kv");
+  return *kv_cache_;
+}
+
 std::byte* Runner::kv_layer(std::int64_t layer) const {
   if (layer < 0 || layer >= config_.layers)
     throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(config_.layers));
-  return kv_.layer(layer);
+  return kv().layer(layer);
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
@@ -116,11 +122,11 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   const auto begun = TokenConstraint::Clock::now();
   if (sampler_.has_left()) throw std::logic_error("collect what is pending of the last step before the next one");
   check(slots, starts, counts, num_drafts);
-  if (const PagePool& pages = sequences_.pages(); pages.held_pages() > pages.committed() / 4)
-    kv_.prefault(pages.committed() + kv_.extent());  // at a half the next extent is committed
+  if (const PagePool& pages = sequences().pages(); pages.held_pages() > pages.committed() / 4)
+    kv_cache_->memory.prefault(pages.committed() + kv().extent());  // at a half the next extent is committed
   Dims dims{};
   dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
-  dim(dims, Dim::kv_tiles) = kv_.tiles();
+  dim(dims, Dim::kv_tiles) = kv().tiles();
   tasks_.clear();
   state_rows_.clear();
   num_taken_ = 0;
@@ -143,8 +149,8 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   for (const SamplingTask& task : tasks_) samples[task.index] = samples[task.index] || task.samples;
   for (std::size_t i = 0; i < slots.size(); i++)
     if (!samples[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
-      sequences_.share(slots[i], starts[i] + counts[i]);
-  if (ledger_ && !sampler_.has_left()) ledger_->seal();
+      sequences().share(slots[i], starts[i] + counts[i]);
+  if (kv_cache_->ledger && !sampler_.has_left()) kv_cache_->ledger->seal();
   return result;
 }
 
@@ -164,21 +170,21 @@ std::map<std::int32_t, std::vector<std::int32_t>> Runner::collect(StepResult& re
     cancel();
     throw;
   }
-  if (ledger_ && !sampler_.has_left()) ledger_->seal();
+  if (kv_cache_->ledger && !sampler_.has_left()) kv_cache_->ledger->seal();
   return spans;
 }
 
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
-  if (!sequences_.fork(slot, source, num_computed, num_tokens)) return false;
+  if (!sequences().fork(slot, source, num_computed, num_tokens)) return false;
   const auto place = static_cast<std::size_t>(num_computed / config_.block_size);
   const std::int64_t tiles = (num_computed % config_.block_size + kTileTokens - 1) / kTileTokens;
   if (tiles == 0) return true;
-  const std::int64_t page_tiles = kv_.tiles_of_page();
-  const std::int64_t from = sequences_.at(source).pages[place] * page_tiles;
-  const std::int64_t to = sequences_.at(slot).pages[place] * page_tiles;
+  const std::int64_t page_tiles = kv().tiles_of_page();
+  const std::int64_t from = sequences().at(source).pages[place] * page_tiles;
+  const std::int64_t to = sequences().at(slot).pages[place] * page_tiles;
   for (std::int64_t layer = 0; layer < config_.layers; layer++)
     for (std::int64_t head = 0; head < config_.kv_heads; head++)
-      std::memcpy(kv_.tile(layer, head, to), kv_.tile(layer, head, from),
+      std::memcpy(kv().tile(layer, head, to), kv().tile(layer, head, from),
                   static_cast<std::size_t>(tiles * config_.tile_bytes));
   return true;
 }
@@ -194,7 +200,7 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
     throw std::invalid_argument("slots, starts, counts and num_drafts differ in length");
   std::int64_t total = 0;
   for (std::size_t i = 0; i < slots.size(); i++) {
-    const Sequence& sequence = sequences_.at(slots[i]);
+    const Sequence& sequence = sequences().at(slots[i]);
     const std::int64_t size = std::ssize(sequence.tokens);
     if (starts[i] < 0 || starts[i] > size || counts[i] < 1 || counts[i] > size - starts[i])
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": " + std::to_string(counts[i]) +
@@ -218,7 +224,7 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
 }
 
 void Runner::check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts) {
-  const Sequence& sequence = sequences_.at(slot);
+  const Sequence& sequence = sequences().at(slot);
   const std::int64_t size = std::ssize(sequence.tokens);
   const std::int64_t most = std::min({count - 1, size - sequence.num_prompt_tokens, config_.max_logit_rows - 1});
   if (num_drafts < 0 || num_drafts > most || end < size || sequence.pooling)
@@ -231,7 +237,7 @@ void Runner::check_drafts(std::int32_t slot, std::int64_t end, std::int64_t coun
 
 void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count,
                     std::int64_t num_drafts, Dims& dims) {
-  Sequence& sequence = sequences_.at(slot);
+  Sequence& sequence = sequences().at(slot);
   const std::int64_t first = dim(dims, Dim::tokens), end = start + count;
   const auto length = static_cast<std::int64_t>(sequence.tokens.size());
   for (std::int64_t i = 0; i < count; i++) {
@@ -295,7 +301,7 @@ void Runner::clear_values(const Sequence& sequence, std::int64_t start, std::int
   const std::int64_t tile = (page * config_.block_size + first % config_.block_size) / kTileTokens;
   for (std::int64_t layer = 0; layer < config_.layers; layer++)
     for (std::int64_t head = 0; head < config_.kv_heads; head++)
-      std::memset(kv_.tile(layer, head, tile) + config_.value_offset, 0,
+      std::memset(kv().tile(layer, head, tile) + config_.value_offset, 0,
                   static_cast<std::size_t>(config_.tile_bytes - config_.value_offset));
 }
 
@@ -308,7 +314,7 @@ void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepRe
     dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(rows.size());
     hidden_states_.run(threads_, dims);
     for (std::size_t i = 0; i < rows.size(); i++)
-      pool_state(rows[i].index, sequences_.at(slots[rows[i].index]), {inputs_.hidden_states + i * size, size}, result);
+      pool_state(rows[i].index, sequences().at(slots[rows[i].index]), {inputs_.hidden_states + i * size, size}, result);
   }
 }
 
@@ -375,7 +381,7 @@ void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& 
   sequence.tokens.resize(static_cast<std::size_t>(task.position));  // without drafts: those that hold are in the span
   sequence.tokens.insert(sequence.tokens.end(), span.token_ids.begin(), span.token_ids.end());
   sequence.num_followed = std::ssize(sequence.tokens);
-  sequences_.share(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
+  sequences().share(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
   result.token_ids[task.index] = std::move(span.token_ids);
   result.logprobs[task.index] = std::move(span.logprobs);
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compute/abi.h"
@@ -64,23 +65,39 @@ struct StepResult {
   std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
 };
 
+/// KV memory, the pages that it is divided into, and the sequences that have them.
+struct KvCache {
+  /// Maps the memory, and takes over the pages of an earlier process if it lies in a file.
+  KvCache(const RunnerConfig& config, Arena& arena, ThreadPool& threads);
+
+  std::unique_ptr<KvFile> file;
+  KvMemory memory;
+  std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged
+  std::unique_ptr<PageLedger> ledger;         ///< nullptr without a file
+  Sequences sequences;
+};
+
 /// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
  public:
   /// Throws std::invalid_argument that names the field of `config` that is out of range.
   explicit Runner(const RunnerConfig& config);
 
+  /// Maps KV memory. To be called once, before anything that needs it: another process may have the file until then,
+  /// while this one loads its weights.
+  void open_kv() { kv_cache_.emplace(config_, arena_, threads_); }
+
   Arena& arena() { return arena_; }
   ThreadPool& threads() { return threads_; }
-  Sequences& sequences() { return sequences_; }
+  Sequences& sequences() { return kv_cache().sequences; }
   const StepInputs& inputs() const { return inputs_; }
-  const PageLedger* ledger() const { return ledger_.get(); }   ///< nullptr without a KvFile
-  SealedPages* sealed_pages() { return sealed_pages_.get(); }  ///< nullptr unless they are logged
+  const PageLedger* ledger() const { return kv_cache().ledger.get(); }   ///< nullptr without a KvFile
+  SealedPages* sealed_pages() { return kv_cache().sealed_pages.get(); }  ///< nullptr unless they are logged
 
   /// Allocates zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes,
   /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
   void* allocate_by_node(std::size_t bytes);
-  const KvMemory& kv() const { return kv_; }
+  const KvMemory& kv() const { return kv_cache().memory; }
 
   /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
   std::byte* kv_layer(std::int64_t layer) const;
@@ -120,6 +137,10 @@ class Runner {
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
  private:
+  /// Throws std::logic_error before `open_kv`.
+  const KvCache& kv_cache() const;
+  KvCache& kv_cache() { return const_cast<KvCache&>(std::as_const(*this).kv_cache()); }
+
   struct StateRow {
     std::int32_t index;  ///< in the batch
     std::int32_t row;    ///< in the step's tokens
@@ -142,11 +163,7 @@ class Runner {
   RunnerConfig config_;
   Arena arena_;
   ThreadPool threads_;
-  std::unique_ptr<KvFile> kv_file_;
-  KvMemory kv_;
-  std::unique_ptr<SealedPages> sealed_pages_;
-  std::unique_ptr<PageLedger> ledger_;
-  Sequences sequences_;
+  std::optional<KvCache> kv_cache_;
   StepInputs inputs_;
   Plan body_, head_, hidden_states_;
   std::int64_t step_number_ = 0;  ///< of the last step

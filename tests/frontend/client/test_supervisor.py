@@ -121,7 +121,7 @@ def test_an_engine_that_hangs_is_ended_with_its_last_state(
     monkeypatch.setattr(module, "_TICK_SECONDS", 0.001)
     monkeypatch.setattr(Supervisor, "_spawn", lambda self: None)
     options = SupervisionOptions(step_timeout=60.0, max_restarts=0)
-    supervisor = Supervisor("ipc:///nowhere", [], options, start_timeout=1.0, shutdown_timeout=1.0)
+    supervisor = Supervisor("ipc:///nowhere", {}, options, start_timeout=1.0, shutdown_timeout=1.0)
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(supervisor._watch(process))  # type: ignore[arg-type]
     os.close(supervisor._kv_memory)
