@@ -297,7 +297,7 @@ def test_wrong_arguments_are_named(flags: list[str], words: str, tmp_path: Path)
 def test_any_failure_to_load_a_model_is_one_line(
     error: Exception, text: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def load_model(*_arguments: object) -> None:
+    def load_model(*_arguments: object, **_options: object) -> None:
         raise error
 
     monkeypatch.setattr(process, "load_model", load_model)
