@@ -202,7 +202,7 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> 
         )
     if not 0 < len(token_ids) <= limits.max_model_len:
         raise RejectedError(
-            f"no prefix of {len(token_ids)} tokens can be in the cache; it may have 1 to {limits.max_model_len}"
+            f"a prefix of {len(token_ids)} tokens is not possible; it may have 1 to {limits.max_model_len}"
         )
     _check_salt(cache_salt)
     _check_token_ids("token_ids", token_ids, limits)

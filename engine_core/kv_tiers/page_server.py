@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from quire.protocol.messages import EngineMessage, KvAck, KvFetched, KvHello, KvMessage, KvPage, KvWelcome
 
-_WINDOW_BYTES = 8 << 20  # of a fetch, sent and not acknowledged; two pages at least
+_WINDOW_BYTES = 16 << 20  # of a fetch, sent and not acknowledged; two pages at least
 _MOST_PAGES = 16  # the same
 _MOST_BYTES = 64 << 20  # of all fetches
 _PATIENCE_SECONDS = 30.0

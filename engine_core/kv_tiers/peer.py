@@ -145,11 +145,11 @@ class KvPeer:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            with _Session(self._context, self._address, self._security, self._waker) as session:
-                try:
+            try:
+                with _Session(self._context, self._address, self._security, self._waker) as session:
                     self._use(session)
-                except (_LostError, OSError, ValueError) as error:
-                    self._lose(str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it is, no fetch may stay open
+                self._lose(str(error) or repr(error))
             self._stopping.wait(_RETRY_SECONDS)
         self._lose("")
         self._context.destroy(linger=0)
@@ -170,7 +170,7 @@ class KvPeer:
         complaint = f"{reason}; prompts are computed here until it comes back"
         if reason and (self._is_ready or complaint != self._last_complaint):
             self._fail(complaint)
-        self._is_ready = False
+        self._is_ready = self._is_hung = False
         while not self._inbox.empty():
             fetch, is_cancelled = self._inbox.get_nowait()
             if not is_cancelled:
