@@ -1,9 +1,9 @@
 """Coverage-guided fuzzing of what reads hostile input: `.venv/bin/python scripts/fuzz.py codec --seconds 1200`.
 
-Needs atheris (`pip install '.[fuzz]'`). Ends at the first input for which a target raises what it may not raise, gives a
-wrong result, or takes too long or too much memory; the traceback says where, and the input is kept in
-`build/fuzz/TARGET/`, to be run again with `--replay FILE`. The corpus in `build/fuzz/TARGET/corpus/` grows from run to
-run; it begins with inputs that the target makes.
+Needs atheris (`pip install '.[fuzz]'`). Ends with status 1 or more at the first input for which a target raises what it
+may not raise, gives a wrong result, or takes too long or too much memory. The traceback says where, and the input is
+kept in `build/fuzz/TARGET/`, to be run again with `--replay FILE`. The corpus in `build/fuzz/TARGET/corpus/` grows from
+run to run; it begins with inputs that the target makes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import hashlib
 import random
-import resource
 import sys
 import tempfile
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ sanitizer_library() {
 
 build_sanitized() {
   local kind=$1 folder=$2 entry
-  cmake -G Ninja -S "$QUIRE_ROOT" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=gcc \
+  cmake -G Ninja -S "$QUIRE_ROOT" -B "$folder/build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_C_COMPILER=gcc \
     -DCMAKE_CXX_COMPILER=g++ -DPython_EXECUTABLE="$VENV_PYTHON" -DQUIRE_SANITIZE="$kind" &&
     cmake --build "$folder/build" || return
   rm -rf "$folder/packages"

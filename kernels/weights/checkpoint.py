@@ -28,6 +28,7 @@ INTEGER_DTYPES = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": (
 _KNOWN = FLOAT_DTYPES | INTEGER_DTYPES
 _MAX_HEADER_BYTES = 100_000_000
 _SAMPLE_BYTES = 1024
+_LARGEST_VOCABULARY = 1 << 31
 
 
 class _Entry(msgspec.Struct):
@@ -93,7 +94,10 @@ class Checkpoint:
             raise ModelError(f"{path} is not a JSON object: {error}") from None
 
     def eos_token_ids(self) -> list[int]:
-        """Return the tokens that end an answer, from generation_config.json or else config.json."""
+        """Return the tokens that end an answer, from generation_config.json or else config.json.
+
+        Ids that no vocabulary has, such as -1 for no token, are left out.
+        """
         path = self.folder / "generation_config.json"
         try:
             generation = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
@@ -101,7 +105,7 @@ class Checkpoint:
             raise ModelError(f"{path} can't be read as a JSON object: {error}") from None
         ids = generation.get("eos_token_id", self.config.get("eos_token_id"))
         ids = ids if isinstance(ids, list) else [ids]
-        return [i for i in ids if isinstance(i, int)]
+        return [i for i in ids if type(i) is int and 0 <= i < _LARGEST_VOCABULARY]
 
     def _files(self) -> dict[Path, list[str]]:
         """Return the safetensors files, each with the tensors that the index promises in it."""
@@ -119,7 +123,7 @@ class Checkpoint:
             raise ModelError(f"{index} can't be read as a safetensors index: {error}") from None
         files: dict[Path, list[str]] = {}
         for name, file in weight_map.items():
-            if Path(file).name != file:
+            if Path(file).name != file or "\0" in file:
                 raise ModelError(
                     f"{index}: tensor {name} is said to be in {file!r}, which is not a file of this folder"
                 )

@@ -122,7 +122,7 @@ class Codec:
         self._check_encoding(message)
 
     def _check_encoding(self, message: EngineMessage) -> None:
-        """A message survives encoding; encoded forms are compared, since NaN differs from itself."""
+        """Check that a message survives encoding. Encoded forms are compared, since NaN differs from itself."""
         frames = encode(message)
         assert encode(self._of_client.decode(frames)) == frames
 
@@ -204,9 +204,13 @@ _PARAMS = [
     SamplingParams(early_stopping=True, structured_outputs=StructuredOutputs(json_object=True)),
 ]  # fmt: skip
 _SERVED = [
-    EngineCoreRequest("a", [1] * 9, SamplingParams(max_tokens=12), [3], 0.5, 0, "salt", 60.0, None, None, [4], "tenant"),
+    EngineCoreRequest(
+        "a", [1] * 9, SamplingParams(max_tokens=12), [3], 0.5, 0, "salt", 60.0, None, None, [4], "tenant"
+    ),
     EngineCoreRequest("b", [1] * 9, SamplingParams(max_tokens=5), [3], 0.0, 2, "salt", shares_prompt_with="a"),
-    EngineCoreRequest("c", [5] * 20, SamplingParams(), pooling=PoolingParams(pooling_type="mean", dimensions=2, normalize=False)),
+    EngineCoreRequest(
+        "c", [5] * 20, SamplingParams(), pooling=PoolingParams(pooling_type="mean", dimensions=2, normalize=False)
+    ),
     EngineCoreRequest("d", [5] * 20, SamplingParams(), pooling=PoolingParams()),
 ]
 _STATS = SchedulerStats(1, 2, 3, pages_total=4)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,8 @@ import small_tokenizers
 import tiny_model
 from fuzzing.target import mutate_json, replace
 
+from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.frontend.cli.model import generation_defaults
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.template_files import find_template
 from quire.frontend.text.tokenizer import Tokenizer
@@ -51,6 +54,15 @@ _QUANTIZATIONS: list[dict[str, Any]] = [
      "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": None, "weights": {
          "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "actorder": None}}}},
 ]  # fmt: skip
+_GPT2: dict[str, Any] = {
+    "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 1, "n_layer": 2, "n_positions": 256, "n_inner": None,
+    "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+}  # fmt: skip
+_MODELS = [
+    _GPT2,
+    *({"rope_scaling": scaling} for scaling in _SCALINGS),
+    *({"quantization_config": quantization} for quantization in _QUANTIZATIONS),
+]
 
 
 def _small_tokenizer(kind: str) -> dict[str, Any]:
@@ -72,14 +84,14 @@ class Configs:
         self._folder = tiny_model.write(folder, tiny_model.weights())
         (folder / "merges.txt").write_text(_MERGES)
         self._options = LoadOptions(str(folder), max_num_seqs=4, max_num_batched_tokens=64)
-        self._known = {name: repr(value) for name, value in tiny_model.CONFIG.items()}
 
     @property
     def words(self) -> tuple[str, ...]:
         """See Target."""
         names = ("rope_scaling", "rope_theta", "quantization_config", "sliding_window", "use_sliding_window")
         more = ("added_tokens_decoder", "tokenizer_class", "LlamaTokenizer", "Qwen2Tokenizer", "add_bos_token")
-        return (*tiny_model.CONFIG, *ARCHITECTURES, *SPECIAL_TOKEN_NAMES, *names, *more, "layer_types", "max_window_layers")
+        layers = ("layer_types", "max_window_layers")
+        return (*tiny_model.CONFIG, *ARCHITECTURES, *SPECIAL_TOKEN_NAMES, *names, *more, *layers)
 
     def seeds(self) -> Iterator[bytes]:
         """See Target."""
@@ -89,18 +101,19 @@ class Configs:
         for architecture in ARCHITECTURES:
             config = {**tiny_model.CONFIG, "architectures": [architecture], "sliding_window": 64, "layer_types": None}
             yield _joined({"config.json": config, "generation_config.json": eos, "tokenizer_config.json": tokenizer})
-        gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 1, "n_layer": 2, "n_positions": 256,
-                "vocab_size": 128, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "n_inner": None}  # fmt: skip
-        yield _joined({"config.json": gpt2})
-        for more in [{"rope_scaling": each} for each in _SCALINGS] + [{"quantization_config": q} for q in _QUANTIZATIONS]:
+        for more in _MODELS:
             yield _joined({"config.json": tiny_model.CONFIG | more})
+        templates = [{"name": "a", "template": "b"}]
         for kind in small_tokenizers.KINDS:
-            yield _joined({"tokenizer.json": _small_tokenizer(kind), "special_tokens_map.json": special,
-                           "tokenizer_config.json": tokenizer | {"chat_template": [{"name": "a", "template": "b"}]}})  # fmt: skip
+            files = {
+                "tokenizer_config.json": tokenizer | {"chat_template": templates},
+                "special_tokens_map.json": special,
+            }
+            yield _joined({**files, "tokenizer.json": _small_tokenizer(kind)})
         for name in ("GPT2Tokenizer", "Qwen2Tokenizer"):
             config = {"tokenizer_class": name, "added_tokens_decoder": _ADDED, "eos_token": "<eos>"}
-            yield _joined({"vocab.json": _VOCAB, "tokenizer_config.json": config, "added_tokens.json": {"<more>": 5},
-                           "chat_template.json": {"chat_template": "{{ 1 }}"}})  # fmt: skip
+            files = {"tokenizer_config.json": config, "added_tokens.json": {"<more>": 5}}
+            yield _joined({**files, "vocab.json": _VOCAB, "chat_template.json": {"chat_template": "{{ 1 }}"}})
 
     def test(self, data: bytes) -> None:
         """See Target."""
@@ -113,9 +126,10 @@ class Configs:
     def _plan(self) -> None:
         try:
             plan, checkpoint = describe(self._options)
+            eos_token_ids = checkpoint.eos_token_ids()
         except ModelError:
             return
-        assert all(isinstance(token_id, int) for token_id in checkpoint.eos_token_ids())
+        assert all(0 <= token_id < 1 << 31 for token_id in eos_token_ids)
         assert plan.page_bytes > 0
         assert 0 < plan.attention_context < math.inf
         for weight in plan.weights:
@@ -134,10 +148,12 @@ class Configs:
             for token_id in (0, 3, 1 << 20):
                 tokenizer.token_text(token_id)
         for name in ("default", "a"):
-            try:
+            with suppress(ChatTemplateError, TokenizerError):
                 assert isinstance(find_template(self._folder, name).source, str)
-            except (ChatTemplateError, TokenizerError):
-                pass
+        with suppress(TokenizerError):
+            generation_defaults(self._folder)
+        with suppress(ValueError, RuntimeError):
+            GrammarTokenizer(str(self._folder)).get()
 
     def mutate(self, data: bytes, random: Random) -> bytes:
         """See Target."""

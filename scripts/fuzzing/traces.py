@@ -42,7 +42,16 @@ class Traces:
     """Every file yields requests within the documented limits, in order, or raises TraceError."""
 
     words = (
-        *("timestamp", "input_length", "output_length", "hash_ids", "block_tokens", "delay", "session_id", "text_input"),
+        *(
+            "timestamp",
+            "input_length",
+            "output_length",
+            "hash_ids",
+            "block_tokens",
+            "delay",
+            "session_id",
+            "text_input",
+        ),
         *("messages", "params", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "Timestamp", "Request tokens"),
         *("Response tokens", "Session ID", "logit_bias", "temperature", "1e999", "NaN", "\ufeff", '""'),
     )
@@ -77,7 +86,8 @@ class Traces:
                 last = request.arrival
                 self._check(request)
         except TraceError as error:
-            assert str(self._path) in str(error)
+            if str(self._path) not in str(error):
+                raise AssertionError("the error does not name the file") from error
 
     def _check(self, request: WorkloadRequest) -> None:
         assert 1 <= request.prompt_tokens <= MOST_TOKENS
