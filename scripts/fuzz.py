@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import random
 import sys
 import tempfile
@@ -27,17 +28,14 @@ if TYPE_CHECKING:
 
 RSS_MIB = 2048
 FROM_STRUCTURE = 0.7  # of the mutations; the others are of bytes
-NO_COVERAGE = ("msgspec", "numpy", "tokenizers", "hypothesis")
 
 
 def atheris_module() -> ModuleType:
     """Return atheris, or end the process with advice."""
     try:
-        import atheris
+        return importlib.import_module("atheris")
     except ImportError:
         sys.exit("fuzzing needs atheris; install it with: .venv/bin/python -m pip install '.[fuzz]'")
-    module: ModuleType = atheris
-    return module
 
 
 @contextlib.contextmanager
@@ -59,13 +57,12 @@ def replay(name: str, files: list[Path]) -> None:
     print(f"{len(files)} inputs passed")
 
 
-def fuzz(name: str, seconds: int) -> None:
+def fuzz(name: str, seconds: int, folder: Path) -> None:
     """Run the target on mutated inputs for that long. Does not return: libFuzzer ends the process."""
     atheris = atheris_module()
     with atheris.instrument_imports(include=["quire"]):
         from fuzzing.targets import TARGETS
-    setup = TARGETS[name]
-    folder = ROOT / "build" / "fuzz" / name
+    setup, folder = TARGETS[name], folder / name
     corpus = folder / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     with target_of(name) as target:
@@ -83,15 +80,12 @@ def fuzz(name: str, seconds: int) -> None:
             mutated: bytes = atheris.Mutate(data, max_size)
             return mutated
 
-        def test(data: bytes) -> None:
-            target.test(data)
-
         arguments = [
             sys.argv[0], str(corpus), f"-max_total_time={seconds}", f"-timeout={setup.max_seconds}",
             f"-max_len={setup.max_bytes}", f"-rss_limit_mb={RSS_MIB}", f"-dict={words}", f"-artifact_prefix={folder}/",
             "-print_final_stats=1", "-len_control=0",
         ]  # fmt: skip
-        atheris.Setup(arguments, test, custom_mutator=mutate)
+        atheris.Setup(arguments, target.test, custom_mutator=mutate)
         atheris.Fuzz()
 
 
@@ -105,12 +99,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=names, help="code under test; each has a module in scripts/fuzzing/")
     parser.add_argument("--seconds", type=int, default=1200, help="time to fuzz, 1200 by default")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz", help="of corpora and failing inputs")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="run these inputs and nothing else")
     arguments = parser.parse_args()
     if arguments.replay:
         replay(arguments.target, arguments.replay)
     else:
-        fuzz(arguments.target, arguments.seconds)
+        fuzz(arguments.target, arguments.seconds, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -362,6 +362,33 @@ def test_another_engine_is_unharmed(good: Path, demo_model: Path, engine: Engine
     assert llm.generate("Once upon a time", params)[0].outputs[0].text == before
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
+def test_a_file_that_is_not_utf8_is_named(good: Path, name: str) -> None:
+    shard(good)
+    (good / name).write_bytes(b'{"weight_map": {"\xca": "b"}}')
+    with pytest.raises(ModelError, match=name):
+        Checkpoint(str(good)).eos_token_ids()
+
+
+def test_a_header_that_is_not_utf8_is_rejected(good: Path) -> None:
+    header = b'{"\xca": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}'
+    (good / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ModelError, match="safetensors header can't be read"):
+        Checkpoint(str(good))
+
+
+def test_a_shard_with_an_impossible_name_is_rejected(good: Path) -> None:
+    shard(good)
+    (good / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "a\0b"}}))
+    with pytest.raises(ModelError, match="is said to be in"):
+        Checkpoint(str(good))
+
+
+def test_ids_that_no_vocabulary_has_end_no_answer(good: Path) -> None:
+    (good / "generation_config.json").write_text('{"eos_token_id": [3, -1, true, 1.5, 18446744073709551616, null, 5]}')
+    assert Checkpoint(str(good)).eos_token_ids() == [3, 5]
+
+
 @pytest.mark.parametrize("header", ['{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", '{"a": {"dtype": "F32"}}', "[]"])
 def test_an_invalid_header_is_rejected(good: Path, engine: EngineFactory, header: str) -> None:
     text = header.encode()
