@@ -25,6 +25,7 @@ from quire.protocol.messages import (
     Abort,
     BatchEntry,
     BeamSequence,
+    ClientMessage,
     EngineCoreEvent,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -57,7 +58,7 @@ from quire.protocol.messages import (
 
 _FROM_ENGINE = 0x80
 _CLIENTS = (b"one", b"two")
-_LIMITS = {"vocab_size": 60, "max_model_len": 48, "num_pages": 24, "max_waiting_requests": 6}
+_LIMITS: dict[str, Any] = {"vocab_size": 60, "max_model_len": 48, "num_pages": 24, "max_waiting_requests": 6}
 _MOST_FRAMES = 12
 
 _Frame = tuple[int, bytes]
@@ -95,15 +96,15 @@ class Codec:
         """See Target."""
         requests = [EngineCoreRequest(str(number), [1, 2, 3], params) for number, params in enumerate(_PARAMS)]
         calls = [UtilityCall(number, method, [1] * 8) for number, method in enumerate(UTILITIES)]
-        others = [Hello(1, "name"), Ping(), Goodbye("bye"), Abort(["0", "1", "x"]), *_SERVED, *calls]
-        messages = [*requests, *others]
+        others: list[ClientMessage] = [Hello(1, "name"), Ping(), Goodbye("bye"), Abort(["0", "1", "x"])]
+        messages: list[ClientMessage] = [*requests, *others, *_SERVED, *calls]
         for message in messages:
-            yield _joined(0, [(0, *encode(message))])
+            yield _joined(0, [(0, encode(message)[0])])
         for first in range(len(POLICIES)):
-            yield _joined(first, [(number % 8, *encode(message)) for number, message in enumerate(messages[first::3])])
-            yield _joined(first, [(number % 2, *encode(message)) for number, message in enumerate(_SERVED)])
+            yield _joined(first, [(number % 8, encode(each)[0]) for number, each in enumerate(messages[first::3])])
+            yield _joined(first, [(number % 2, encode(each)[0]) for number, each in enumerate(_SERVED)])
         for answer in _ANSWERS:
-            yield _joined(_FROM_ENGINE, [(0, *encode(answer))])
+            yield _joined(_FROM_ENGINE, [(0, encode(answer)[0])])
 
     def test(self, data: bytes) -> None:
         """See Target."""

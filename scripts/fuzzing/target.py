@@ -16,8 +16,9 @@ from fuzzing.mutation import mutated
 class Target(Protocol):
     """Code under test. An input is a byte string of a form of the target's own."""
 
-    words: tuple[str, ...]
-    """What inputs are made of, for the fuzzer's dictionary."""
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What inputs are made of, for the fuzzer's dictionary."""
 
     def seeds(self) -> Iterator[bytes]:
         """Return valid inputs to start from."""
