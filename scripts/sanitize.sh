@@ -8,11 +8,11 @@
 # processes that they start import it. Python itself is not instrumented, so it has to be started with the sanitizer's
 # library, and with libstdc++, whose __cxa_throw AddressSanitizer looks for when it starts.
 
-SANITIZED_TESTS_address=(tests/kernels)
+SANITIZED_TESTS_address=(tests/kernels tests/engine_core/kv_tiers)
 SANITIZED_TESTS_thread=(
   tests/kernels/test_{thread_pool,page_pool,page_map,radix_tree,hot_prefixes,kv_memory,kv_survival,truncate}.py
   tests/kernels/test_{attention_split,drafts,token_constraints,sampler}.py
-  tests/engine_core/transport tests/engine_core/test_process.py tests/protocol/test_sockets.py
+  tests/engine_core/{transport,kv_tiers} tests/engine_core/test_{disk_tier,process}.py tests/protocol/test_sockets.py
   --deselect tests/engine_core/test_process.py::test_a_limit_of_address_space_is_named_in_one_line
   --deselect tests/engine_core/test_process.py::test_a_kv_cache_beyond_the_limit_of_address_space_is_rejected
 ) # the sanitizer's own memory is beyond these limits

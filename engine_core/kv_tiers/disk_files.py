@@ -27,11 +27,12 @@ from quire.engine_core.kv_tiers.disk_index import DiskPage
 from quire.kernels.runner import checksum
 
 _VERSION = 1
-_HEADER_BYTES = 4096
+HEADER_BYTES = 4096
 _BLOCK_BYTES = 4096  # slots begin at multiples, as the blocks of file systems do
-_RECORD = struct.Struct("<32s32sQQ")
-_RECORD_BYTES = _RECORD.size + 8
+RECORD = struct.Struct("<32s32sQQ")
+_RECORD_BYTES = RECORD.size + 8
 _MAX_SLOTS = 1 << 22
+_END_OF_TIME = 1 << 63  # no count of uses comes so far; from there on, it would leave its 64 bits
 _RECORDS_AT_ONCE = 1 << 12
 
 
@@ -111,7 +112,7 @@ class DiskFiles:
             fcntl.flock(self._index, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
             self._choose_size(max_bytes)
             self._check_header(_Header(_VERSION, model, pages.page_bytes))
-            os.truncate(self._index, _HEADER_BYTES + self.num_slots * _RECORD_BYTES)
+            os.truncate(self._index, HEADER_BYTES + self.num_slots * _RECORD_BYTES)
             if os.fstat(self._data).st_size > self.num_slots * self._slot_bytes:
                 os.truncate(self._data, self.num_slots * self._slot_bytes)
         except BlockingIOError:
@@ -129,12 +130,14 @@ class DiskFiles:
         num_written = (os.fstat(self._data).st_size - self._pages.page_bytes) // self._slot_bytes + 1
         for first in range(0, min(num_written, self.num_slots), _RECORDS_AT_ONCE):
             count = min(_RECORDS_AT_ONCE, num_written - first, self.num_slots - first)
-            records = os.pread(self._index, count * _RECORD_BYTES, _HEADER_BYTES + first * _RECORD_BYTES)
+            records = os.pread(self._index, count * _RECORD_BYTES, HEADER_BYTES + first * _RECORD_BYTES)
             for number in range(len(records) // _RECORD_BYTES):
                 record = records[number * _RECORD_BYTES : (number + 1) * _RECORD_BYTES]
                 slot = first + number
-                if record[_RECORD.size :] == _checksum(record[: _RECORD.size], slot):
-                    yield DiskPage(slot, *_RECORD.unpack_from(record))
+                if record[RECORD.size :] == checksum_of(record[: RECORD.size], slot):
+                    page = DiskPage(slot, *RECORD.unpack_from(record))
+                    if page.last_use < _END_OF_TIME:
+                        yield page
 
     def read(self, slot: int, page: int) -> int:
         """Read a slot into a page of KV memory; return the checksum of what was read."""
@@ -146,8 +149,8 @@ class DiskFiles:
 
     def describe(self, page: DiskPage) -> None:
         """Write the record of a slot."""
-        record = _RECORD.pack(page.prefix, page.key, page.content, page.last_use)
-        self._write_record(page.slot, record + _checksum(record, page.slot))
+        record = RECORD.pack(page.prefix, page.key, page.content, page.last_use)
+        self._write_record(page.slot, record + checksum_of(record, page.slot))
 
     def erase(self, slot: int) -> None:
         """Erase the record of a slot."""
@@ -174,8 +177,8 @@ class DiskFiles:
 
     def _check_header(self, header: _Header) -> None:
         """Discard what is in the files unless it is of this model and these sizes."""
-        line = os.pread(self._index, _HEADER_BYTES, 0).partition(b"\n")[0]
-        with contextlib.suppress(ValueError):  # of msgspec: no JSON, no UTF-8, or no header
+        line = os.pread(self._index, HEADER_BYTES, 0).partition(b"\n")[0]
+        with contextlib.suppress(ValueError, RecursionError):  # of msgspec: no JSON, no UTF-8, no header, or too deep
             if msgspec.json.decode(line, type=_Header) == header:
                 return
         if os.fstat(self._index).st_size or os.fstat(self._data).st_size:
@@ -185,10 +188,11 @@ class DiskFiles:
         os.pwrite(self._index, msgspec.json.encode(header) + b"\n", 0)
 
     def _write_record(self, slot: int, record: bytes) -> None:
-        os.pwrite(self._index, record, _HEADER_BYTES + slot * _RECORD_BYTES)
+        os.pwrite(self._index, record, HEADER_BYTES + slot * _RECORD_BYTES)
 
 
-def _checksum(record: bytes, slot: int) -> bytes:
+def checksum_of(record: bytes, slot: int) -> bytes:
+    """Return the checksum of the record of a slot, which follows it in the file."""
     return checksum(np.frombuffer(record + slot.to_bytes(8, "little"), np.uint8)).to_bytes(8, "little")
 
 
