@@ -14,7 +14,7 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.graph.operations import Heads
-from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, Weight
+from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, RopeTable, Weight
 from quire.kernels.weights.quantization import Quantization
 
 
@@ -73,6 +73,11 @@ class ModelPlan:
     def weight_bytes(self) -> int:
         """Bytes of all packed matrices."""
         return sum(weight.bytes(self.dtypes) for weight in self.weights if isinstance(weight, Matrix))
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of all tables of rotary embeddings."""
+        return sum(weight.bytes for weight in self.weights if isinstance(weight, RopeTable))
 
     @property
     def kv_layout(self) -> KvLayout:

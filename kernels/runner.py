@@ -178,7 +178,8 @@ def assemble(
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = min(LOGIT_ROWS_AT_ONCE, limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
     row_bytes = 4 * (logit_stride + plan.hidden_size)
-    other_bytes = plan.weight_bytes + sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
+    buffer_bytes = sum(b.bytes for b in plan.buffers.values()) + logit_rows * row_bytes
+    other_bytes = plan.weight_bytes + plan.table_bytes + buffer_bytes
     isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends

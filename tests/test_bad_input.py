@@ -13,9 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_model import CONFIG, weights, write
 
+from quire.kernels import host
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions
-from quire.kernels.runner import load_model
+from quire.kernels.runner import describe, load_model
 from quire.kernels.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -290,6 +291,20 @@ def test_a_config_with_a_bad_value_is_rejected_with_its_name(
 ) -> None:
     write(good, weights(), {**CONFIG, field: value})
     assert word in start_error(engine, good)
+
+
+def test_a_config_that_asks_for_more_than_there_is_takes_no_memory(good: Path) -> None:
+    """Its table of rotary embeddings would take 128 GiB."""
+    write(good, weights(), {**CONFIG, "head_dim": 1 << 24, "max_position_embeddings": 2048})
+    with pytest.raises(ModelError, match="has shape"):
+        describe(LoadOptions(str(good)))
+
+
+def test_a_table_that_does_not_fit_into_memory_is_rejected(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(good, weights(), {**CONFIG, "max_position_embeddings": 1 << 23})
+    monkeypatch.setattr(host, "available_memory", lambda: 1 << 30)
+    with pytest.raises(ModelError, match="weights and buffers take"):
+        load_model(LoadOptions(str(good), num_pages=8, threads=2))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"text"'])
