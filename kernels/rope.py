@@ -101,7 +101,7 @@ class Rope:
             frequencies, factor = np.empty(0), math.inf
         if not (math.isfinite(factor) and ((frequencies >= 0) & (frequencies * positions <= MAX_POSITIONS)).all()):
             raise ModelError(
-                f"config.json: rope scaling {self.kind!r} with {self.scaling} gives an angle above {MAX_POSITIONS}, or none"
+                f"config.json: rope scaling {self.kind!r} with {self.scaling} gives no angles up to {MAX_POSITIONS}"
             )
         return frequencies, factor
 

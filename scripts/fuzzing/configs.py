@@ -141,11 +141,8 @@ class Configs:
                     assert np.isfinite(weight.values(checkpoint)).all()
 
     def _tokenize(self) -> None:
-        try:
+        with suppress(TokenizerError):
             tokenizer = Tokenizer(self._folder)
-        except TokenizerError:
-            pass
-        else:
             ids = tokenizer.encode(_TEXT)
             assert tokenizer.fewest_tokens(_TEXT) <= len(ids)
             assert isinstance(tokenizer.decode(ids), str)

@@ -114,7 +114,9 @@ class Pages:
         if random.randrange(6) == 0:
             return data[:1] + mutate_json(line, random) + b"\n" + rest
         records = [rest[at : at + _RECORD_BYTES] for at in range(0, len(rest), _RECORD_BYTES)]
-        slot = random.randrange(len(records) or 1)
+        if not records:
+            raise ValueError("no record")
+        slot = random.randrange(len(records))
         records[slot : slot + 1] = [self._mutate_record(random.choice(records), slot, random)]
         return data[:1] + line + b"\n" + b"".join(records)
 
