@@ -74,7 +74,7 @@ class KvFile:
         line = os.pread(self.fd, _HEADER_BYTES, 0).partition(b"\n")[0]
         try:
             header = msgspec.json.decode(line, type=_Header)
-        except ValueError:  # no JSON, no UTF-8, or no header
+        except (ValueError, RecursionError):  # no JSON, no UTF-8, too deep, or no header
             return None
         return header.num_pages if header.model == self.model else None
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
+from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Checkpoint
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.int32]
@@ -169,12 +170,39 @@ class Table(ArrayWeight):
 
 
 @dataclass(frozen=True)
+class RopeTable(ArrayWeight):
+    """Sine and cosine of a rotary embedding at the first `positions`, computed when they are loaded."""
+
+    rope: Rope
+    positions: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of the table."""
+        return self.positions * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a position."""
+        return 8 * (self.rope.dim // 2)
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight."""
+        return self.rope.table(self.positions)
+
+
+@dataclass(frozen=True)
 class TensorRows(ArrayWeight):
     """A tensor of shape [rows, columns] as f32."""
 
     name: str
     rows: int
     columns: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return 4 * self.columns
 
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:

@@ -23,6 +23,9 @@ F64 = npt.NDArray[np.float64]
 MAX_POSITIONS = 2**23
 """Most positions for which `sine_cosine` is accurate enough."""
 
+_MOST_REACH = 1 << 53  # of a scaling; far beyond MAX_POSITIONS
+_CHECKED_DIM = 64
+_LARGEST_NUMBER = 1e300
 _SLICE = 4096  # positions whose angles are computed at once
 
 # pi/2 in three parts, the first two of 29 bits, so that n * part is exact for n < 2^24 (Cody and Waite).
@@ -64,7 +67,7 @@ class Rope:
         value = self.scaling.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST_NUMBER:
             given = "is missing" if value is None else f"is {value!r}"
             raise ModelError(f"config.json: {name} of rope scaling {self.kind!r} {given}; it must be a number above 0")
         return float(value)
@@ -78,14 +81,33 @@ class Rope:
     def reach(self) -> int:
         """Longest sequence that the model supports with its scaling."""
         if self.kind in ("linear", "dynamic"):
-            return int(self.max_position * self.number("factor"))
+            return int(min(self.max_position * self.number("factor"), _MOST_REACH))
         if self.kind == "yarn":
-            return max(self.max_position, int(self.original_length * self.number("factor", 1.0)))
+            return max(self.max_position, int(min(self.original_length * self.number("factor", 1.0), _MOST_REACH)))
         return self.max_position
+
+    def check(self) -> None:
+        """Raise ModelError unless the parameters of the scaling are there and give frequencies."""
+        replace(self, dim=min(self.dim, _CHECKED_DIM)).frequencies(1)
+
+    def frequencies(self, positions: int) -> tuple[F64, float]:
+        """Return f64 [dim / 2], or that for each position, and the factor of attention. Raises ModelError."""
+        try:
+            with np.errstate(all="ignore"):
+                frequencies, factor = _FREQUENCIES[self.kind](self, positions)
+        except ModelError:
+            raise
+        except (ArithmeticError, ValueError):  # a division by zero, a logarithm of zero
+            frequencies, factor = np.empty(0), math.inf
+        if not (math.isfinite(factor) and ((frequencies >= 0) & (frequencies * positions <= MAX_POSITIONS)).all()):
+            raise ModelError(
+                f"config.json: rope scaling {self.kind!r} with {self.scaling} gives no angles up to {MAX_POSITIONS}"
+            )
+        return frequencies, factor
 
     def table(self, positions: int) -> F32:
         """Return f32 [positions][cos, sin][dim / 2]."""
-        frequencies, factor = _FREQUENCIES[self.kind](self, positions)
+        frequencies, factor = self.frequencies(positions)
         rows = np.broadcast_to(frequencies.astype(np.float32), (positions, self.dim // 2))
         table = np.empty((positions, 2, self.dim // 2), np.float32)
         for start in range(0, positions, _SLICE):

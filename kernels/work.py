@@ -8,7 +8,7 @@ from quire.kernels._native import MAX_KV_SPLITS, step_input_bytes
 from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.rows import EmbeddingKernel
-from quire.kernels.operands import Buffer, KvLayer, Launch, Matrix, Operand, Table, TensorRows, Vector
+from quire.kernels.operands import Buffer, KvLayer, Launch, Matrix, Operand, RopeTable, Table, TensorRows, Vector
 from quire.kernels.plan import ModelPlan
 
 _INPUT_BYTES = step_input_bytes()
@@ -101,9 +101,9 @@ def _memory(plan: ModelPlan, launch: Launch, operand: Operand, step: Step) -> in
                 tokens = sum(chunk.context(launch.kernel.window) for chunk in step.chunks_of(launch))
             return plan.kv_layout.token_bytes * tokens
         case Table(array=array):
-            return array.nbytes if array.ndim == 1 else array.nbytes // len(array) * rows
-        case TensorRows():
-            return 4 * operand.columns * rows
+            return array.nbytes
+        case RopeTable() | TensorRows():
+            return operand.row_bytes * rows
         case Vector():
             return 4 * sum(operand.sizes)
     return 0

@@ -13,9 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_model import CONFIG, weights, write
 
+from quire.kernels import host
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions
-from quire.kernels.runner import load_model
+from quire.kernels.runner import describe, load_model
 from quire.kernels.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -292,6 +293,20 @@ def test_a_config_with_a_bad_value_is_rejected_with_its_name(
     assert word in start_error(engine, good)
 
 
+def test_a_config_that_asks_for_more_than_there_is_takes_no_memory(good: Path) -> None:
+    """Its table of rotary embeddings would take 128 GiB."""
+    write(good, weights(), {**CONFIG, "head_dim": 1 << 24, "max_position_embeddings": 2048})
+    with pytest.raises(ModelError, match="has shape"):
+        describe(LoadOptions(str(good)))
+
+
+def test_a_table_that_does_not_fit_into_memory_is_rejected(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(good, weights(), {**CONFIG, "max_position_embeddings": 1 << 23})
+    monkeypatch.setattr(host, "available_memory", lambda: 1 << 30)
+    with pytest.raises(ModelError, match="weights and buffers take"):
+        load_model(LoadOptions(str(good), num_pages=8, threads=2))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '"text"'])
 def test_a_config_that_is_not_an_object_is_rejected(good: Path, engine: EngineFactory, text: str) -> None:
     (good / "config.json").write_text(text)
@@ -360,6 +375,33 @@ def test_another_engine_is_unharmed(good: Path, demo_model: Path, engine: Engine
     (good / "model.safetensors").write_bytes(b"")
     start_error(engine, good)
     assert llm.generate("Once upon a time", params)[0].outputs[0].text == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
+def test_a_file_that_is_not_utf8_is_named(good: Path, name: str) -> None:
+    shard(good)
+    (good / name).write_bytes(b'{"weight_map": {"\xca": "b"}}')
+    with pytest.raises(ModelError, match=name):
+        Checkpoint(str(good)).eos_token_ids()
+
+
+def test_a_header_that_is_not_utf8_is_rejected(good: Path) -> None:
+    header = b'{"\xca": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}'
+    (good / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ModelError, match="safetensors header can't be read"):
+        Checkpoint(str(good))
+
+
+def test_a_shard_with_an_impossible_name_is_rejected(good: Path) -> None:
+    shard(good)
+    (good / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "a\0b"}}))
+    with pytest.raises(ModelError, match="is said to be in"):
+        Checkpoint(str(good))
+
+
+def test_ids_that_no_vocabulary_has_end_no_answer(good: Path) -> None:
+    (good / "generation_config.json").write_text('{"eos_token_id": [3, -1, true, 1.5, 18446744073709551616, null, 5]}')
+    assert Checkpoint(str(good)).eos_token_ids() == [3, 5]
 
 
 @pytest.mark.parametrize("header", ['{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", '{"a": {"dtype": "F32"}}', "[]"])

@@ -30,11 +30,12 @@ MAX_SLOTS = 1 << 17
 """Most pages of a folder: the index takes some 500 bytes of memory for each."""
 
 _VERSION = 1
+HEADER_BYTES = 4096
 _NAME = re.compile(r"[0-9a-f]{32}\.index")
-_HEADER_BYTES = 4096
 _BLOCK_BYTES = 4096  # slots begin at multiples, as the blocks of file systems do
-_RECORD = struct.Struct("<32s32sQQ")
-_RECORD_BYTES = _RECORD.size + 8
+RECORD = struct.Struct("<32s32sQQ")
+_RECORD_BYTES = RECORD.size + 8
+_END_OF_TIME = 1 << 63  # no count of uses comes so far; from there on, it would leave its 64 bits
 _RECORDS_AT_ONCE = 1 << 12
 _OPEN_ATTEMPTS = 10
 
@@ -83,7 +84,7 @@ class PageFile(Protocol):
         """Give the storage back; no thread uses it any more."""
 
 
-class _Header(msgspec.Struct, frozen=True):
+class _IndexHeader(msgspec.Struct, frozen=True):
     version: int
     model: str
     page_bytes: int
@@ -107,8 +108,8 @@ class DiskFiles:
             self._data = os.open(_data_path(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._descriptors.append(self._data)
             self.num_slots = self._choose_size(max_bytes)
-            self._check_header(_Header(_VERSION, model, page_bytes))
-            os.truncate(self._index, _HEADER_BYTES + self.num_slots * _RECORD_BYTES)
+            self._check_header(_IndexHeader(_VERSION, model, page_bytes))
+            os.truncate(self._index, HEADER_BYTES + self.num_slots * _RECORD_BYTES)
             if os.fstat(self._data).st_size > self.num_slots * self._slot_bytes:
                 os.truncate(self._data, self.num_slots * self._slot_bytes)
         except OSError as error:
@@ -123,12 +124,14 @@ class DiskFiles:
         num_written = (os.fstat(self._data).st_size - self._page_bytes) // self._slot_bytes + 1
         for first in range(0, min(num_written, self.num_slots), _RECORDS_AT_ONCE):
             count = min(_RECORDS_AT_ONCE, num_written - first, self.num_slots - first)
-            records = os.pread(self._index, count * _RECORD_BYTES, _HEADER_BYTES + first * _RECORD_BYTES)
+            records = os.pread(self._index, count * _RECORD_BYTES, HEADER_BYTES + first * _RECORD_BYTES)
             for number in range(len(records) // _RECORD_BYTES):
                 record = records[number * _RECORD_BYTES : (number + 1) * _RECORD_BYTES]
                 slot = first + number
-                if record[_RECORD.size :] == _checksum(record[: _RECORD.size], slot):
-                    yield DiskPage(slot, *_RECORD.unpack_from(record))
+                if record[RECORD.size :] == checksum_of(record[: RECORD.size], slot):
+                    page = DiskPage(slot, *RECORD.unpack_from(record))
+                    if page.last_use < _END_OF_TIME:
+                        yield page
 
     def read(self, slot: int, copy: Copy) -> None:
         """Read a slot."""
@@ -147,8 +150,8 @@ class DiskFiles:
 
     def describe(self, page: DiskPage) -> None:
         """Write the record of a slot."""
-        record = _RECORD.pack(page.prefix, page.key, page.content, page.last_use)
-        self._write_record(page.slot, record + _checksum(record, page.slot))
+        record = RECORD.pack(page.prefix, page.key, page.content, page.last_use)
+        self._write_record(page.slot, record + checksum_of(record, page.slot))
 
     def erase(self, slot: int) -> None:
         """Erase the record of a slot."""
@@ -175,7 +178,7 @@ class DiskFiles:
             f"{self._slot_bytes} bytes; give more"
         )
 
-    def _check_header(self, header: _Header) -> None:
+    def _check_header(self, header: _IndexHeader) -> None:
         """Discard what is in the files unless it is of this model and these sizes."""
         if _read_header(self._index) == header:
             return
@@ -186,7 +189,7 @@ class DiskFiles:
         os.pwrite(self._index, msgspec.json.encode(header) + b"\n", 0)
 
     def _write_record(self, slot: int, record: bytes) -> None:
-        os.pwrite(self._index, record, _HEADER_BYTES + slot * _RECORD_BYTES)
+        os.pwrite(self._index, record, HEADER_BYTES + slot * _RECORD_BYTES)
 
 
 def _slot_bytes(page_bytes: int) -> int:
@@ -197,15 +200,16 @@ def _data_path(index: Path) -> Path:
     return index.with_suffix(".pages")
 
 
-def _checksum(record: bytes, slot: int) -> bytes:
+def checksum_of(record: bytes, slot: int) -> bytes:
+    """Return the checksum of the record of a slot, which follows it in the file."""
     return checksum(np.frombuffer(record + slot.to_bytes(8, "little"), np.uint8)).to_bytes(8, "little")
 
 
-def _read_header(descriptor: int) -> _Header | None:
-    line = os.pread(descriptor, _HEADER_BYTES, 0).partition(b"\n")[0]
+def _read_header(descriptor: int) -> _IndexHeader | None:
+    line = os.pread(descriptor, HEADER_BYTES, 0).partition(b"\n")[0]
     try:
-        return msgspec.json.decode(line, type=_Header)
-    except ValueError:  # no JSON, no UTF-8, or no header
+        return msgspec.json.decode(line, type=_IndexHeader)
+    except (ValueError, RecursionError):  # of msgspec: no JSON, no UTF-8, no header, or too deep
         return None
 
 
@@ -259,7 +263,7 @@ def _planned_bytes(index: Path) -> int:
     """Return the bytes that an engine may come to use, which has given its index a record for each slot."""
     with index.open("rb") as file:
         header, size = _read_header(file.fileno()), index.stat().st_size
-    slots = (size - _HEADER_BYTES) // _RECORD_BYTES
+    slots = (size - HEADER_BYTES) // _RECORD_BYTES
     return size + (0 if header is None else slots * _slot_bytes(header.page_bytes))
 
 
@@ -268,12 +272,12 @@ def _cut(index: Path, descriptor: int, max_bytes: int) -> int:
     header, data = _read_header(descriptor), _data_path(index)
     slot = 1 if header is None else _slot_bytes(header.page_bytes)
     size = data.stat().st_size if data.exists() else 0
-    slots = min(-(-size // slot), (max_bytes - _HEADER_BYTES) // (slot + _RECORD_BYTES))
+    slots = min(-(-size // slot), (max_bytes - HEADER_BYTES) // (slot + _RECORD_BYTES))
     if header is None or slots < 1:
         data.unlink(missing_ok=True)
         index.unlink()
         return 0
     if slots * slot < size:
         os.truncate(data, slots * slot)
-    os.truncate(descriptor, _HEADER_BYTES + slots * _RECORD_BYTES)
-    return _HEADER_BYTES + slots * (_RECORD_BYTES + slot)
+    os.truncate(descriptor, HEADER_BYTES + slots * _RECORD_BYTES)
+    return HEADER_BYTES + slots * (_RECORD_BYTES + slot)

@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from quire.frontend.text.fewest_tokens import FewestTokens
 from quire.frontend.text.token_bytes import ByteRule, byte_rule
 from quire.frontend.text.tokenizer_files import (
     TokenizerError,
     TokenizerMissingError,
+    library_errors,
     load_backend,
     read_json,
     special_tokens,
@@ -49,12 +50,12 @@ class Tokenizer:
         if listed is None:
             listed = model.get("eos_token_id")
         ids = ([] if eos is None else [eos]) + (listed if isinstance(listed, list) else [listed])
-        return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
+        return list(dict.fromkeys(token_id for token_id in ids if _is_token_id(token_id)))
 
     def _find_bos(self, generation: dict[str, Any], model: dict[str, Any]) -> int | None:
         named = self.token_id(self.special_tokens.get("bos_token"))
         candidates = [named, generation.get("bos_token_id"), model.get("bos_token_id")]
-        return next((token_id for token_id in candidates if isinstance(token_id, int)), None)
+        return next((token_id for token_id in candidates if _is_token_id(token_id)), None)
 
     @property
     def vocab_size(self) -> int:
@@ -82,7 +83,8 @@ class Tokenizer:
         """Return the token ids of each text, encoded on all cores. Meanwhile other threads run: the GIL is free."""
         for text in texts:
             _check_text(text)
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        with library_errors(f"{self.path}: the text cannot be encoded by this tokenizer"):
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     @functools.cached_property
@@ -126,6 +128,11 @@ class Tokenizer:
         if piece is None or self._rule is None:
             return self.decode([token_id], skip_special_tokens=False)
         return piece.decode(errors=self._rule.utf8_errors)
+
+
+def _is_token_id(value: object) -> TypeGuard[int]:
+    """Return True for what may be a token; some configs have -1 for none."""
+    return type(value) is int and value >= 0
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders as backend_decoders
@@ -18,6 +21,32 @@ QWEN2_WORDS = (
 )
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NEEDED = "tokenizer.json, or vocab.json with merges.txt"
+
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+T = TypeVar("T")
+
+
+class _AddedToken(msgspec.Struct):
+    """An entry of `added_tokens_decoder`."""
+
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    special: bool = False
+    normalized: bool | None = None
+
+
+class _TokenizerConfig(msgspec.Struct):
+    """The fields of tokenizer_config.json that building a tokenizer depends on."""
+
+    tokenizer_class: str | None = None
+    add_prefix_space: bool | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    added_tokens_decoder: dict[_TokenId, _AddedToken] = {}
 
 
 class TokenizerError(ValueError):
@@ -35,11 +64,30 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}; restore the file from the model's source") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} holds a {type(value).__name__}, not a JSON object")
     return value
+
+
+def typed(folder: Path, name: str, fields: dict[str, Any], kind: type[T]) -> T:
+    """Return the fields of the file `name` as `kind`. Raises TokenizerError that names one of another type."""
+    try:
+        return msgspec.convert(fields, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise TokenizerError(f"{folder / name}: {error}; restore the file from the model's source") from error
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Raise TokenizerError for what the library raises: plain Exception for everything, or its own BaseException."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise TokenizerError(f"{what}: {error}") from error
 
 
 def token_content(value: object) -> str | None:
@@ -57,14 +105,15 @@ def special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def load_backend(folder: Path, config: dict[str, Any]) -> Backend:
-    """Load the tokenizer of `folder`, without truncation and padding."""
+    """Load the tokenizer of `folder`, without truncation and padding; `config` is its tokenizer_config.json."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise TokenizerError(f"model folder {folder} {what}; give a folder with config.json, weights and {NEEDED}")
+    fields = typed(folder, "tokenizer_config.json", config, _TokenizerConfig)
     if (folder / "tokenizer.json").is_file():
         backend = _load_fast(folder / "tokenizer.json")
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        backend = _load_gpt2(folder, config)
+        backend = _load_gpt2(folder, fields)
     else:
         raise TokenizerMissingError(_missing(folder))
     backend.no_truncation()
@@ -72,8 +121,9 @@ def load_backend(folder: Path, config: dict[str, Any]) -> Backend:
     named = special_tokens(folder, config)
     known = [text for text in dict.fromkeys(named.values()) if backend.token_to_id(text) is not None]
     marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    backend.add_special_tokens([AddedToken(text, normalized=False) for text in known if text not in marked])
-    _apply_bos_and_eos(backend, config, named)
+    with library_errors(f"the special tokens of {folder} cannot be added"):
+        backend.add_special_tokens([AddedToken(text, normalized=False) for text in known if text not in marked])
+    _apply_bos_and_eos(backend, folder, fields, named)
     return backend
 
 
@@ -90,26 +140,22 @@ def _missing(folder: Path) -> str:
 
 
 def _load_fast(path: Path) -> Backend:
-    try:
+    with library_errors(f"{path} cannot be loaded, restore the file from the model's source"):
         return Backend.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for everything
-        raise TokenizerError(f"{path} cannot be loaded: {error}; restore the file from the model's source") from error
 
 
-def _load_gpt2(folder: Path, config: dict[str, Any]) -> Backend:
+def _load_gpt2(folder: Path, config: _TokenizerConfig) -> Backend:
     """Build byte-level BPE from vocab.json and merges.txt like the tokenizer classes of GPT-2 and Qwen2."""
-    kind = str(config.get("tokenizer_class") or "")
+    kind = config.tokenizer_class or ""
     if kind not in GPT2_CLASSES | QWEN2_CLASSES:
         allowed = ", ".join(sorted((GPT2_CLASSES | QWEN2_CLASSES) - {""}))
         raise TokenizerError(
             f"{folder} has vocab.json and merges.txt but no tokenizer.json, and tokenizer_class={kind}; without "
             f"tokenizer.json only {allowed} are known; save the tokenizer once with transformers to get tokenizer.json"
         )
-    try:
+    with library_errors(f"vocab.json and merges.txt in {folder} cannot be loaded"):
         backend = Backend(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    except Exception as error:  # the library raises plain Exception for everything
-        raise TokenizerError(f"vocab.json and merges.txt in {folder} cannot be loaded: {error}") from error
-    add_space = bool(config.get("add_prefix_space", False))
+    add_space = bool(config.add_prefix_space)
     if kind in QWEN2_CLASSES:
         backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -126,34 +172,39 @@ def _load_gpt2(folder: Path, config: dict[str, Any]) -> Backend:
     return backend
 
 
-def _add_tokens(backend: Backend, folder: Path, config: dict[str, Any]) -> None:
+def _add_tokens(backend: Backend, folder: Path, config: _TokenizerConfig) -> None:
     """Add the tokens of added_tokens_decoder in tokenizer_config.json or of added_tokens.json, by ascending id."""
-    by_id: dict[int, AddedToken] = {}
-    for text, token_id in read_json(folder, "added_tokens.json").items():
-        by_id[int(token_id)] = AddedToken(text, special=False)
-    for token_id, fields in config.get("added_tokens_decoder", {}).items():
-        options = {key: bool(fields.get(key, False)) for key in ("lstrip", "rstrip", "single_word", "special")}
-        normalized = bool(fields.get("normalized", not options["special"]))
-        by_id[int(token_id)] = AddedToken(fields["content"], normalized=normalized, **options)
-    for token_id, token in sorted(by_id.items()):
-        backend.add_tokens([token])
-        if backend.token_to_id(token.content) != token_id:
+    added = typed(folder, "added_tokens.json", read_json(folder, "added_tokens.json"), dict[str, _TokenId])
+    by_id = {token_id: AddedToken(text, special=False) for text, token_id in added.items()}
+    for token_id, token in config.added_tokens_decoder.items():
+        by_id[token_id] = AddedToken(
+            token.content, lstrip=token.lstrip, rstrip=token.rstrip, single_word=token.single_word,
+            normalized=not token.special if token.normalized is None else token.normalized, special=token.special,
+        )  # fmt: skip
+    for token_id, each in sorted(by_id.items()):
+        with library_errors(f"{folder}: added token {each.content!r}"):
+            backend.add_tokens([each])
+        if backend.token_to_id(each.content) != token_id:
             raise TokenizerError(
-                f"{folder}: added token {token.content!r} has id {token_id}, but the vocabulary gives it "
-                f"{backend.token_to_id(token.content)}; the tokenizer files do not match each other"
+                f"{folder}: added token {each.content!r} has id {token_id}, but the vocabulary gives it "
+                f"{backend.token_to_id(each.content)}; the tokenizer files do not match each other"
             )
 
 
-def _apply_bos_and_eos(backend: Backend, config: dict[str, Any], named: dict[str, str]) -> None:
+def _apply_bos_and_eos(backend: Backend, folder: Path, config: _TokenizerConfig, named: dict[str, str]) -> None:
     """Let add_bos_token and add_eos_token of a Llama tokenizer override tokenizer.json, as transformers does."""
-    if config.get("tokenizer_class") not in LLAMA_CLASSES:
-        return
-    if not any(isinstance(config.get(key), bool) for key in ("add_bos_token", "add_eos_token")):
+    if config.tokenizer_class not in LLAMA_CLASSES or config.add_bos_token is config.add_eos_token is None:
         return
     bos, eos = named.get("bos_token"), named.get("eos_token")
-    before = [bos] if config.get("add_bos_token", True) and bos else []
-    after = [eos] if config.get("add_eos_token", False) and eos else []
+    before = [bos] if config.add_bos_token is not False and bos else []
+    after = [eos] if config.add_eos_token and eos else []
     ids = [(text, backend.token_to_id(text)) for text in dict.fromkeys([*before, *after])]
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after], pair=[*before, "$A", *after, *before, "$B:1", *after], special_tokens=ids
-    )
+    if missing := [text for text, token_id in ids if token_id is None]:
+        raise TokenizerError(
+            f"{folder}: the token {missing[0]!r}, which add_bos_token or add_eos_token puts around every text, is not "
+            "in the vocabulary; restore the tokenizer files from the model's source"
+        )
+    with library_errors(f"{folder}: bos_token or eos_token"):
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after], pair=[*before, "$A", *after, *before, "$B:1", *after], special_tokens=ids
+        )

@@ -34,12 +34,12 @@ from quire.kernels.operands import (
     Operand,
     PackedActivations,
     PlanLimits,
+    RopeTable,
     Table,
     TensorRows,
     Vector,
 )
 from quire.kernels.plan import ModelPlan
-from quire.kernels.rope import Rope
 from quire.kernels.weights.quantization import Quantization
 
 MAX_QUANTIZED_INPUTS = 65536
@@ -69,7 +69,6 @@ class _Lowering:
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
         self._quantization = quantization
-        self._rope_tables: dict[Rope, Table] = {}
         attentions = [residual.block for residual in graph.residuals if isinstance(residual.block, Attention)]
         _check(graph, attentions)
         self._plan = ModelPlan(
@@ -257,18 +256,14 @@ class _Lowering:
             qkv, Buffer("positions", input=True), Buffer("kv_slots", input=True), queries, layer,
         ]  # fmt: skip
         if rotary is not None:
-            operands.append(self._rope_table(rotary))
+            rotary.check()
+            operands.append(RopeTable(rotary, self._plan.limits.max_model_len))
         if norms is not None:
             operands += [Vector((name,), (heads.dim,), offset=norms.weight_offset) for name in (norms.query, norms.key)]
         kernel = SplitHeadsKernel(
             "split_heads", heads, rotary.dim if rotary else 0, norms is not None, norms.epsilon if norms else 0.0
         )
         self._plan.add(kernel, operands, "tokens", repeats=heads.kv)
-
-    def _rope_table(self, rope: Rope) -> Table:
-        if rope not in self._rope_tables:
-            self._rope_tables[rope] = Table("rope", rope.table(self._plan.limits.max_model_len))
-        return self._rope_tables[rope]
 
 
 def _norm_kernel(

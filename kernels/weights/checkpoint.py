@@ -11,7 +11,7 @@ import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,10 @@ INTEGER_DTYPES = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": (
 _KNOWN = FLOAT_DTYPES | INTEGER_DTYPES
 _MAX_HEADER_BYTES = 100_000_000
 _SAMPLE_BYTES = 1024
+_LARGEST_VOCABULARY = 1 << 31
+
+
+T = TypeVar("T")
 
 
 class _Entry(msgspec.Struct):
@@ -87,22 +91,21 @@ class Checkpoint:
     def _read_config(self) -> dict[str, Any]:
         path = self.folder / "config.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            text = path.read_bytes()
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ModelError(f"{path} is not a JSON object: {error}") from None
+        return _decoded(text, dict[str, Any], f"{path} is not a JSON object")
 
     def eos_token_ids(self) -> list[int]:
-        """Return the tokens that end an answer, from generation_config.json or else config.json."""
+        """Return the tokens that end an answer, from generation_config.json or else config.json.
+
+        Ids that no vocabulary has, such as -1 for no token, are left out.
+        """
         path = self.folder / "generation_config.json"
-        try:
-            generation = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
-            raise ModelError(f"{path} can't be read as a JSON object: {error}") from None
+        generation = _read(path, dict[str, Any], "a JSON object") if path.exists() else {}
         ids = generation.get("eos_token_id", self.config.get("eos_token_id"))
         ids = ids if isinstance(ids, list) else [ids]
-        return [i for i in ids if isinstance(i, int)]
+        return [i for i in ids if type(i) is int and 0 <= i < _LARGEST_VOCABULARY]
 
     def _files(self) -> dict[Path, list[str]]:
         """Return the safetensors files, each with the tensors that the index promises in it."""
@@ -114,13 +117,9 @@ class Checkpoint:
                 f"{self.folder} has neither model.safetensors nor model.safetensors.index.json; "
                 "convert the checkpoint to safetensors"
             )
-        try:
-            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
-            raise ModelError(f"{index} can't be read as a safetensors index: {error}") from None
         files: dict[Path, list[str]] = {}
-        for name, file in weight_map.items():
-            if Path(file).name != file:
+        for name, file in _read(index, _Index, "a safetensors index").weight_map.items():
+            if Path(file).name != file or "\0" in file:
                 raise ModelError(
                     f"{index}: tensor {name} is said to be in {file!r}, which is not a file of this folder"
                 )
@@ -139,12 +138,10 @@ class Checkpoint:
             raise ModelError(
                 f"{path} is not a safetensors file, or is truncated: {size} bytes, header of {header_bytes}"
             )
-        try:
-            header = msgspec.json.decode(mapped[8 : 8 + header_bytes], type=dict[str, Any])
-            header.pop("__metadata__", None)
-            entries = msgspec.convert(header, dict[str, _Entry])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ModelError(f"{path}: its safetensors header can't be read: {error}") from None
+        problem = f"{path}: its safetensors header can't be read"
+        header = _decoded(mapped[8 : 8 + header_bytes], dict[str, msgspec.Raw], problem)
+        header.pop("__metadata__", None)
+        entries = {name: _decoded(entry, _Entry, f"{problem}, tensor {name}") for name, entry in header.items()}
         self._maps[path] = mapped
         data = np.frombuffer(mapped, np.uint8, offset=8 + header_bytes)
         for name, entry in entries.items():
@@ -227,6 +224,24 @@ class Checkpoint:
         """Release the mapped pages, so that they do not count as resident memory."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _read(path: Path, kind: type[T], what: str) -> T:
+    """Return the JSON in a file as `kind`. Raises ModelError."""
+    problem = f"{path} can't be read as {what}"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{problem}: {error.strerror}") from None
+    return _decoded(text, kind, problem)
+
+
+def _decoded(text: bytes | msgspec.Raw, kind: type[T], problem: str) -> T:
+    """Return JSON as `kind`. Raises ModelError with a message that begins with `problem`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (ValueError, RecursionError) as error:  # DecodeError, or UnicodeDecodeError
+        raise ModelError(f"{problem}: {error}") from None
 
 
 def _check_entry(path: Path, name: str, entry: _Entry, size: int) -> None:

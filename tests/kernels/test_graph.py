@@ -47,7 +47,7 @@ def log_probabilities(
 ) -> F64:
     """Return the log probability of every token but the first, as the native runner computes it."""
     dtypes, quantized_kv, mode, _ = FORMATS[form]
-    if isa == "amx":
+    if isa == "amx" and dtypes == BF16:
         dtypes = ("bf16", "bf16", "bf16")
     checkpoint = MemoryCheckpoint(random_tensors(model))
     quantization = choose_quantization(mode, checkpoint, ModelConfig({}))

@@ -28,6 +28,26 @@ def make(kind: str, **extra: Any) -> Rope:
     return Rope.from_config(ModelConfig({**BASE, "rope_parameters": parameters}), 64)
 
 
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("linear", {"factor": 1e-300}),
+        ("yarn", {"factor": 1e-300, "original_max_position_embeddings": 1e-300}),
+        ("yarn", {"beta_fast": 1e300, "original_max_position_embeddings": 1e-300}),
+        ("llama3", {"factor": 1e-300, "original_max_position_embeddings": 1e-300}),
+        ("yarn", {"attention_factor": 10**400}),
+    ],
+)
+def test_numbers_that_give_no_finite_frequencies_are_rejected(kind: str, extra: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=f"rope scaling {kind!r}"):
+        make(kind, **extra).check()
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_a_reach_beyond_all_numbers_is_cut(kind: str) -> None:
+    assert make(kind, factor=1e300).reach == 1 << 53
+
+
 def test_sine_and_cosine() -> None:
     angles = np.concatenate([np.linspace(0, 50, 10001), np.random.default_rng(0).uniform(0, 2**23, 20000)])
     sine, cosine = sine_cosine(angles)

@@ -137,7 +137,7 @@ class StreamedResponse:
         """Read an event; return its number of tokens."""
         try:
             chunk = _decode(event)
-        except msgspec.MsgspecError as error:  # DecodeError, ValidationError
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"an event of the stream is not a chunk of an answer ({error}): {_cut(event)}") from None
         if chunk.error is not None:
             self.fail(_message(msgspec.json.encode({"error": chunk.error})))
@@ -189,7 +189,7 @@ def _message(body: bytes) -> str:
     """Return the `message` of an error in OpenAI's shape, or else the whole body."""
     try:
         content = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return _cut(body)
     error = content.get("error", content) if isinstance(content, dict) else content
     message = error.get("message", error) if isinstance(error, dict) else error

@@ -230,7 +230,7 @@ async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
         )
     try:
         return msgspec.json.decode(answer.body, type=_Models).data if answer.status == 200 else []
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise TargetError(f"the server at {base_url} is not OpenAI-compatible: /v1/models has {error}") from None
 
 
@@ -241,5 +241,5 @@ async def _context_of_slots(pool: HttpPool) -> int | None:
         async with asyncio.timeout(_ANSWER_SECONDS):
             await pool.exchange(pool.encode("GET", "/props"), answer)
         return msgspec.json.decode(answer.body, type=_Properties).default_generation_settings.n_ctx
-    except (OSError, ValueError):  # another server, or another body
+    except (OSError, ValueError, RecursionError):  # another server, or another body
         return None

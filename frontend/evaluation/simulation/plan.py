@@ -124,7 +124,7 @@ def load_calibration(path: Path) -> Calibration:
         calibration = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; {_CALIBRATE}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a calibration: {error}; {_CALIBRATE}") from error
     if calibration.step.base + calibration.step.decode <= 0:
         raise ValueError(f"{path}: a step of this engine takes no time; step.base or step.decode must be above 0")

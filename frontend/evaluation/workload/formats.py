@@ -64,19 +64,21 @@ class MooncakeParser:
         check_length("output_length", output_tokens)
         if row.block_tokens != BLOCK_TOKENS:
             check_length("block_tokens", row.block_tokens)
-        count = blocks_for(prompt_tokens, row.block_tokens)
-        blocks = self._blocks.take(count) if row.hash_ids is None else row.hash_ids
-        if len(blocks) != count:
+        if row.hash_ids is None:  # nothing is shared, so that the size of its blocks means nothing; 1 would take a GB
+            block_tokens, blocks = BLOCK_TOKENS, self._blocks.take(blocks_for(prompt_tokens))
+        else:
+            block_tokens, blocks = row.block_tokens, row.hash_ids
+        if len(blocks) != (count := blocks_for(prompt_tokens, block_tokens)):
             raise ValueError(
                 f"{len(blocks)} hash_ids for input_length {prompt_tokens}; there must be one for each "
-                f"{row.block_tokens} tokens, {count}"
+                f"{block_tokens} tokens, {count}"
             )
         return WorkloadRequest(
             _arrival(row, previous),
             prompt_tokens,
             output_tokens,
             blocks,
-            row.block_tokens,
+            block_tokens,
             None if row.session_id is None else str(row.session_id),
             _delay(row),
             row.text_input,

@@ -9,7 +9,18 @@ from typing import Any
 import msgspec
 
 from quire.frontend.errors import ChatTemplateError
-from quire.frontend.text.tokenizer_files import read_json, special_tokens
+from quire.frontend.text.tokenizer_files import read_json, special_tokens, typed
+
+_CONFIGS = ("tokenizer_config.json", "chat_template.json")
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _TemplateConfig(msgspec.Struct):
+    chat_template: str | list[_NamedTemplate] | None = None
 
 
 class TemplateSource(msgspec.Struct, frozen=True):
@@ -22,7 +33,7 @@ class TemplateSource(msgspec.Struct, frozen=True):
 def find_template(folder: str | os.PathLike[str], name: str = "default", source: str | None = None) -> TemplateSource:
     """Return the chat template `name` of a model folder, or `source` in its place.
 
-    Raises ChatTemplateError if the folder has none.
+    Raises ChatTemplateError if the folder has none, TokenizerError if a file of the tokenizer is broken.
     """
     path = Path(folder)
     if source is None:
@@ -39,17 +50,20 @@ def template_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
     chat_template.jinja and additional_chat_templates/*.jinja override tokenizer_config.json.
     """
     path = Path(folder)
-    listed = read_json(path, "tokenizer_config.json").get("chat_template")
-    if listed is None:
-        listed = read_json(path, "chat_template.json").get("chat_template")
-    if isinstance(listed, str):
-        sources = {"default": listed}
-    else:
-        sources = {str(entry["name"]): str(entry["template"]) for entry in listed or []}
+    found = (typed(path, name, read_json(path, name), _TemplateConfig).chat_template for name in _CONFIGS)
+    listed = next((each for each in found if each is not None), [])
+    sources = {"default": listed} if isinstance(listed, str) else {each.name: each.template for each in listed}
     for file in [*sorted(path.glob("additional_chat_templates/*.jinja")), path / "chat_template.jinja"]:
         if file.is_file():
-            sources["default" if file.name == "chat_template.jinja" else file.stem] = file.read_text(encoding="utf-8")
+            sources["default" if file.name == "chat_template.jinja" else file.stem] = _text(file)
     return sources
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ChatTemplateError(f"{file} cannot be read: {error}; restore the file from the model's source") from error
 
 
 def _missing(path: Path, name: str, known: list[str]) -> str:

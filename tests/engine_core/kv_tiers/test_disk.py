@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disk_process import MODEL, PAGE_BYTES, ROOM, SLOT_BYTES, Process
 from engine_watch import wait_until
-from engine_without_model import BLOCK_SIZE, HEADS, LAYERS, LONGEST, SALTS, TILE_BYTES, Engine, memfd, tokens_of
+from engine_without_model import BLOCK_SIZE, LONGEST, SALTS, Engine, memfd, tokens_of
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from patience import PATIENCE
@@ -25,76 +26,6 @@ from patience import PATIENCE
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import Copy, DiskFiles, FolderInUseError, UnusableFolderError
 from quire.engine_core.kv_tiers.tier import Fetch
-
-MODEL = "0" * 32
-PAGE_BYTES = LAYERS * HEADS * TILE_BYTES
-SLOT_BYTES = 4096 + 96
-ROOM = 12 * SLOT_BYTES
-
-
-class Process:
-    """An engine without a model over a disk tier without threads."""
-
-    def __init__(self, folder: Path, num_pages: int = 12, room: int = ROOM, model: str = MODEL) -> None:
-        self.folder = folder
-        self.engine = Engine(memfd(), num_pages, log_sealed_pages=True)
-        self.native, self.sequences = self.engine.native, self.engine.sequences
-        assert self.native.page_bytes == PAGE_BYTES
-        self.files: list[DiskFiles] = []
-
-        def open_files() -> DiskFiles:
-            self.files.append(DiskFiles(folder, room, model, PAGE_BYTES))
-            return self.files[-1]
-
-        self.tier = DiskTier(open_files, self.native)
-        self.tier.open()
-
-    def write(self) -> None:
-        """Write what has been sealed."""
-        self.tier.write(self.native.take_sealed(1000, 0.0))
-
-    def find(self, salt: str, blocks: tuple[int, ...]) -> int:
-        """Return the pages of a prefix that are on disk."""
-        slot = self.sequences.open([*tokens_of(blocks), 0], 1, cache_salt=salt)
-        keys = self.sequences.keys(slot)[1:]
-        self.sequences.close(slot)
-        return self.tier.find(keys)
-
-    def fetch(self, salt: str, blocks: tuple[int, ...]) -> int:
-        """Fetch what memory lacks of a prefix; return how many pages have come."""
-        slot = self.sequences.open([*tokens_of(blocks), 0], 1, cache_salt=salt)
-        here = self.sequences.match(slot)[0] // BLOCK_SIZE
-        keys = self.sequences.keys(slot)[1 + here :]
-        keys = keys[: self.tier.find(keys)]
-        end = (here + len(keys)) * BLOCK_SIZE
-        if not keys or self.sequences.start(slot, end) is None:
-            self.sequences.close(slot)
-            return 0
-        done: list[Fetch] = []
-        fetch = Fetch(keys, self.sequences.pages(slot)[here:], done.append)
-        self.tier.fetch(fetch)
-        self.tier.read(self.tier._readings[fetch])
-        assert done == [fetch]
-        self.sequences.share(slot, (here + len(fetch.contents)) * BLOCK_SIZE, fetch.contents)
-        self.sequences.close(slot)
-        self.tier.probe()
-        self.tier.keep_up()
-        return len(fetch.contents)
-
-    def close_all(self) -> None:
-        while self.engine.slots:
-            self.sequences.close(self.engine.slots.pop())
-
-    def kill(self) -> None:
-        for file in self.files:
-            file.close()
-        with contextlib.suppress(OSError):  # killed before
-            self.engine.end()
-
-    @property
-    def failures(self) -> float:
-        return self.tier.stats()["kv_disk_failures"]
-
 
 PREFIX_BLOCKS = st.lists(st.integers(1, 3), min_size=1, max_size=LONGEST).map(tuple)
 
@@ -253,9 +184,28 @@ def test_a_record_in_the_place_of_another_one_does_not_count(process: Process, t
     later.kill()
 
 
+def test_a_record_used_at_the_end_of_time_does_not_count(process: Process, tmp_path: Path) -> None:
+    """Later uses could not be written."""
+    written(process, (1,))
+    (page,) = process.files[0].load()
+    page.last_use = (1 << 64) - 1
+    process.files[0].describe(page)
+    process.kill()
+    later = Process(tmp_path)
+    assert later.find("", (1,)) == 0
+    written(later, (1,))
+    assert later.find("", (1,)) == 1
+    later.kill()
+
+
 def damage_header(folder: Path) -> None:
     with (folder / f"{MODEL}.index").open("r+b") as file:
         file.write(b"rubbish")
+
+
+def nest_header(folder: Path) -> None:
+    with (folder / f"{MODEL}.index").open("r+b") as file:
+        file.write(b'{"version":' + b"[" * 4000)
 
 
 def damage_name(folder: Path) -> None:
@@ -269,7 +219,7 @@ def empty_both(folder: Path) -> None:
         os.truncate(path, 0)
 
 
-@pytest.mark.parametrize("spoil", [damage_header, damage_name, empty_both, shutil.rmtree])
+@pytest.mark.parametrize("spoil", [damage_header, nest_header, damage_name, empty_both, shutil.rmtree])
 def test_it_begins_anew_where_there_is_nothing_to_go_on_with(
     process: Process, tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,7 +228,7 @@ def test_it_begins_anew_where_there_is_nothing_to_go_on_with(
     spoil(tmp_path)
     later = Process(tmp_path)
     assert later.find("", (1, 2)) == 0
-    is_damaged = spoil in (damage_header, damage_name)
+    is_damaged = spoil in (damage_header, nest_header, damage_name)
     assert ("are discarded" in caplog.text) == is_damaged
     assert later.failures == is_damaged
     written(later, (1, 2))

@@ -184,6 +184,60 @@ def test_a_broken_file_is_named(folders: dict[str, Path], tmp_path: Path, name: 
         load_tokenizer(broken)
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"tokenizer_class": {"a": 1}}, "tokenizer_class"),
+        ({"added_tokens_decoder": [1]}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": {"5": {}}}, "content"),
+        ({"added_tokens_decoder": {"5": {"content": {"a": 1}}}}, "content"),
+        ({"added_tokens_decoder": {"-5": {"content": "a"}}}, "added_tokens_decoder"),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": "yes"}, "add_bos_token"),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<nowhere>"}, "'<nowhere>'"),
+    ],
+)
+def test_a_config_of_wrong_types_is_rejected_with_the_field(
+    folders: dict[str, Path], tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    broken = copy(folders["byte_level"], tmp_path / "broken")
+    (broken / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(TokenizerError, match=words):
+        Tokenizer(broken)
+
+
+@pytest.mark.parametrize("added", ['{"<more>": []}', '{"<more>": 1e999}', '{"<more>": -1}', "[" * 100_000])
+def test_added_tokens_of_wrong_types_are_rejected(tmp_path: Path, added: str) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("a b")
+    (tmp_path / "added_tokens.json").write_text(added)
+    with pytest.raises(TokenizerError, match=r"added_tokens\.json"):
+        Tokenizer(tmp_path)
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
+    """Of its release 0.23, where the prefix of subwords is longer than a token."""
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]], "continuing_subword_prefix": "####"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model, "added_tokens": []}))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_cannot_encode_says_so(tmp_path: Path) -> None:
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+             "max_input_chars_per_word": 100, "vocab": {"a": 0}}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model, "added_tokens": []}))
+    with pytest.raises(TokenizerError, match="cannot be encoded by this tokenizer"):
+        Tokenizer(tmp_path).encode("b")
+
+
+def test_ids_that_are_no_tokens_end_no_answer(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = copy(folders["word_piece"], tmp_path / "copy")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [-1, true, 7], "bos_token_id": -1}')
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.eos_token_ids == [7]
+    assert tokenizer.bos_token_id is None
+
+
 def test_text_that_cannot_be_encoded(byte_level: Tokenizer) -> None:
     with pytest.raises(TokenizerError, match=r"lone surrogate .* at character 3"):
         byte_level.encode("fox\ud800")

@@ -32,3 +32,21 @@ def test_tokens_that_come_with_the_usage_are_counted_once(size: int) -> None:
 def test_a_usage_in_each_chunk_is_of_all_tokens_so_far(size: int) -> None:
     chunks = [event("a", usage={"completion_tokens": count}) for count in (2, 4, 6)]
     assert answered(b"".join(chunks) + event("", finish_reason="stop") + DONE, size).output_tokens == 6
+
+
+@pytest.mark.parametrize("body", [b'{"error": "\xca"}', b'{"error": ' + b"[" * 100_000])
+def test_an_event_that_is_not_json_is_an_error_that_shows_it(body: bytes) -> None:
+    with pytest.raises(ValueError, match="an event of the stream is not a chunk"):
+        answered(b"data: " + body + b"\n\n", 1 << 20)
+
+
+@pytest.mark.parametrize("body", [b'{"error": "\xca"}', b"[" * 100_000])
+def test_an_error_that_is_not_json_is_shown_as_it_is(body: bytes) -> None:
+    record = RequestRecord(0, 0.0, 0.0, prompt_tokens=3, wanted_output_tokens=7)
+    answer = StreamedResponse(record, RunClock())
+    answer.on_status(500)
+    answer.on_body(body)
+    answer.end()
+    assert record.outcome is Outcome.ERRORED
+    assert record.error is not None
+    assert body[:5].decode() in record.error

@@ -56,6 +56,11 @@ def test_mooncake_rows_with_the_fields_of_other_tools(path: Path) -> None:
     assert (fourth.arrival, fourth.session, fourth.text) == (1.0, "3", "Hi")
 
 
+def test_a_row_without_names_cannot_ask_for_millions_of_blocks(path: Path) -> None:
+    (request,) = read(path, row(input_length=1 << 24, hash_ids=None, block_tokens=1))
+    assert len(request.blocks) == 1 << 15
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("zone", ["", "+00:00"])
 def test_azure_rows_share_nothing(path: Path, end: str, zone: str) -> None:

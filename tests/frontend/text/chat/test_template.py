@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.template import ChatTemplate
+from quire.frontend.text.chat.template_files import find_template
+from quire.frontend.text.tokenizer_files import TokenizerError
 
 CHATML = """\
 {%- for message in messages %}
@@ -48,6 +51,19 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 def render(source: str, messages: Any = HELLO, **options: Any) -> str:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **options)
+
+
+@pytest.mark.parametrize("listed", [[False], [{"name": "a"}], [{"name": {}, "template": "b"}], 5])
+def test_templates_of_wrong_types_are_rejected_with_the_field(tmp_path: Path, listed: object) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}), encoding="utf-8")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: .*chat_template"):
+        find_template(tmp_path)
+
+
+def test_a_template_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xca")
+    with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja cannot be read"):
+        find_template(tmp_path)
 
 
 def test_a_conversation_becomes_a_prompt() -> None:

@@ -1,0 +1,18 @@
+"""Table of all targets."""
+
+from __future__ import annotations
+
+from fuzzing.checkpoints import Safetensors
+from fuzzing.codec import Codec
+from fuzzing.configs import Configs
+from fuzzing.pages import Pages
+from fuzzing.target import Setup
+from fuzzing.traces import Traces
+
+TARGETS = {
+    "codec": Setup(Codec, max_bytes=8192),
+    "traces": Setup(Traces, max_bytes=8192),
+    "safetensors": Setup(Safetensors, max_bytes=8192),
+    "configs": Setup(Configs, max_bytes=32768),
+    "pages": Setup(Pages, max_bytes=8192),
+}
