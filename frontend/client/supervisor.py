@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 
+from quire.frontend.client.host import HOST, Host
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, closed_in_forks, show
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
@@ -44,6 +44,8 @@ class Supervisor:
         start_timeout: float,
         shutdown_timeout: float,
         on_ready: Callable[[str], None] = lambda _address: None,
+        host: Host = HOST,
+        process: Callable[..., EngineProcess] = EngineProcess,
     ) -> None:
         """Start the first process with these flags. Raises `EngineStartError`.
 
@@ -56,11 +58,13 @@ class Supervisor:
         self._start_timeout = start_timeout
         self._shutdown_timeout = shutdown_timeout
         self._on_ready = on_ready
+        self._host = host
+        self._new_process = process
         # The KV pages of an engine that has died are the next one's.
         self._kv_memory = os.memfd_create("quire-kv", os.MFD_CLOEXEC)
-        self._stopping = threading.Event()
+        self._stopping = host.event()
         self._owner = os.getpid()
-        self._begun = time.monotonic()  # of the last process
+        self._begun = self._host.monotonic()  # of the last process
         try:
             self._process = self._spawn()
         except BaseException:  # a signal too may arrive here
@@ -68,7 +72,7 @@ class Supervisor:
             raise
         closed_in_forks.add(self)
         self._standby: EngineProcess | None = None
-        self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
+        self._thread = host.thread("quire-supervisor", self._run)
 
     @property
     def pid(self) -> int:
@@ -120,14 +124,14 @@ class Supervisor:
 
     def _note_start(self) -> None:
         """Note that a process is ready, and from when on it has lived long enough not to have died "again"."""
-        now = time.monotonic()
+        now = self._host.monotonic()
         self._old_from = now + max(_HEALTHY_SECONDS, _HEALTHY_STARTS * (now - self._begun))
 
     def _spawn(self, *, stands_by: bool = False) -> EngineProcess:
         flags = [*self._flags, "--engine-address", self.address, "--beat-seconds", str(_TICK_SECONDS)]
         flags += ["--shutdown-timeout", str(self._shutdown_timeout)]
         flags += ["--kv-memory-fd", str(self._kv_memory)]
-        return EngineProcess(flags, kept_fds=[self._kv_memory], stands_by=stands_by)
+        return self._new_process(flags, kept_fds=[self._kv_memory], stands_by=stands_by)
 
     def _stand_by(self) -> None:
         """Have the next process stand by, if it is to be had."""
@@ -157,7 +161,7 @@ class Supervisor:
             if self._process.status == 0:
                 self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
-            deaths = 1 if time.monotonic() > self._old_from else deaths + 1
+            deaths = 1 if self._host.monotonic() > self._old_from else deaths + 1
             report = self._process.exit_report()
             report = EngineDeadError(cause + report.summary, report.details)
             show(f"quire: {report.summary}\n")  # its stderr has been shown
@@ -180,7 +184,7 @@ class Supervisor:
             return False
         if deaths > _RESTARTS_AT_ONCE:  # maybe its KV pages are the cause
             os.ftruncate(self._kv_memory, 0)
-        self._begun = time.monotonic()
+        self._begun = self._host.monotonic()
         try:
             self._process = self._next_process()
             if self._stopping.is_set():  # `stop` has ended the one before
