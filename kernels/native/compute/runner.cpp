@@ -124,6 +124,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   tasks_.clear();
   state_rows_.clear();
   num_taken_ = 0;
+  computed_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], num_drafts.empty() ? 0 : num_drafts[i], dims);
   StepResult result;
@@ -143,8 +144,8 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   for (const SamplingTask& task : tasks_) samples[task.index] = samples[task.index] || task.samples;
   for (std::size_t i = 0; i < slots.size(); i++)
     if (!samples[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
-      sequences_.share(slots[i], starts[i] + counts[i]);
-  if (ledger_ && !sampler_.has_left()) ledger_->seal();
+      computed_.emplace_back(slots[i], starts[i] + counts[i]);
+  share_computed();
   return result;
 }
 
@@ -164,7 +165,7 @@ std::map<std::int32_t, std::vector<std::int32_t>> Runner::collect(StepResult& re
     cancel();
     throw;
   }
-  if (ledger_ && !sampler_.has_left()) ledger_->seal();
+  share_computed();
   return spans;
 }
 
@@ -365,6 +366,13 @@ std::int32_t Runner::take_next(std::size_t end, StepResult& result) {
   return task.index;
 }
 
+/// Shares pages only now that nothing can fail any more: a step that fails can be computed again.
+void Runner::share_computed() {
+  for (const auto& [slot, num_computed] : computed_) sequences_.share(slot, num_computed);
+  computed_.clear();
+  if (ledger_ && !sampler_.has_left()) ledger_->seal();
+}
+
 void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& result) {
   Sequence& sequence = *task.sequence;
   if (!task.samples) {
@@ -375,7 +383,7 @@ void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& 
   sequence.tokens.resize(static_cast<std::size_t>(task.position));  // without drafts: those that hold are in the span
   sequence.tokens.insert(sequence.tokens.end(), span.token_ids.begin(), span.token_ids.end());
   sequence.num_followed = std::ssize(sequence.tokens);
-  sequences_.share(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
+  computed_.emplace_back(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
   result.token_ids[task.index] = std::move(span.token_ids);
   result.logprobs[task.index] = std::move(span.logprobs);
 }
