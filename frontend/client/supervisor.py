@@ -193,7 +193,7 @@ class Supervisor:
             address = self._process.wait_ready(self._start_timeout)
         except EngineStartError as error:
             show(f"quire: {error}\n")
-            self._process.stop(KILL_SECONDS)
+            self._process.abort()  # it may be ready by now, and is to tell no client that it shuts down
             return False
         self._note_start()
         with contextlib.suppress(OSError):  # nobody reads it any more
