@@ -294,7 +294,7 @@ class CoreClient:
         """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
         if self._reconnect_timeout == 0:
             raise lost
-        deadline = self._host.monotonic() + self._reconnect_timeout
+        left = self._reconnect_timeout
         next_notice = 0.0
         while not self._closing.is_set():
             if (report := self._final_report()) is not None:
@@ -303,12 +303,14 @@ class CoreClient:
                 self._deliver(EngineAway(lost.summary))
                 next_notice = now + _AWAY_SECONDS
             try:
-                connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, deadline - now)))
+                connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, left)))
             except EngineConnectionError:
-                if self._host.monotonic() >= deadline:
+                if left <= 0:
                     summary = f"{lost.summary}, and no engine has come back within {self._reconnect_timeout:g} s"
                     raise EngineDeadError(summary, lost.details) from None
                 self._closing.wait(_RETRY_SECONDS)
+                # Longer than that it has not waited, but was itself suspended.
+                left -= min(self._host.monotonic() - now, _HANDSHAKE_SECONDS + _RETRY_SECONDS)
             else:
                 self._begin_session(connection, ready)
                 return
