@@ -63,9 +63,14 @@ class EngineLoop:
         parent: int | None = None,
         is_supervised: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        collect_garbage: Callable[[], object] = gc.collect,
     ) -> None:
-        """`parent`: the process id without which the loop ends. Under a supervisor, requests outlive a failure."""
+        """`parent`: the process id without which the loop ends. Under a supervisor, requests outlive a failure.
+
+        `collect_garbage` is called when idle.
+        """
         self._clock = clock
+        self._collect_all = collect_garbage
         self._core = core
         self._server = server
         self._inbox = inbox
@@ -140,5 +145,5 @@ class EngineLoop:
     def _collect_garbage(self) -> None:
         """Collect garbage while idle: the collector is off so that it never pauses a step. Cycles are rare."""
         if not self._is_clean:
-            gc.collect()
+            self._collect_all()
             self._is_clean = True
