@@ -67,7 +67,8 @@ class Executor(Protocol):
         sampled, and the span takes their place. Of its n tokens then, the first min(n - 1, start + count) are computed.
 
         Constrained sequences are sampled last and may still be `pending` when this returns. The constraints follow the
-        spans; their masks may be written while a step computes.
+        spans; their masks may be written while a step computes. A step that raises has put no page into the prefix
+        cache, so that it can be computed again.
         """
 
     def collect(self, result: Any) -> Mapping[int, list[int]]:

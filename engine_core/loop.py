@@ -8,14 +8,23 @@ import os
 import queue
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.transport.server import ClientId, EngineServer, Inbox
+from quire.engine_core.transport.server import ClientId, Inbox
 from quire.protocol.messages import ClientMessage, Ping, UtilityCall
 
 IDLE_SECONDS = 1.0  # longest sleep, after which the loop checks that its parent is alive
 _RECEIVE_SECONDS = 0.01  # between two steps: a flood of messages delays no running request
 _SHUTDOWN = (b"", UtilityCall(0, "shutdown"))  # like a client's call, but from none
+
+
+class Server(Protocol):
+    """The thread of the engine's socket, as far as the loop knows it; `EngineServer` describes both."""
+
+    last_step: float
+    failure: BaseException | None
 
 
 class Mail:
@@ -47,14 +56,21 @@ class EngineLoop:
     def __init__(
         self,
         core: EngineCore,
-        server: EngineServer,
+        server: Server,
         inbox: Inbox,
         *,
         drain_seconds: float,
         parent: int | None = None,
         is_supervised: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        collect_garbage: Callable[[], object] = gc.collect,
     ) -> None:
-        """`parent`: the process id without which the loop ends. Under a supervisor, requests outlive a failure."""
+        """`parent`: the process id without which the loop ends. Under a supervisor, requests outlive a failure.
+
+        `collect_garbage` is called when idle.
+        """
+        self._clock = clock
+        self._collect_all = collect_garbage
         self._core = core
         self._server = server
         self._inbox = inbox
@@ -77,7 +93,7 @@ class EngineLoop:
 
     def give_way(self, seconds: float) -> None:
         """Start no more requests; leave when those that have begun have ended, or after `seconds`."""
-        self._give_way_at = time.monotonic() + seconds
+        self._give_way_at = self._clock() + seconds
         self._inbox.put((b"", Ping()))  # wakes the loop
 
     def run(self) -> bool:
@@ -92,7 +108,7 @@ class EngineLoop:
                     return False
                 self._receive()
                 self._core.step()
-                self._server.last_step = time.monotonic()
+                self._server.last_step = self._clock()
         except Exception as error:
             if self._server.failure is None and not self.is_supervised:  # else no client can be reached, or is to be
                 self._core.end_all(f"the engine failed: {error}")
@@ -113,7 +129,7 @@ class EngineLoop:
             raise RuntimeError("the thread of the engine's socket has failed") from self._server.failure
         if self._parent is not None and os.getppid() != self._parent:
             return True
-        now = time.monotonic()
+        now = self._clock()
         is_drained = False
         if self._core.draining:
             self._deadline = min(self._deadline, now + self._drain_seconds)
@@ -129,10 +145,10 @@ class EngineLoop:
         """Receive what is there now, for that long; a flood must not keep the loop from stepping."""
         for _ in range(self._inbox.qsize()):
             self._mail.put(*self._inbox.get_nowait())
-        end = time.monotonic() + seconds
+        end = self._clock() + seconds
         while self._mail:
             self._core.receive(*self._mail.take())
-            if time.monotonic() > end:
+            if self._clock() > end:
                 return
 
     def _sleep(self) -> None:
@@ -143,10 +159,10 @@ class EngineLoop:
             self._collect_garbage()
         else:
             self._is_clean = False
-        self._server.last_step = time.monotonic()
+        self._server.last_step = self._clock()
 
     def _collect_garbage(self) -> None:
         """Collect garbage while idle: the collector is off so that it never pauses a step. Cycles are rare."""
         if not self._is_clean:
-            gc.collect()
+            self._collect_all()
             self._is_clean = True

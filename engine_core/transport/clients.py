@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 
 import msgspec
-import zmq
 
 from quire.engine_core.transport.access import Identity
 from quire.engine_core.transport.outbox import NUMBER_BYTES, Mailbox
@@ -41,10 +40,16 @@ class ServerCounters(msgspec.Struct):
     messages_dropped: int = 0
 
 
-class _Sent(enum.Enum):
+class Sent(enum.Enum):
+    """What became of the frames of a message."""
+
     YES = enum.auto()
     FULL = enum.auto()  # the client does not read
     GONE = enum.auto()  # the connection is closed
+
+
+Transmit = Callable[[ClientId, list[Frame]], Sent]
+"""Send the frames of a message to a client, or not; never block."""
 
 
 class _Client:
@@ -68,17 +73,17 @@ class _Client:
 
 
 class Clients:
-    """The table of clients, and the sending half of the ROUTER. Used by the IO thread only."""
+    """The table of clients, and what waits for them. Used by the IO thread only."""
 
     def __init__(
         self,
-        router: zmq.Socket[bytes],
+        transmit: Transmit,
         on_leave: Callable[[tuple[ClientId, Goodbye]], None],
         counters: ServerCounters,
         max_waiting_values: int,
     ) -> None:
-        """`on_leave` is called once for each client that leaves, whatever the reason."""
-        self._router = router
+        """Frames leave by `transmit`. `on_leave` is called once for each client that leaves, whatever the reason."""
+        self._transmit = transmit
         self._on_leave = on_leave
         self._counters = counters
         self._max_waiting_values = max_waiting_values
@@ -153,7 +158,7 @@ class Clients:
         """Send a message or let it wait; never block. An unknown client gets errors only, and only if it reads."""
         client = self._clients.get(client_id)
         if client is None:
-            sent = isinstance(message, ErrorMessage) and self._transmit(client_id, encode(message)) is _Sent.YES
+            sent = isinstance(message, ErrorMessage) and self._transmit(client_id, encode(message)) is Sent.YES
             self._counters.messages_dropped += not sent
         elif client.frames is None:
             self._push(client, message)
@@ -186,13 +191,13 @@ class Clients:
 
     def _send_frames(self, client: _Client, frames: list[Frame]) -> bool:
         sent = self._transmit(client.id, frames)
-        client.frames = frames if sent is _Sent.FULL else None
-        if sent is _Sent.FULL:
+        client.frames = frames if sent is Sent.FULL else None
+        if sent is Sent.FULL:
             self._blocked[client.id] = client
-        elif sent is _Sent.GONE:
+        elif sent is Sent.GONE:
             self._counters.clients_gone += 1
             self.remove(client.id, Goodbye("gone"))
-        return sent is _Sent.YES
+        return sent is Sent.YES
 
     def _keep(self, client: _Client, message: EngineMessage) -> None:
         if isinstance(message, StepTrace):
@@ -218,14 +223,3 @@ class Clients:
         self._transmit(client.id, encode(ErrorMessage(f"the engine lost an output: {error}", fatal=True)))
         self.remove(client.id, Goodbye("an output to it has no encoding"))
         return False
-
-    def _transmit(self, client_id: ClientId, frames: list[Frame]) -> _Sent:
-        try:  # without copies where they would take long
-            self._router.send_multipart((client_id, *frames), zmq.NOBLOCK, copy=len(frames) == 1)
-        except zmq.Again:
-            return _Sent.FULL
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return _Sent.GONE
-        return _Sent.YES

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from quire.frontend.client.connection import Connection
+from quire.frontend.client.host import HOST, Host
 from quire.frontend.client.request_table import FIRST_SESSION
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.codec import encode
@@ -99,6 +99,8 @@ class CoreClient:
         reconnect_timeout: float = 0.0,
         final_report: Callable[[], EngineDeadError | None] = lambda: None,
         outlives_engine: bool = False,
+        host: Host = HOST,
+        connect: Callable[[str, Security], Connection] = Connection,
     ) -> None:
         self.address = address
         self.dead: EngineDeadError | None = None
@@ -109,6 +111,8 @@ class CoreClient:
         self._reconnect_timeout = reconnect_timeout
         self._final_report = final_report
         self._outlives_engine = outlives_engine
+        self._host = host
+        self._new_connection = connect
         self._hello = Hello(PROTOCOL_VERSION, f"quire.frontend {os.getpid()}")
         self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count(1)
@@ -117,10 +121,10 @@ class CoreClient:
         self._session = FIRST_SESSION
         self._away: str | None = None  # why there is no engine
         self._num_moves = 0  # sessions that ended because the engine gave way to another one
-        self._closing = threading.Event()
+        self._closing = host.event()
         self._on_step: Callable[[StepTrace], None] | None = None
         self._connection, self.ready = self._connect(timeout)
-        self._thread = threading.Thread(target=self._run, name="quire-client", daemon=True)
+        self._thread = host.thread("quire-client", self._run)
         self._thread.start()
 
     @property
@@ -202,7 +206,7 @@ class CoreClient:
 
     def _connect(self, timeout: float) -> tuple[Connection, Ready]:
         """Return a new connection, and the engine's answer to the Hello. Raises `EngineConnectionError`."""
-        connection = Connection(self.address, self._security)
+        connection = self._new_connection(self.address, self._security)
         try:
             return connection, self._shake_hands(connection, timeout)
         except BaseException:
@@ -211,8 +215,8 @@ class CoreClient:
 
     def _shake_hands(self, connection: Connection, timeout: float) -> Ready:
         connection.post(encode(self._hello))
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
+        deadline = self._host.monotonic() + timeout
+        while (left := deadline - self._host.monotonic()) > 0:
             for message in connection.exchange(left):
                 if isinstance(message, Ready):
                     return message
@@ -253,22 +257,22 @@ class CoreClient:
         Raises `EngineConnectionError` if the engine is gone, `EngineDeadError` if it has said so.
         """
         interval = self.ready.heartbeat_seconds
-        next_beat = time.monotonic() + interval
+        next_beat = self._host.monotonic() + interval
         missed = 0
         while not self._closing.is_set():
-            messages = self._connection.exchange(next_beat - time.monotonic())
+            messages = self._connection.exchange(next_beat - self._host.monotonic())
             for message in messages:
                 self._handle(message)
             if messages:
                 missed = 0
-            if time.monotonic() >= next_beat:
+            if self._host.monotonic() >= next_beat:
                 # Heartbeats are counted, not timed: a client that was itself suspended for an hour has missed only one.
                 missed += 1
                 if missed > SILENT_HEARTBEATS:
                     text = f"the engine at {self.address} has not answered for {missed * interval:g} s"
                     raise EngineConnectionError(text)
                 self._connection.post(encode(Ping()))
-                next_beat = time.monotonic() + interval
+                next_beat = self._host.monotonic() + interval
         self._connection.post(encode(Goodbye()))
 
     def _handle(self, message: EngineMessage) -> None:
@@ -324,21 +328,23 @@ class CoreClient:
         """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
         if self._reconnect_timeout == 0:
             raise lost
-        deadline = time.monotonic() + self._reconnect_timeout
+        left = self._reconnect_timeout
         next_notice = 0.0
         while not self._closing.is_set():
             if (report := self._final_report()) is not None:
                 raise report
-            if (now := time.monotonic()) >= next_notice:
+            if (now := self._host.monotonic()) >= next_notice:
                 self._deliver(EngineAway(lost.summary))
                 next_notice = now + _AWAY_SECONDS
             try:
-                connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, deadline - now)))
+                connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, left)))
             except EngineConnectionError:
-                if time.monotonic() >= deadline:
+                if left <= 0:
                     summary = f"{lost.summary}, and no engine has come back within {self._reconnect_timeout:g} s"
                     raise EngineDeadError(summary, lost.details) from None
                 self._closing.wait(_RETRY_SECONDS)
+                # Longer than that it has not waited, but was itself suspended.
+                left -= min(self._host.monotonic() - now, _HANDSHAKE_SECONDS + _RETRY_SECONDS)
             else:
                 self._begin_session(connection, ready, has_moved)
                 return

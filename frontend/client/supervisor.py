@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable
 
+from quire.frontend.client.host import HOST, Host
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks, show
 from quire.frontend.client.reload import Settings, Successor, change, refuse
 from quire.frontend.errors import EngineDeadError, EngineStartError
@@ -46,6 +46,8 @@ class Supervisor:
         start_timeout: float,
         shutdown_timeout: float,
         on_ready: Callable[[str], None] = lambda _address: None,
+        host: Host = HOST,
+        process: Callable[..., EngineProcess] = EngineProcess,
     ) -> None:
         """Start the first process with these settings. Raises `EngineStartError`.
 
@@ -58,11 +60,13 @@ class Supervisor:
         self._start_timeout = start_timeout
         self._shutdown_timeout = shutdown_timeout
         self._on_ready = on_ready
+        self._host = host
+        self._new_process = process
         # The KV pages of an engine that has died are the next one's.
         self._kv_memory = os.memfd_create("quire-kv", os.MFD_CLOEXEC)
-        self._stopping = threading.Event()
+        self._stopping = host.event()
         self._owner = os.getpid()
-        self._begun = time.monotonic()  # of the last process
+        self._begun = self._host.monotonic()  # of the last process
         try:
             self._process = self._spawn()
         except BaseException:  # a signal too may arrive here
@@ -71,7 +75,7 @@ class Supervisor:
         closed_in_forks.add(self)
         self._standby: EngineProcess | None = None
         self._successor: Successor | None = None
-        self._thread = threading.Thread(target=self._run, name="quire-supervisor", daemon=True)
+        self._thread = host.thread("quire-supervisor", self._run)
 
     @property
     def pid(self) -> int:
@@ -125,14 +129,14 @@ class Supervisor:
 
     def _note_start(self) -> None:
         """Note that a process is ready, and from when on it has lived long enough not to have died "again"."""
-        now = time.monotonic()
+        now = self._host.monotonic()
         self._old_from = now + max(_HEALTHY_SECONDS, _HEALTHY_STARTS * (now - self._begun))
 
     def _spawn(self, settings: Settings | None = None, *, standby: str | None = None) -> EngineProcess:
         flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
         flags += ["--beat-seconds", str(_TICK_SECONDS), "--shutdown-timeout", str(self._shutdown_timeout)]
         flags += ["--kv-memory-fd", str(self._kv_memory)]
-        return EngineProcess(flags, kept_fds=[self._kv_memory], standby=standby, on_reload=self._start_reload)
+        return self._new_process(flags, kept_fds=[self._kv_memory], standby=standby, on_reload=self._start_reload)
 
     def _stand_by(self) -> None:
         """Have the next process stand by, if it is to be had."""
@@ -163,7 +167,7 @@ class Supervisor:
 
     def _hand_over(self, successor: Successor) -> bool:
         """Put a successor in the place of the process that has ended; return True once it can be used."""
-        self._begun = time.monotonic()
+        self._begun = self._host.monotonic()
         successor.process.begin()
         if not self._use(successor.process):
             return False
@@ -197,7 +201,7 @@ class Supervisor:
                 return
             successor = self._take_successor()
             if successor is None:
-                deaths = 1 if time.monotonic() > self._old_from else deaths + 1
+                deaths = 1 if self._host.monotonic() > self._old_from else deaths + 1
             elif self._hand_over(successor):
                 continue
             else:
@@ -224,7 +228,7 @@ class Supervisor:
             return False
         if deaths > _RESTARTS_AT_ONCE:  # maybe its KV pages are the cause
             os.ftruncate(self._kv_memory, 0)
-        self._begun = time.monotonic()
+        self._begun = self._host.monotonic()
         try:
             process = self._next_process()
         except EngineStartError as error:
@@ -242,7 +246,7 @@ class Supervisor:
             address = process.wait_ready(self._start_timeout)
         except EngineStartError as error:
             show(f"quire: {error}\n")
-            process.stop(KILL_SECONDS)
+            process.abort()  # it may be ready by now, and is to tell no client that it shuts down
             return False
         self._note_start()
         with contextlib.suppress(OSError):  # nobody reads it any more

@@ -33,7 +33,7 @@ class Running:
     def __init__(self, engine: Engine, *, drain_seconds: float = PATIENCE, parent: int | None = None) -> None:
         self.engine, self.server, self.inbox = engine, FakeServer(), queue.SimpleQueue[object]()
         inbox: Inbox = self.inbox  # type: ignore[assignment]
-        self.loop = EngineLoop(engine.core, self.server, inbox, drain_seconds=drain_seconds, parent=parent)  # type: ignore[arg-type]
+        self.loop = EngineLoop(engine.core, self.server, inbox, drain_seconds=drain_seconds, parent=parent)
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run)
 

@@ -70,8 +70,13 @@ def likeliest(tokens: list[int], count: int, vocab_size: int) -> Entry:
 
 def expected_vector(prompt: list[int], pooling_type: str) -> bytes:
     """The "embedding" of a prompt: checksums of the hidden states that were pooled."""
-    states = [zlib.crc32(repr(prompt[: end + 1]).encode()) for end in range(len(prompt))]
-    return repr(states if pooling_type == "mean" else states[-1:]).encode()
+    states = [hidden_state(prompt[: end + 1]) for end in range(len(prompt))]
+    return b"".join(states if pooling_type == "mean" else states[-1:])
+
+
+def hidden_state(tokens: list[int]) -> bytes:
+    """The "hidden state" of the last token, a finite little-endian f32."""
+    return (zlib.crc32(repr(tokens).encode()) & 0x3FFFFFFF).to_bytes(4, "little")
 
 
 def logprobs_entry(token_id: int) -> Entry:
@@ -109,7 +114,7 @@ class PagedExecutor:
         self.num_late_constraints = 0  # that can't be asked in time from now on
         self._pending: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until they are collected
         self._memory: dict[tuple[int, int], int] = {}  # checksums by page and place
-        self._states: dict[int, list[int]] = {}  # by request: its pooled "hidden states"
+        self._states: dict[int, list[bytes]] = {}  # by request: its pooled "hidden states"
         self._num_sent: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
@@ -139,7 +144,7 @@ class PagedExecutor:
         for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
             self._compute(index, requests[slot], slot, start, count, result)
         num_sampled = len(slots) // self.num_rows_at_once * self.num_rows_at_once
-        if any(requests[slot].request_id == self.poison for slot in slots):
+        if any(self._breaks(requests[slot]) for slot in slots):
             self._pending.clear()
             raise RuntimeError("poisoned")
         for index in [row for row in self._pending if row < num_sampled]:
@@ -149,6 +154,9 @@ class PagedExecutor:
             if index not in result.errors and index not in self._pending:
                 self.sequences.share(slot, start + count)
         return result
+
+    def _breaks(self, request: Request) -> bool:
+        return request.request_id == self.poison
 
     def collect(self, result: PagedStepResult) -> dict[int, list[int]]:
         """Collect all but one at once, and then that one, if there are several."""
@@ -267,9 +275,9 @@ class PagedExecutor:
         states = self._states.setdefault(request.number, [])
         assert start <= first + len(states)
         for position in range(first + len(states), end):
-            states.append(zlib.crc32(repr(prompt[: position + 1]).encode()))
+            states.append(hidden_state(prompt[: position + 1]))
         if end == len(prompt):
-            result.pooled[index] = repr(states).encode()
+            result.pooled[index] = b"".join(states)
 
     def _add_prompt_logprobs(self, index: int, request: Request, end: int, result: PagedStepResult) -> None:
         """Each position once a request, as the native runner does, whatever is computed again."""
@@ -399,23 +407,28 @@ class Engine:
 
     def check_accounts(self) -> None:
         """Check that every page is free, cached, or held by a request, a pin or a fetch; that the queue is in order."""
-        sequences, scheduler, block_size = self.executor.sequences, self.core.scheduler, self.limits.block_size
-        slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
-        slots += [transfer.slot for transfer in scheduler.fetches._open.values()]
-        held = {page for slot in slots for page in sequences.pages(slot)}
-        assert len(held) == sequences.held_pages
-        assert sequences.free_pages + sequences.cached_pages + sequences.held_pages == self.limits.num_pages
-        assert sequences.tree.size >= sequences.cached_pages
-        for request in [*scheduler.running, *scheduler.waiting]:
-            pages = [page for slot in request.slots for page in sequences.pages(slot)]
-            assert request.num_reserved_tokens * len(request.slots) == len(pages) * block_size
-            assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
-            assert request.status is RequestStatus.RUNNING or not pages
-            assert not request.is_finished
-            assert request.num_new_tokens > 0
-        assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
-        if self.limits.scheduling_policy == "fcfs":
-            ready = list(scheduler.waiting.ready())
-            for tenant in {request.tenant for request in ready}:
-                numbers = [request.number for request in ready if request.tenant == tenant]
-                assert numbers == sorted(numbers)
+        check_accounts(self.core, self.limits)
+
+
+def check_accounts(core: EngineCore, limits: EngineShape) -> None:
+    """Check that every page is free, cached, or held by a request, a pin or a fetch; that the queue is in order."""
+    sequences, scheduler, block_size = core.sequences, core.scheduler, limits.block_size
+    slots = [slot for request in scheduler.running for slot in request.slots] + scheduler.pins.slots
+    slots += [transfer.slot for transfer in scheduler.fetches._open.values()]
+    held = {page for slot in slots for page in sequences.pages(slot)}
+    assert len(held) == sequences.held_pages
+    assert sequences.free_pages + sequences.cached_pages + sequences.held_pages == limits.num_pages
+    assert sequences.tree.size >= sequences.cached_pages
+    for request in [*scheduler.running, *scheduler.waiting]:
+        pages = [page for slot in request.slots for page in sequences.pages(slot)]
+        assert request.num_reserved_tokens * len(request.slots) == len(pages) * block_size
+        assert (request.status is RequestStatus.RUNNING) == (request in scheduler.running)
+        assert request.status is RequestStatus.RUNNING or not pages
+        assert not request.is_finished
+        assert request.num_new_tokens > 0
+    assert scheduler.waiting.num_tokens == sum(request.num_prompt_tokens for request in scheduler.waiting)
+    if limits.scheduling_policy == "fcfs":
+        ready = list(scheduler.waiting.ready())
+        for tenant in {request.tenant for request in ready}:
+            numbers = [request.number for request in ready if request.tenant == tenant]
+            assert numbers == sorted(numbers)

@@ -130,6 +130,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   tasks_.clear();
   state_rows_.clear();
   num_taken_ = 0;
+  computed_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], num_drafts.empty() ? 0 : num_drafts[i], dims);
   StepResult result;
@@ -149,8 +150,8 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   for (const SamplingTask& task : tasks_) samples[task.index] = samples[task.index] || task.samples;
   for (std::size_t i = 0; i < slots.size(); i++)
     if (!samples[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
-      sequences().share(slots[i], starts[i] + counts[i]);
-  if (kv_cache_->ledger && !sampler_.has_left()) kv_cache_->ledger->seal();
+      computed_.emplace_back(slots[i], starts[i] + counts[i]);
+  share_computed();
   return result;
 }
 
@@ -170,7 +171,7 @@ std::map<std::int32_t, std::vector<std::int32_t>> Runner::collect(StepResult& re
     cancel();
     throw;
   }
-  if (kv_cache_->ledger && !sampler_.has_left()) kv_cache_->ledger->seal();
+  share_computed();
   return spans;
 }
 
@@ -371,6 +372,13 @@ std::int32_t Runner::take_next(std::size_t end, StepResult& result) {
   return task.index;
 }
 
+/// Shares pages only now that nothing can fail any more: a step that fails can be computed again.
+void Runner::share_computed() {
+  for (const auto& [slot, num_computed] : computed_) sequences().share(slot, num_computed);
+  computed_.clear();
+  if (kv_cache_->ledger && !sampler_.has_left()) kv_cache_->ledger->seal();
+}
+
 void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& result) {
   Sequence& sequence = *task.sequence;
   if (!task.samples) {
@@ -381,7 +389,7 @@ void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& 
   sequence.tokens.resize(static_cast<std::size_t>(task.position));  // without drafts: those that hold are in the span
   sequence.tokens.insert(sequence.tokens.end(), span.token_ids.begin(), span.token_ids.end());
   sequence.num_followed = std::ssize(sequence.tokens);
-  sequences().share(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
+  computed_.emplace_back(task.slot, std::min(sequence.num_followed - 1, task.position + task.num_rows - 1));
   result.token_ids[task.index] = std::move(span.token_ids);
   result.logprobs[task.index] = std::move(span.logprobs);
 }

@@ -158,6 +158,7 @@ class Runner {
   void sample(TokenConstraint::Clock::time_point begun, Dims& dims, StepResult& result);
   std::int32_t take_next(std::size_t end, StepResult& result);
   void take_span(const SamplingTask& task, SampledSpan& span, StepResult& result);
+  void share_computed();
   void cancel();
 
   RunnerConfig config_;
@@ -168,7 +169,8 @@ class Runner {
   Plan body_, head_, hidden_states_;
   std::int64_t step_number_ = 0;  ///< of the last step
   std::vector<SamplingTask> tasks_;
-  std::size_t num_taken_ = 0;  ///< tasks whose outcome has been taken, the first ones
+  std::size_t num_taken_ = 0;                                    ///< tasks whose outcome has been taken, the first ones
+  std::vector<std::pair<std::int32_t, std::int64_t>> computed_;  ///< slots whose pages are to be shared, up to a token
   std::vector<StateRow> state_rows_;
   BatchSampler sampler_;
 };

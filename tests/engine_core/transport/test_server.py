@@ -622,7 +622,7 @@ def test_a_failed_thread_wakes_the_loop_and_rejects_messages(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(engine.server, "_accept", fail)
+    monkeypatch.setattr(engine.server._sessions, "_accept", fail)
     engine.client().send(Ping())
     assert engine.inbox.get(timeout=PATIENCE) == (b"", Goodbye("the IO thread failed"))
     assert isinstance(engine.server.failure, OSError)

@@ -1,0 +1,58 @@
+"""Seeded simulation of the whole with faults: `.venv/bin/python scripts/simulate_faults.py --help`.
+
+Clients, supervisor and engines run on a virtual clock and network (`tests/support/fault_simulation/`). Each seed is a
+run with faults of its own; one in which a request is lost, changed or left waiting, or a KV page is, is printed with
+what was wrong, and with `--verbose` all that happened before. The same seed does the same again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+
+def main() -> int:
+    """Run seeds; return 1 if one of them has failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many (1000)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (0)")
+    parser.add_argument("--verbose", action="store_true", help="print the trace of each seed that fails")
+    arguments = parser.parse_args()
+
+    from fault_simulation.simulation import run, silence
+
+    injected: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    num_failed = num_events = 0
+    seconds = 0.0
+    begun = time.perf_counter()
+    with silence():
+        for seed in range(arguments.first, arguments.first + arguments.seeds):
+            outcome = run(seed)
+            injected += outcome.injected
+            ends += outcome.ends
+            num_events += outcome.num_events
+            seconds += outcome.seconds
+            if outcome.problems:
+                num_failed += 1
+                trace = run(seed, is_traced=True).trace if arguments.verbose else []
+                print(f"seed {seed}:", *trace, *outcome.problems, sep="\n  ", flush=True)
+    took = time.perf_counter() - begun
+    print(
+        f"{arguments.seeds} seeds, {num_failed} failed, in {took:.0f} s ({60 * arguments.seeds / took:.0f} a minute): "
+        f"{num_events} events in {seconds / 3600:.1f} virtual hours"
+    )
+    for title, counter in (("faults", injected), ("ends of requests", ends)):
+        print(f"{title}:")
+        for name, count in counter.most_common():
+            print(f"  {count:8} {name}")
+    return num_failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

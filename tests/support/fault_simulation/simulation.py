@@ -1,0 +1,218 @@
+"""A run of a seed: the system is built, used, disturbed, and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+from unittest.mock import patch
+
+import small_tokenizers
+
+from fault_simulation.clients import SimulatedClient, Wish
+from fault_simulation.engine import ADDRESS, BROKEN, POISON, SimulatedEngine
+from fault_simulation.faults import Faults
+from fault_simulation.judge import Judge
+from fault_simulation.network import Network
+from fault_simulation.world import Process, World
+from quire.engine_core.request import Request
+from quire.frontend.client import engine_client, supervisor
+from quire.frontend.client.supervisor import Supervisor
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.protocol.engine_options import SupervisionOptions
+from quire.protocol.engine_shape import EngineShape
+
+_PATIENCE = 600.0  # virtual seconds in which everything must have ended
+_VOCAB_SIZE = 300
+_EOS_TOKEN_IDS = [210, 220, 230, 240, 250, 260]
+
+
+@dataclass
+class Outcome:
+    """What a seed has led to. `problems` is empty if all is well."""
+
+    seed: int
+    problems: list[str]
+    trace: list[str]
+    injected: Counter[str]
+    ends: Counter[str] = field(default_factory=Counter)
+    num_events: int = 0
+    seconds: float = 0.0  # virtual
+
+
+def run(seed: int, *, is_traced: bool = False) -> Outcome:
+    """Run a seed, within `silence`."""
+    system = System(seed, is_traced=is_traced)
+    try:
+        system.live()
+    finally:
+        system.end()
+        gc.collect()
+    world = system.world
+    return Outcome(
+        seed, world.problems, world.trace or [], system.faults.injected, system.ends, world.num_events, world.now
+    )
+
+
+class System:
+    """Everything: a client with its supervisor and engine, other clients, a network, and faults."""
+
+    def __init__(self, seed: int, *, is_traced: bool) -> None:
+        self.world = world = World(seed, is_traced=is_traced)
+        choose = world.random
+        self.ends: Counter[str] = Counter()
+        self.engine: SimulatedEngine | None = None  # the last one that has begun
+        self.engines: list[SimulatedEngine] = []
+        self.num_deaths = 0
+        self.limits = EngineShape(
+            vocab_size=_VOCAB_SIZE,
+            max_model_len=64,
+            max_num_seqs=choose.choice((3, 4, 8)),
+            max_num_batched_tokens=choose.choice((8, 12, 40)),
+            block_size=4,
+            num_pages=choose.choice((24, 30, 60)),
+            enable_prefix_caching=choose.random() < 0.9,
+            scheduling_policy=choose.choice(("fcfs", "fcfs", "priority", "lpm", "sjf")),
+            hidden_size=4,
+        )
+        self.network = Network(world, delay=choose.choice((0.001, 0.02, 0.2)), capacity=choose.choice((2, 8, 1000)))
+        self.max_waiting_values = choose.choice((16_000_000, 16_000_000, 600))
+        self.faults = Faults(self, world)
+        tokenizer = _tokenizer()
+        self._judge = Judge(self, _EOS_TOKEN_IDS)
+        self.clients: list[SimulatedClient] = []
+        self._num_wishes = 0
+        for index in range(choose.choice((1, 1, 2, 3))):
+            wishes = [self._wish(tokenizer) for _ in range(choose.randint(1, 5))]
+            self.clients.append(
+                SimulatedClient(
+                    world,
+                    self.network,
+                    wishes,
+                    f"client {index}",
+                    eos_token_ids=_EOS_TOKEN_IDS,
+                    reconnect_timeout=300.0 if index else float("inf"),
+                    start_supervisor=None if index else self._supervise,
+                    on_end=self._judge.judge,
+                )
+            )
+        owner = self.clients[0]
+        for client in self.clients[1:]:
+            client.engine_failure = lambda: owner.start_error or owner.engine_failure()
+        world.check = self._check
+
+    @property
+    def dies_often(self) -> bool:
+        """True if the engine will die whenever it is started."""
+        return "engine dies again and again" in self.faults.names
+
+    def live(self) -> None:
+        """Let everybody do what they want, until all have what they get."""
+        world = self.world
+        world.run(lambda: self.faults.are_over or self._are_content(), float("inf"))
+        if not world.run(self._are_content, world.now + _PATIENCE):
+            waiting = [wish.number for client in self.clients for wish in client.wishes if wish.ended is None]
+            if not world.problems:
+                world.fail(f"requests {waiting} wait without end")
+            return
+        self._settle()
+        if not self.faults.injected and any(client.num_losses for client in self.clients):
+            world.fail("a connection was lost without a reason")
+        for client in self.clients:
+            if client.process.is_alive:
+                client.process.resume()
+                client.close()
+        if not world.run(
+            lambda: all(each.is_done or not each.process.is_alive for each in self.clients), world.now + _PATIENCE
+        ):
+            world.fail("not everybody could leave")
+
+    def end(self) -> None:
+        """Unwind all that is left."""
+        for process in [*(engine.process for engine in self.engines), *(client.process for client in self.clients)]:
+            process.is_alive = False
+            process.unwind()
+
+    def poison_in(self, requests: Sequence[Request]) -> str | None:
+        """Return a request among these that kills the engine."""
+        return next((each.request_id for each in requests if each.prompt_token_ids[0] == POISON), None)
+
+    def _are_content(self) -> bool:
+        return all(client.is_content for client in self.clients)
+
+    def _wish(self, tokenizer: Tokenizer) -> Wish:
+        choose = self.world.random
+        self._num_wishes += 1
+        hazard = choose.random()
+        return Wish(
+            self._num_wishes, choose, tokenizer, hazard=POISON if hazard < 0.02 else BROKEN if hazard < 0.04 else None,
+            has_priorities=self.limits.scheduling_policy == "priority",
+        )  # fmt: skip
+
+    def _supervise(self, process: Process) -> Supervisor:
+        options = SupervisionOptions(max_restarts=3 if self.dies_often else 100, step_timeout=5.0)
+        owned = Supervisor(
+            ADDRESS, {}, options, start_timeout=60.0, shutdown_timeout=5.0, host=process.host,
+            process=cast("Any", self._new_engine),
+        )  # fmt: skip
+        process.on_death.append(owned._release)
+        return owned
+
+    def _new_engine(
+        self, _flags: list[str], *, kept_fds: list[int], standby: str | None, on_reload: object
+    ) -> SimulatedEngine:
+        engine = SimulatedEngine(
+            self.world, self.network, self.limits, self.faults, pid=len(self.engines) + 1,
+            eos_token_ids=_EOS_TOKEN_IDS, stands_by=standby is not None, max_waiting_values=self.max_waiting_values,
+            on_ready=self._note_ready,
+        )  # fmt: skip
+        engine.process.on_death.append(self._note_death)
+        self.engines.append(engine)
+        return engine
+
+    def _note_ready(self, engine: SimulatedEngine) -> None:
+        self.engine = engine
+
+    def _note_death(self) -> None:
+        self.num_deaths += 1
+
+    def _check(self) -> None:
+        if self.engine is not None:
+            self.engine.check()
+
+    def _settle(self) -> None:
+        """Wait until the engine knows that nobody wants anything; then nothing may be held."""
+        self.world.run(lambda: self.engine is None or self.engine.is_idle, self.world.now + 45.0)
+        if self.engine is not None:
+            self.engine.check_idle()
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    with TemporaryDirectory() as folder:
+        return Tokenizer(str(small_tokenizers.write(Path(folder), "byte_level")))
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Log nothing; let no collection of garbage look at more than a run has left, and clients connect less often while
+    there is no engine, which take most of the time otherwise.
+    """
+    logging.disable()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        with patch.object(engine_client, "_RETRY_SECONDS", 0.25), patch.object(supervisor, "show"):
+            yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        logging.disable(logging.NOTSET)
