@@ -56,7 +56,7 @@ class EngineOptions:
         num_pages: KV pages, in place of kv_cache_memory_bytes. Default: as the memory allows.
         enable_prefix_caching: Keep KV pages for requests that begin with the same tokens.
         kv_disk: Keep KV pages there too, also for later starts: a prefix is read from disk where that is faster than
-            computing it again. One engine may use a folder at a time.
+            computing it again. One engine of a model may use a folder at a time.
         kv_disk_bytes: Space that the pages in kv_disk may take, as 64GiB. Default: 16GiB.
         kv_peer: Fetch KV pages from the engine at ipc://PATH or tcp://HOST:PORT too, which has the same model, number
             formats and context length, and takes this engine for an administrator.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,20 +83,41 @@ def test_damaged_pages_are_computed_again(
     assert "is damaged" in capfd.readouterr().err
 
 
+_WRITES_PAGES = """
+import sys, time
+from quire.frontend import LLM, SamplingParams, TokensPrompt
+prompts = [TokensPrompt(prompt_token_ids=[(7 * i + 13 * j) % 1000 + 1 for j in range(520)]) for i in range(4)]
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], num_pages=256, kv_disk=sys.argv[2])
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))
+    while llm.stats()["kv_disk_pages"] < 64:
+        time.sleep(0.01)
+    print("written", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_an_engine_that_is_started_again_goes_on_with_the_folder(
+    demo_model: Path, tmp_path: Path, expected: list[object]
+) -> None:
+    with LLM(str(demo_model), num_pages=20, kv_disk=str(tmp_path)) as llm:
+        for _ in range(2):
+            assert answers(ask(llm)) == expected[:4]
+            wait_until(lambda: llm.stats()["kv_disk_pages"] >= 64, "all pages are on disk")
+            os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        assert answers(ask(llm, SAMPLED)) == expected[4:]
+        assert llm.stats()["kv_disk_failures"] == 0
+        check_accounts(llm)
+
+
 def test_an_engine_killed_with_its_supervisor_leaves_what_it_wrote(
     demo_model: Path, tmp_path: Path, expected: list[object]
 ) -> None:
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        llm = LLM(str(demo_model), num_pages=256, kv_disk=str(tmp_path))
-        ask(llm)
-        while llm.stats()["kv_disk_pages"] < 64:
-            pass
-        os.write(write, b"x")
-        signal.pause()
-    assert os.read(read, 1) == b"x"
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    command = [sys.executable, "-c", _WRITES_PAGES, str(demo_model), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        process.kill()
     with LLM(str(demo_model), num_pages=256, kv_disk=str(tmp_path)) as llm:
         wait_until(lambda: llm.stats()["kv_disk_pages"] >= 64, "the engine of the killed process has ended")
         outputs = ask(llm)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from paged_executor import Engine, PagedExecutor, expected_tokens
+from filled_tier import FilledTier
+from paged_executor import Engine, expected_tokens
 
-from quire.engine_core.kv_tiers.tier import Fetch, Key
 from quire.engine_core.request import RequestStatus
 from quire.protocol.messages import Abort, EventType, FinishReason
 
@@ -16,64 +15,10 @@ PROMPT = list(range(100, 122))  # 5 pages of 4, and 2 tokens
 WAITS = RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
-class Tier:
-    """A tier that the test fills, and whose fetches it completes."""
-
-    def __init__(self, executor: PagedExecutor) -> None:
-        self.executor = executor
-        self.pages: dict[Key, list[int]] = {}  # the tokens of the prefix
-        self.fetches: list[Fetch] = []
-        self.cancelled: list[Fetch] = []
-        self.touched: list[Sequence[Key]] = []
-        self.slowness = 0.0
-
-    def put(self, tokens: list[int], salt: str = "") -> None:
-        """Put the full pages of a prefix there."""
-        sequences, size = self.executor.sequences, self.executor.limits.block_size
-        slot = sequences.open([*tokens, 0], 1, cache_salt=salt)
-        keys = sequences.keys(slot)
-        sequences.close(slot)
-        self.pages.update({key: tokens[: i * size] for i, key in enumerate(keys) if i})
-
-    def fill(self, num_pages: int) -> None:
-        """Let some more pages of the oldest fetch come."""
-        (fetch, *_) = self.fetches
-        for key, page in list(zip(fetch.keys, fetch.pages, strict=True))[len(fetch.contents) :][:num_pages]:
-            self.executor.fill(page, self.pages[key])
-            fetch.contents.append(7)
-
-    def complete(self, num_pages: int = 1000) -> None:
-        """Let the oldest fetch come, up to so many pages, and end."""
-        self.fill(num_pages)
-        fetch = self.fetches.pop(0)
-        fetch.done(fetch)
-
-    def find(self, keys: Sequence[Key]) -> int:
-        return next((i for i, key in enumerate(keys) if key not in self.pages), len(keys))
-
-    def touch(self, keys: Sequence[Key]) -> None:
-        self.touched.append(keys)
-
-    def seconds(self, num_pages: int) -> float:
-        return self.slowness * num_pages
-
-    def fetch(self, fetch: Fetch) -> None:
-        self.fetches.append(fetch)
-
-    def cancel(self, fetch: Fetch) -> None:
-        self.cancelled.append(fetch)
-
-    def stats(self) -> dict[str, float]:
-        return {"kv_test_pages": len(self.pages)}
-
-    def stop(self) -> bool:
-        return True
-
-
-def make_engine(**limits: Any) -> tuple[Engine, Tier]:
-    engine = Engine(make_tier=Tier, **limits)
+def make_engine(**limits: Any) -> tuple[Engine, FilledTier]:
+    engine = Engine(make_tier=FilledTier, **limits)
     (tier,) = engine.core.tiers
-    assert isinstance(tier, Tier)
+    assert isinstance(tier, FilledTier)
     return engine, tier
 
 
@@ -291,10 +236,10 @@ def test_a_request_that_must_compute_every_token_fetches_nothing() -> None:
     engine, tier = make_engine()
     tier.put(PROMPT)
     engine.add("a", PROMPT, max_tokens=1, prompt_logprobs=0)
-    engine.embed("b", PROMPT)
+    engine.embed("b", PROMPT, pooling_type="mean")
     engine.finish()
-    assert engine.executor.steps[0] == {"a": (0, 22), "b": (0, 10)} or not tier.fetches
     assert not tier.fetches
+    assert sum(count for step in engine.executor.steps for _, count in step.values()) == 44
 
 
 def test_a_fetch_takes_no_page_that_a_running_request_will_need() -> None:
@@ -326,6 +271,63 @@ def test_every_request_of_a_full_queue_gets_its_pages_in_turn() -> None:
             tier.complete()
     engine.finish()
     assert [engine.tokens(str(i)) for i in range(12)] == [answer(prompt, 3) for prompt in prompts]
+    assert engine.core.scheduler.fetches.num_tokens == 12 * 20
+    assert [step[str(i)][0] for i in range(12) for step in engine.executor.steps if str(i) in step][::3] == [20] * 12
+
+
+def test_a_tier_that_hangs_holds_up_nobody_for_ever() -> None:
+    engine, tier = make_engine(num_pages=12)
+    tier.put(PROMPT[:15])
+    long = PROMPT + list(range(8))
+    tier.put(long)
+    engine.add("a", long, max_tokens=9)
+    engine.add("b", [1, 2, 3], max_tokens=2)
+    engine.step()
+    assert status(engine, "a") is WAITS
+    for _ in range(40):
+        engine.now += 31.0
+        engine.step()
+        for fetch in tier.cancelled:
+            if fetch in tier.fetches:
+                tier.complete(0)
+    engine.finish()
+    assert engine.tokens("a") == answer(long, 9)
+    assert engine.tokens("b") == answer([1, 2, 3], 2)
+
+
+def test_one_who_needs_little_does_not_wait_for_a_long_fetch() -> None:
+    engine, tier = make_engine(num_pages=100)
+    engine.core.scheduler.prefill_budget.learn(100.0, 0, 1.0)  # 10 ms a token
+    tier.slowness = 0.01
+    long = list(range(100, 222))
+    tier.put(long)
+    tier.in_flight = 30
+    engine.add("long", long, max_tokens=1)
+    engine.step()
+    assert status(engine, "long") is WAITS
+    engine.add("short", long[:7], max_tokens=1)
+    assert engine.step() == {"short": (0, 7)}
+    tier.complete()
+    engine.finish()
+    assert engine.tokens("long") == answer(long, 1)
+
+
+def test_samples_and_beams_of_a_prompt_share_a_fetch() -> None:
+    alone = Engine()
+    engine, tier = make_engine()
+    tier.put(PROMPT)
+    for each in (alone, engine):
+        each.add("beams", PROMPT, max_tokens=3, beam_width=3, n=3)
+        each.add("a", PROMPT, max_tokens=3)
+        each.add("b", PROMPT, max_tokens=3, seed=1, shares_prompt_with="a")
+    alone.finish()
+    engine.step()
+    assert len(tier.fetches) == 1
+    tier.complete()
+    engine.finish()
+    assert [engine.tokens(name) for name in "ab"] == [alone.tokens(name) for name in "ab"]
+    assert engine.end("beams").beams == alone.end("beams").beams
+    assert not any(start < 20 for step in engine.executor.steps for start, _ in step.values())
 
 
 def test_uses_are_told() -> None:

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from filled_tier import FilledTier
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -66,12 +67,15 @@ class EngineStates(RuleBasedStateMachine):
         cautious=st.booleans(),
     )
     def start(self, cautious: bool, **limits: Any) -> None:
-        self.engine = Engine(vocab_size=VOCAB_SIZE, max_model_len=60, **limits)
+        self.engine = self.make_engine(**limits)
         if not cautious:
             self.engine.expect_no_output()
         self.requests: dict[tuple[bytes, str], list[Sent]] = {}
         self.read: dict[tuple[bytes, str], int] = {}
         self.num_duplicates = 0
+
+    def make_engine(self, **limits: Any) -> Engine:
+        return Engine(vocab_size=VOCAB_SIZE, max_model_len=60, **limits)
 
     def _send(
         self,
@@ -251,6 +255,49 @@ class EngineStates(RuleBasedStateMachine):
             most = 60 - len(request.prompt) if request.max_tokens is None else request.max_tokens
             assert len(request.tokens) == most
 
+
+class TieredStates(EngineStates):
+    """With a tier, from which fewer pages may come than it has."""
+
+    tier: FilledTier
+
+    def make_engine(self, **limits: Any) -> Engine:
+        engine = Engine(vocab_size=VOCAB_SIZE, max_model_len=60, make_tier=FilledTier, **limits)
+        (tier,) = engine.core.tiers
+        assert isinstance(tier, FilledTier)
+        self.tier = tier
+        return engine
+
+    @rule(salt=st.sampled_from(["", "tenant"]))
+    def put(self, salt: str) -> None:
+        for request in [*self.engine.core.scheduler.running, *self.engine.core.scheduler.waiting]:
+            for slot in request.slots:
+                self.tier.put(self.engine.executor.sequences.tokens(slot), salt)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.engine.step()
+
+    @rule(count=st.integers(0, 20))
+    def complete(self, count: int) -> None:
+        if self.tier.fetches:
+            self.tier.complete(count)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        scheduler = self.engine.core.scheduler
+        while self.engine.core.has_requests or scheduler.fetches.is_open:
+            while self.tier.fetches:
+                self.tier.complete()
+            self.engine.step()
+        event(f"fetched: {scheduler.fetches.num_tokens > 0}")
+        super().teardown()
+
+
+TieredStates.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestTieredStates = TieredStates.TestCase
 
 EngineStates.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestEngineStates = EngineStates.TestCase
