@@ -80,12 +80,20 @@ def fuzz(name: str, seconds: int, folder: Path) -> None:
             mutated: bytes = atheris.Mutate(data, max_size)
             return mutated
 
+        def test(data: bytes) -> None:
+            try:
+                target.test(data)
+            except Exception:
+                raise
+            except BaseException as error:  # a panic of a library in Rust, which atheris takes for an exit
+                raise RuntimeError("not an Exception") from error
+
         arguments = [
             sys.argv[0], str(corpus), f"-max_total_time={seconds}", f"-timeout={setup.max_seconds}",
             f"-max_len={setup.max_bytes}", f"-rss_limit_mb={RSS_MIB}", f"-dict={words}", f"-artifact_prefix={folder}/",
             "-print_final_stats=1", "-len_control=0",
         ]  # fmt: skip
-        atheris.Setup(arguments, target.test, custom_mutator=mutate)
+        atheris.Setup(arguments, test, custom_mutator=mutate)
         atheris.Fuzz()
 
 

@@ -17,7 +17,7 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
@@ -87,7 +87,7 @@ class PageFile(Protocol):
 class _IndexHeader(msgspec.Struct, frozen=True):
     version: int
     model: str
-    page_bytes: int
+    page_bytes: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class DiskFiles:

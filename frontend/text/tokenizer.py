@@ -99,7 +99,9 @@ class Tokenizer:
         """
         try:
             (text,) = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
-        except (OverflowError, TypeError) as error:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # see library_errors, which would take time for each increment
             raise TokenizerError(f"token ids {list(ids)[:5]} ...: {error}; ids are whole numbers from 0") from error
         if "\ufffd" in text and self._rule is not None and self._rule.byte_fallback:
             return self._decode_bytes(ids, skip_special_tokens, self._rule)

@@ -1,7 +1,8 @@
 """Target `codec`: frames of clients, through decoding and validation into an engine; and frames of an engine.
 
 An input is a byte that chooses the receiver, and for an engine its scheduling policy, and then frames: two bytes of
-length (big-endian), a byte for the client that sends it and the steps that the engine takes then, and the frame.
+length (big-endian), a byte for the client that sends it and the steps that the engine takes then, and the frame. Of an
+engine's frames, one with an odd byte is followed by a frame of data.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from paged_executor import Engine
 from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.transport.access import OWNER, objection
 from quire.engine_core.utilities import UTILITIES
-from quire.protocol.codec import ClientDecoder, EngineDecoder, encode
+from quire.protocol.codec import ClientDecoder, EngineDecoder, Frame, encode
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import (
     Abort,
@@ -39,11 +40,20 @@ from quire.protocol.messages import (
     Goodbye,
     Hello,
     HotPrefix,
+    KvAck,
+    KvCancel,
+    KvFetch,
+    KvFetched,
+    KvHello,
+    KvMessage,
+    KvPage,
+    KvWelcome,
     PageMap,
     Ping,
     Pong,
     PoolingParams,
     Ready,
+    Reload,
     RequestEvent,
     SamplingParams,
     SchedulerStats,
@@ -60,6 +70,7 @@ _FROM_ENGINE = 0x80
 _CLIENTS = (b"one", b"two")
 _LIMITS: dict[str, Any] = {"vocab_size": 60, "max_model_len": 48, "num_pages": 24, "max_waiting_requests": 6}
 _MOST_FRAMES = 12
+_DATA = b"data of a page"
 
 _Frame = tuple[int, bytes]
 
@@ -96,30 +107,30 @@ class Codec:
         """See Target."""
         requests = [EngineCoreRequest(str(number), [1, 2, 3], params) for number, params in enumerate(_PARAMS)]
         calls = [UtilityCall(number, method, [1] * 8) for number, method in enumerate(UTILITIES)]
-        others: list[ClientMessage] = [Hello(1, "name"), Ping(), Goodbye("bye"), Abort(["0", "1", "x"])]
-        messages: list[ClientMessage] = [*requests, *others, *_SERVED, *calls]
+        fetches = [KvHello(), KvFetch(1, [1] * 9, "salt", 0, 2, is_expected=True), KvAck(1, 1), KvCancel(1)]
+        others: list[ClientMessage] = [Hello(1, "name"), Ping(), Goodbye("bye"), Abort(["0", "1", "x"]), *fetches]
+        reload = UtilityCall(99, "reload", reload=Reload({"max_num_seqs": 4}, 0.5))
+        messages: list[ClientMessage] = [*requests, *others, *_SERVED, *calls, reload]
         for message in messages:
-            yield _joined(0, [(0, bytes(encode(message)[0]))])
+            yield _joined(0, [(0, _first(message))])
         for first in range(len(POLICIES)):
-            yield _joined(
-                first, [(number % 8, bytes(encode(each)[0])) for number, each in enumerate(messages[first::3])]
-            )
-            yield _joined(first, [(number % 2, bytes(encode(each)[0])) for number, each in enumerate(_SERVED)])
+            yield _joined(first, [(number % 8, _first(each)) for number, each in enumerate(messages[first::3])])
+            yield _joined(first, [(number % 2, _first(each)) for number, each in enumerate(_SERVED)])
         for answer in _ANSWERS:
-            yield _joined(_FROM_ENGINE, [(0, bytes(encode(answer)[0]))])
+            yield _joined(_FROM_ENGINE, [(isinstance(answer, KvPage), _first(answer))])
 
     def test(self, data: bytes) -> None:
         """See Target."""
         first, frames = _split(data)
         if first & _FROM_ENGINE:
-            for _, frame in frames:
-                self._receive(frame)
+            for control, frame in frames:
+                self._receive([frame, _DATA] if control % 2 else [frame])
         else:
             self._run_engine([*POLICIES][first % len(POLICIES)], frames)
 
-    def _receive(self, frame: bytes) -> None:
+    def _receive(self, frames: list[Frame]) -> None:
         try:
-            message = self._of_client.decode([frame])
+            message = self._of_client.decode(frames)
         except ProtocolError:
             return
         self._check_encoding(message)
@@ -145,7 +156,10 @@ class Codec:
             if isinstance(message, EngineCoreRequest):
                 received[client, message.request_id] += 1
                 engine.core.reject_early(client, msgspec.structs.replace(message))
-            engine.core.receive(client, message)
+            if isinstance(message, KvMessage):
+                engine.core.receive_kv(client, message)
+            else:
+                engine.core.receive(client, message)
             for _ in range(control // 2 % 8):
                 engine.step()
             engine.now += 0.5
@@ -184,6 +198,11 @@ class Codec:
             value = msgspec.msgpack.decode(frame, strict=False)
             frames[at] = control, _packed(mutated(value, random))
         return _joined(first, frames)
+
+
+def _first(message: ClientMessage | EngineMessage) -> bytes:
+    """Return the frame of a message, without data that follows it."""
+    return bytes(encode(message)[0])
 
 
 def _packed(value: Any) -> bytes:
@@ -242,5 +261,8 @@ _ANSWERS: list[EngineMessage] = [
     ErrorMessage("error", fatal=True),
     Pong(0.5),
     EngineGoodbye("bye"),
+    KvWelcome("format"),
+    KvPage(1, 2, _DATA),
+    KvFetched(1, "error"),
     StepTrace(0.5, _STATS, [SequenceTrace(1, "a", 2, 3)], [RequestEvent(1, "a", EventType.FINISHED, 0.5)], 1, True),
 ]  # fmt: skip

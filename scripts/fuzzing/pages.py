@@ -21,6 +21,8 @@ from fuzzing.target import mutate_json, replace
 from quire.engine_core.kv_tiers.disk_files import HEADER_BYTES, RECORD, checksum_of
 
 _INDEX, _PAGES, _MEMORY = range(3)
+_OTHER_MODEL = "1" * 32
+_SLOT_BYTES = 4096
 _PREFIXES = ((1, 2, 3), (1, 2, 2), (3, 1), (2,))
 _NUM_PAGES = 12
 _RECORD_BYTES = RECORD.size + 8
@@ -69,7 +71,9 @@ class Pages:
         else:
             line, newline, records = data[1:].partition(b"\n")
             header = (line + newline).ljust(HEADER_BYTES, b"\0") if newline else line
-            replace(self._folder / f"{MODEL}.index", header + records)
+            for model in (MODEL, _OTHER_MODEL):
+                replace(self._folder / f"{model}.index", header + records)
+            (self._folder / f"{_OTHER_MODEL}.pages").write_bytes(bytes(_NUM_PAGES * _SLOT_BYTES))
         process = Process(self._folder, _NUM_PAGES)
         try:
             self._use(process)

@@ -342,6 +342,21 @@ def test_a_full_disk_is_told_once_and_what_is_there_can_be_read(
     process.engine.check()
 
 
+@pytest.mark.parametrize("page_bytes", [0, -4096])
+def test_files_of_another_model_with_impossible_pages_are_deleted(
+    process: Process, tmp_path: Path, page_bytes: int
+) -> None:
+    process.kill()
+    index = tmp_path / ("2" * 32 + ".index")
+    index.write_text(f'{{"version":1,"model":"{index.stem}","page_bytes":{page_bytes}}}\n')
+    index.with_suffix(".pages").write_bytes(bytes(ROOM))
+    later = Process(tmp_path)
+    written(later, (1,))
+    assert later.find("", (1,)) == 1
+    assert {path.stem for path in tmp_path.iterdir()} == {MODEL}
+    later.kill()
+
+
 def test_a_read_that_hangs_holds_no_page_and_no_other_request(process: Process, tmp_path: Path) -> None:
     written(process, (1, 2, 3))
     process.engine.tree.evict(3)

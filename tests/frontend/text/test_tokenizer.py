@@ -230,6 +230,17 @@ def test_a_tokenizer_that_cannot_encode_says_so(tmp_path: Path) -> None:
         Tokenizer(tmp_path).encode("b")
 
 
+def test_a_panic_of_the_library_while_decoding_is_an_error(tmp_path: Path) -> None:
+    """Of its release 0.23, where a decoder strips more characters than a token has."""
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    decoder = {"type": "Strip", "content": "a", "start": 0, "stop": 2}
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "model": model, "added_tokens": [], "decoder": decoder})
+    )
+    with pytest.raises(TokenizerError, match="token ids"):
+        Tokenizer(tmp_path).decode([0])
+
+
 def test_ids_that_are_no_tokens_end_no_answer(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = copy(folders["word_piece"], tmp_path / "copy")
     (folder / "generation_config.json").write_text('{"eos_token_id": [-1, true, 7], "bos_token_id": -1}')
