@@ -17,7 +17,7 @@ from quire.engine_core.transport.access import ANYONE, OWNER, Identity
 from quire.engine_core.transport.clients import ClientId, Sent, ServerCounters
 from quire.engine_core.transport.connections import Connections
 from quire.engine_core.transport.outbox import NUMBER_BYTES
-from quire.engine_core.transport.sessions import Reject, Sessions
+from quire.engine_core.transport.sessions import ClientSessions, Reject
 from quire.engine_core.transport.waker import Waker
 from quire.protocol.address import ipc_path, remove_address
 from quire.protocol.codec import Frame
@@ -55,7 +55,7 @@ def _ignore(_client_id: ClientId, _message: KvMessage) -> None:
 class EngineServer:
     """The engine's IO thread.
 
-    It moves frames between the ROUTER and the `Sessions` of its clients, who put messages into the inbox.
+    It moves frames between the ROUTER and the `ClientSessions` of its clients, who put messages into the inbox.
 
     `last_step` is set by the step loop: `time.monotonic()` after each step, `math.inf` before it blocks idle.
     `failure` is the exception that ended the thread, if one did; then `(b"", Goodbye)` is put into the inbox so that
@@ -117,7 +117,7 @@ class EngineServer:
             raise
         self._address = self._router.get_string(zmq.LAST_ENDPOINT)
         self._connections = Connections(self._router, self._max_clients)
-        self._sessions = Sessions(
+        self._sessions = ClientSessions(
             self._ready,
             self._inbox.put,
             transmit=self._transmit,

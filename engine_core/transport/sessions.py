@@ -35,7 +35,7 @@ Reject = Callable[[ClientId, EngineCoreRequest], EngineMessage | None]
 _LOG = logging.getLogger(__name__)
 
 
-class Sessions:
+class ClientSessions:
     """The sessions of all clients: what arrives is passed to `receive`, frames leave by `transmit`, time is told.
 
     `put` receives EngineCoreRequest, Abort, UtilityCall, KvFetch and Goodbye, each with its client, and `receive_kv`

@@ -16,7 +16,7 @@ from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
 from quire.engine_core.transport.access import OWNER
 from quire.engine_core.transport.clients import ClientId, ServerCounters
-from quire.engine_core.transport.sessions import Reject, Sessions
+from quire.engine_core.transport.sessions import ClientSessions, Reject
 from quire.frontend.client.launcher import Beat
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.engine_shape import EngineShape
@@ -77,7 +77,7 @@ class Server:
     def start(self, reject: Reject) -> None:
         self.router = Router(self._network, self._process, ADDRESS)
         self.router.on_readable = self._wake
-        self._sessions = Sessions(
+        self._sessions = ClientSessions(
             self._ready,
             self._inbox.put,
             transmit=self.router.transmit,

@@ -87,8 +87,11 @@ class Faults:
     def fails_to_start(self) -> bool:
         if self.dooms:
             return True
+        if self._num_failing_starts == 0:
+            return False
         self._num_failing_starts -= 1
-        return self._num_failing_starts >= 0
+        self.count("start fails")
+        return True
 
     def step_seconds(self) -> float:
         return self._step_seconds * (0.5 + self._random.random())
@@ -115,6 +118,7 @@ class Faults:
             self.culprits.add(tuple(requests[0].prompt_token_ids))
 
     def is_responsible_for(self, error: Exception) -> bool:
+        self.count("step ends its engine")
         return isinstance(error, StepFailedError | MemoryError) or str(error) == "poisoned"
 
     def count(self, name: str) -> None:
@@ -180,7 +184,9 @@ class Faults:
 
     def _fail_starts(self) -> bool:
         self._num_failing_starts = self._random.randint(1, 4)
-        return self._kill()
+        if self._kill():
+            self.count("engine killed")
+        return False  # counted when it happens
 
     def _begin_crash_loop(self) -> bool:
         return self._kill()
