@@ -107,7 +107,7 @@ class Codec:
         """See Target."""
         requests = [EngineCoreRequest(str(number), [1, 2, 3], params) for number, params in enumerate(_PARAMS)]
         calls = [UtilityCall(number, method, [1] * 8) for number, method in enumerate(UTILITIES)]
-        fetches: list[KvMessage] = [
+        fetches: list[ClientMessage] = [
             KvHello(),
             KvFetch(1, [1] * 9, "salt", 0, 2, is_expected=True),
             KvAck(1, 1),
