@@ -107,7 +107,12 @@ class Codec:
         """See Target."""
         requests = [EngineCoreRequest(str(number), [1, 2, 3], params) for number, params in enumerate(_PARAMS)]
         calls = [UtilityCall(number, method, [1] * 8) for number, method in enumerate(UTILITIES)]
-        fetches = [KvHello(), KvFetch(1, [1] * 9, "salt", 0, 2, is_expected=True), KvAck(1, 1), KvCancel(1)]
+        fetches: list[ClientMessage] = [
+            KvHello(),
+            KvFetch(1, [1] * 9, "salt", 0, 2, is_expected=True),
+            KvAck(1, 1),
+            KvCancel(1),
+        ]
         others: list[ClientMessage] = [Hello(1, "name"), Ping(), Goodbye("bye"), Abort(["0", "1", "x"]), *fetches]
         reload = UtilityCall(99, "reload", reload=Reload({"max_num_seqs": 4}, 0.5))
         messages: list[ClientMessage] = [*requests, *others, *_SERVED, *calls, reload]
