@@ -37,7 +37,8 @@ def _tag(frame: bytes) -> int | None:
     if not frame or not (0x90 <= frame[0] <= 0x9F or frame[0] in (0xDC, 0xDD)):
         return None
     at = {0xDC: 3, 0xDD: 5}.get(frame[0], 1)
-    return frame[at] if len(frame) > at and frame[at] < 0x80 else None
+    length = int.from_bytes(frame[1:at], "big") if at > 1 else frame[0] & 0x0F
+    return frame[at] if length and len(frame) > at and frame[at] < 0x80 else None
 
 
 def _walk(node: Type, place: str, path: list[str]) -> tuple[str, Type]:

@@ -21,7 +21,13 @@ PARTS_OF_FRONTEND = ["frontend/demo_model", "frontend/evaluation", "frontend/htt
 FOLDERS = [".", "engine_core", "frontend", *PARTS_OF_FRONTEND, "kernels", "protocol", "scripts", "tests"]
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*\b(?!-)")
-ELSEWHERE = {"build/test-checkpoints/", "config.json", "tokenizer.json"}  # made by tests, or of a checkpoint
+ELSEWHERE = {
+    "build/test-checkpoints/",
+    "build/fuzz/",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+}  # made by tests, or of a checkpoint
 
 
 @cache
@@ -44,7 +50,8 @@ def script_flags() -> dict[str, set[str]]:
     """Return the flags in the source of each script."""
     return {
         path.name: {*re.findall(r'"(--[a-z][a-z0-9-]*)"', path.read_text()), "--help"}
-        for path in (REPOSITORY / "scripts").glob("*.py")
+        for path in (REPOSITORY / "scripts").iterdir()
+        if path.suffix in {"", ".py"} and path.is_file()
     }
 
 

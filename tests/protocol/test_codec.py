@@ -210,6 +210,9 @@ def test_a_hello_of_a_later_version_is_read_so_that_its_version_can_be_refused()
         [b"\x92\x04" + b"\x91" * 100_000],  # deep
         [b"\x94\x01\xa1r\xdd\xff\xff\xff\xff"],  # an array that claims four billion entries
         [b"\x91\x04\x00"],  # trailing bytes
+        [b"\x90\x04"],  # an empty array, and then the type of a message without fields
+        [b"\xdc\x00\x00\x04"],
+        [b"\xdd\x00\x00\x00\x00\x04"],
         [],
         [*frame(4), b""],
         [b"", *frame(4)],  # as a REQ socket sends
