@@ -8,12 +8,27 @@ what was wrong, and with `--verbose` all that happened before. The same seed doe
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fault_simulation.simulation import Outcome
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+_SEEDS_OF_PROCESS = 100  # threads that die with a simulated process leave memory behind
+
+
+def run_silently(seed: int) -> Outcome:
+    """Return the outcome of a seed."""
+    from fault_simulation.simulation import run, silence
+
+    with silence():
+        return run(seed)
 
 
 def main() -> int:
@@ -31,17 +46,17 @@ def main() -> int:
     num_failed = num_events = 0
     seconds = 0.0
     begun = time.perf_counter()
-    with silence():
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
-            outcome = run(seed)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=_SEEDS_OF_PROCESS) as pool, silence():
+        for outcome in pool.imap(run_silently, seeds):
             injected += outcome.injected
             ends += outcome.ends
             num_events += outcome.num_events
             seconds += outcome.seconds
             if outcome.problems:
                 num_failed += 1
-                trace = run(seed, is_traced=True).trace if arguments.verbose else []
-                print(f"seed {seed}:", *trace, *outcome.problems, sep="\n  ", flush=True)
+                trace = run(outcome.seed, is_traced=True).trace if arguments.verbose else []
+                print(f"seed {outcome.seed}:", *trace, *outcome.problems, sep="\n  ", flush=True)
     took = time.perf_counter() - begun
     print(
         f"{arguments.seeds} seeds, {num_failed} failed, in {took:.0f} s ({60 * arguments.seeds / took:.0f} a minute): "
