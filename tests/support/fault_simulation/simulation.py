@@ -50,12 +50,12 @@ class Outcome:
 
 def run(seed: int, *, is_traced: bool = False) -> Outcome:
     """Run a seed, within `silence`."""
+    gc.collect()  # what the seed before has left
     system = System(seed, is_traced=is_traced)
     try:
         system.live()
     finally:
         system.end()
-        gc.collect()
     world = system.world
     return Outcome(
         seed, world.problems, world.trace or [], system.faults.injected, system.ends, world.num_events, world.now

@@ -285,6 +285,8 @@ class Inbox(queue.SimpleQueue[Any]):
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         if self.empty():
             self._waiting = current_thread()
-            self._waiting.wait(timeout)
-            self._waiting = None
+            try:
+                self._waiting.wait(timeout)
+            finally:
+                self._waiting = None
         return self.get_nowait()
