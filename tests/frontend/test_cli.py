@@ -195,7 +195,7 @@ def test_version(place: Workplace) -> None:
     [
         (["bogus"], "No such command 'bogus'"),
         (["serve", "--bogus"], "No such option: --bogus"),
-        (["serve", "--kv-dtype", "int8"], "No such option: --kv-dtype (Possible options: --dtype, --kv-cache-dtype)"),
+        (["serve", "--kv-dtype", "int8"], "No such option: --kv-dtype (Possible options: --dtype, --kv-cache-dtype"),
         (["complete", "x", "--top-k", "many"], "--top-k"),
         (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
         (["keys"], "Missing argument"),
