@@ -34,7 +34,7 @@ def num_cached(outputs: Sequence[RequestOutput]) -> list[int | None]:
 
 def num_handled(llm: LLM) -> int:
     stats = llm.stats()
-    return stats["kv_disk_pages"] + stats["kv_disk_pages_skipped"]
+    return int(stats["kv_disk_pages"] + stats["kv_disk_pages_skipped"])
 
 
 def check_accounts(llm: LLM) -> None:
