@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.frontend.client.connection import Connection
-from quire.frontend.client.host import HOST, Host
 from quire.frontend.client.request_table import FIRST_SESSION
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.codec import encode
+from quire.protocol.host import HOST, Host
 from quire.protocol.keys import Security
 from quire.protocol.messages import (
     PROTOCOL_VERSION,

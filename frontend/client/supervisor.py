@@ -11,12 +11,12 @@ import os
 import threading
 from collections.abc import Callable
 
-from quire.frontend.client.host import HOST, Host
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks, show
 from quire.frontend.client.reload import Settings, Successor, change, refuse
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
+from quire.protocol.host import HOST, Host
 from quire.protocol.options import command_line
 
 _HEALTHY_SECONDS = 2.0  # of life, at least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -9,9 +10,12 @@ from typing import Protocol
 
 from paged_executor import PagedExecutor, PagedStepResult, check_accounts
 
+from fault_simulation.disk import ProcessDisk
 from fault_simulation.network import Network, Router
+from fault_simulation.storage import ProcessMemory, Storage, first_checksum, start_disk_tier
 from fault_simulation.world import Event, Inbox, KilledError, Process, Thread, World, sleep
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
 from quire.engine_core.transport.access import OWNER
@@ -20,7 +24,7 @@ from quire.engine_core.transport.sessions import ClientSessions, Reject
 from quire.frontend.client.launcher import Beat
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.messages import PROTOCOL_VERSION, EngineCoreOutputs, EngineGoodbye, EngineMessage, Ready
+from quire.protocol.messages import PROTOCOL_VERSION, EngineCoreOutputs, EngineGoodbye, EngineMessage, Ping, Ready
 
 ADDRESS = "ipc:///simulated"
 HEARTBEAT_SECONDS = 1.0
@@ -144,9 +148,11 @@ class Server:
 class SimulatedExecutor(PagedExecutor):
     """Steps that take virtual time, and in which things happen."""
 
-    def __init__(self, engine: SimulatedEngine, limits: EngineShape) -> None:
-        super().__init__(limits)
+    def __init__(self, engine: SimulatedEngine, limits: EngineShape, memory: ProcessMemory, model: str) -> None:
+        super().__init__(limits, memory.pages.sequences, memory.positions)
         self._engine = engine
+        self._kv = memory
+        self._model = model
 
     def step(
         self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
@@ -164,9 +170,14 @@ class SimulatedExecutor(PagedExecutor):
         except AssertionError as error:
             engine.world.fail_by(error)
             raise
+        self._kv.seal()
         sleep((1 - share) * seconds)
         engine.requests_in_step = []
         return result
+
+    def first_checksum(self, request: Request) -> int:
+        self._engine.process.burn()  # between the rows of a step
+        return first_checksum(self._model, request.cache_salt)
 
     def _breaks(self, request: Request) -> bool:
         if request.prompt_token_ids[0] != BROKEN:
@@ -188,13 +199,16 @@ class SimulatedEngine:
         network: Network,
         limits: EngineShape,
         misfortune: Misfortune,
+        storage: Storage,
         *,
+        kept_memory: int,
         pid: int,
         eos_token_ids: list[int],
         stands_by: bool,
         max_waiting_values: int,
         on_ready: Callable[[SimulatedEngine], None],
     ) -> None:
+        """`kept_memory`: the descriptor of the KV memory that the supervisor keeps."""
         self.world = world
         self.misfortune = misfortune
         self.limits = limits
@@ -205,6 +219,11 @@ class SimulatedEngine:
         self.last_beat: Beat | None = None
         self.core: EngineCore | None = None
         self.requests_in_step: list[Request] = []
+        self.kept_memory = os.dup(kept_memory)
+        self._storage = storage
+        self._disk = None if storage.disk is None else ProcessDisk(self.process, storage.disk)
+        self._memory: ProcessMemory | None = None
+        self._tier: DiskTier | None = None
         self._on_ready = on_ready
         self._network = network
         self._eos_token_ids = eos_token_ids
@@ -260,7 +279,7 @@ class SimulatedEngine:
 
     def check(self) -> None:
         """Check that each page is somewhere; after each event."""
-        if self.core is not None:
+        if self.core is not None and self.process.is_alive:
             sequences = self.core.sequences
             total = sequences.free_pages + sequences.cached_pages + sequences.held_pages
             if total != self.limits.num_pages:
@@ -273,17 +292,18 @@ class SimulatedEngine:
             check_accounts(self.core, self.limits)
         except AssertionError as error:
             self.world.fail_by(error)
+        self._storage.check()
 
     @property
     def is_idle(self) -> bool:
         """True if it has nothing to do, or is dead."""
-        return self.core is None or not self.core.has_requests
+        return self.core is None or not (self.core.has_requests or self.core.scheduler.fetches.is_open)
 
     def check_idle(self) -> None:
         """Check that nothing is held for nobody."""
         if self.core is not None:
             if not self.is_idle:
-                self.world.fail("the engine has requests that no client has")
+                self.world.fail("the engine has requests that no client has, or fetches for none")
             elif held := self.core.sequences.held_pages:
                 self.world.fail(f"{held} pages are held without a request")
 
@@ -304,6 +324,19 @@ class SimulatedEngine:
         self.process.kill(f"exit status {status}")
         raise KilledError
 
+    def close(self) -> None:
+        """Give back what it has open on this host, when the run is over."""
+        if self._memory is not None:
+            self._storage.count_memory(self._memory)
+            self._memory.close()
+        if self._tier is not None:
+            self._storage.count_disk(self._tier.stats())
+        if self._disk is not None:
+            self._disk.close_all()
+        if self.kept_memory >= 0:
+            os.close(self.kept_memory)
+            self.kept_memory = -1
+
     def _note_death(self) -> None:
         self.core = None
         self._settled.set()
@@ -322,8 +355,14 @@ class SimulatedEngine:
             limits.hidden_size, limits,
         )  # fmt: skip
         server = Server(process, self._network, inbox, ready, self._max_waiting_values)
-        executor = SimulatedExecutor(self, limits)
-        core = EngineCore(executor, limits, server.send, clock=process.monotonic, is_supervised=True)
+        memory, model = ProcessMemory(process, self._storage, self.kept_memory), self._storage.model
+        self._memory = memory
+        executor = SimulatedExecutor(self, limits, memory, model)
+        self._tier = tier = start_disk_tier(process, self._storage, memory, self._disk)
+        core = EngineCore(
+            executor, limits, server.send, tiers=[] if tier is None else [tier],
+            wake=lambda: inbox.put((b"", Ping())), clock=process.monotonic, is_supervised=True,
+        )  # fmt: skip
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
         server.start(core.reject_early)
@@ -340,6 +379,7 @@ class SimulatedEngine:
                 self.world.fail_by(error)
             self.exit(1)
         server.stop()
+        core.stop()
         self.exit(0)
 
     def _beat(self, server: Server) -> None:
