@@ -122,7 +122,7 @@ class EngineLoop:
         if self._give_way_at == math.inf or self._core.draining:
             return False
         self._core.hold_back()
-        return not self._core.scheduler.has_begun_requests or time.monotonic() >= self._give_way_at
+        return not self._core.scheduler.has_begun_requests or self._clock() >= self._give_way_at
 
     def _is_over(self) -> bool:
         if self._server.failure is not None:

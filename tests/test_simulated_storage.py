@@ -85,7 +85,7 @@ def test_a_torn_write_leaves_its_first_bytes_and_ends_the_process(world: World, 
 
 def test_power_that_fails_takes_back_whole_sectors_up_to_some_write(world: World, disk: Disk) -> None:
     path, seen = disk.folder / "file", set()
-    for _ in range(40):
+    for _ in range(200):
         path.write_bytes(b"a" * 1024)
         process = Process(world, "engine")
         own = ProcessDisk(process, disk)

@@ -152,8 +152,9 @@ class Supervisor:
         try:
             settings = change(self._settings, call.settings)
             self._successor = Successor(
-                self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._start_timeout
-            )
+                self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._start_timeout,
+                self._host,
+            )  # fmt: skip
         except (ValueError, EngineStartError) as error:
             refuse(self._process, call, str(error))
 

@@ -28,7 +28,7 @@ class Disk:
         self.open_error = self.read_error = self.write_error = 0
         self.num_flips = 0  # of bits, one in each of the next reads
         self.num_torn = 0  # of the next writes, each of which ends its process
-        self.happened: Counter[str] = Counter()  # faults by kind
+        self.injected: Counter[str] = Counter()  # faults by kind
         self._unsynced: dict[tuple[Path, int], list[bytes]] = {}  # a sector's contents before each write
 
     def heal(self) -> None:
@@ -125,7 +125,7 @@ class ProcessDisk:
             os.pwrite(descriptor, data[:half], offset)
             if disk.num_torn:
                 disk.num_torn -= 1
-                disk.happened["engine killed in a write"] += 1
+                disk.injected["engine killed in a write"] += 1
                 self._process.fuse = 1
             self._process.burn()
         return os.pwrite(descriptor, data, offset)
@@ -136,11 +136,11 @@ class ProcessDisk:
 
     def _begin(self, error: int, what: str) -> None:
         if self._disk.is_hanging:
-            self._disk.happened[f"  {what} hangs"] += 1
+            self._disk.injected[f"disk hangs: {what}"] += 1
             sleep(_FOREVER)
         self._process.burn()
         if error:
-            self._disk.happened[f"  {what} fails: {errno.errorcode[error]}"] += 1
+            self._disk.injected[f"disk fails: {what} {errno.errorcode[error]}"] += 1
             raise OSError(error, os.strerror(error))
 
     def _take_time(self) -> None:
@@ -149,5 +149,5 @@ class ProcessDisk:
     def _flip(self, data: memoryview) -> None:
         if self._disk.num_flips and data:
             self._disk.num_flips -= 1
-            self._disk.happened["  bit of a read flipped"] += 1
+            self._disk.injected["disk reads a wrong bit"] += 1
             data[self._disk.random.randrange(len(data))] ^= 1 << self._disk.random.randrange(8)

@@ -65,7 +65,7 @@ class Faults:
             "network stalls": (4, self._stall),
             "host suspended": (2, self._suspend),
         }
-        self._storage = StorageFaults(system)
+        self._storage = StorageFaults(system, self.injected)
         of_storage = self._storage.kinds
         names = self._choose(kinds, (0, 1, 1, 2, 2, 3, 4, 6)) + self._choose(of_storage, (0, 0, 1, 1, 2, 4))
         self.are_brief = set(names) <= _BRIEF | of_storage.keys()  # none of them keeps anybody from answering for long

@@ -7,9 +7,9 @@ import gc
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -19,15 +19,17 @@ import small_tokenizers
 
 from fault_simulation.clients import SimulatedClient, Wish
 from fault_simulation.disk import Disk
-from fault_simulation.engine import ADDRESS, BROKEN, POISON, SimulatedEngine
+from fault_simulation.engine import BROKEN, POISON, SimulatedEngine
 from fault_simulation.faults import Faults
 from fault_simulation.judge import Judge
 from fault_simulation.network import Network
+from fault_simulation.server import ADDRESS
 from fault_simulation.storage import Storage, disk_bytes
-from fault_simulation.world import Process, World
+from fault_simulation.world import Process, Thread, World
 from quire.engine_core.kv_tiers import disk as disk_tier
 from quire.engine_core.request import Request
 from quire.frontend.client import engine_client, supervisor
+from quire.frontend.client.launcher import ReloadCall
 from quire.frontend.client.supervisor import Supervisor
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.engine_options import SupervisionOptions
@@ -63,12 +65,11 @@ def run(seed: int, *, is_traced: bool = False) -> Outcome:
         system.live()
     finally:
         system.end()
-    world, storage, injected = system.world, system.storage, system.faults.injected
-    if storage.disk is not None:
-        injected += storage.disk.happened
+    world, num_pages = system.world, system.storage.num_pages
     return Outcome(
-        seed, world.problems, world.trace or [], injected, system.ends, storage.num_pages, world.num_events, world.now
-    )
+        seed, world.problems, world.trace or [], system.faults.injected, system.ends, num_pages, world.num_events,
+        world.now,
+    )  # fmt: skip
 
 
 class System:
@@ -166,7 +167,7 @@ class System:
 
     def _make_storage(self) -> Storage:
         choose, disk = self.world.random, None
-        num_slots = choose.choice((4, 10, 30, 100))
+        num_slots = choose.choice((4, 12, 40, 100, 100))
         if choose.random() < 0.5:
             self._folder = TemporaryDirectory(dir=_MEMORY)
             disk = Disk(self.world, Path(self._folder.name) / "kv", choose.choice((1e-4, 1e-3, 1e-2)))
@@ -175,7 +176,7 @@ class System:
             self.limits,
             disk,
             disk_bytes(num_slots),
-            keeps_memory=choose.random() < (0.7 if disk is None else 0.4),
+            keeps_memory=choose.random() < (0.8 if disk is None else 0.3),
         )
 
     def _are_content(self) -> bool:
@@ -193,19 +194,29 @@ class System:
     def _supervise(self, process: Process) -> Supervisor:
         options = SupervisionOptions(max_restarts=3 if self.dies_often else 100, step_timeout=5.0)
         owned = Supervisor(
-            ADDRESS, {}, options, start_timeout=60.0, shutdown_timeout=5.0, host=process.host,
-            process=cast("Any", self._new_engine),
+            ADDRESS, {"model": "model"}, options, start_timeout=60.0, shutdown_timeout=5.0, host=process.host,
+            process=cast("Any", partial(self._new_engine, process)),
         )  # fmt: skip
         process.on_death.append(owned._release)
         return owned
 
     def _new_engine(
-        self, _flags: list[str], *, kept_fds: list[int], standby: str | None, on_reload: object
+        self,
+        owner: Process,
+        _flags: list[str],
+        *,
+        kept_fds: list[int],
+        standby: str | None,
+        on_reload: Callable[[ReloadCall], None],
     ) -> SimulatedEngine:
+        def pass_on(call: ReloadCall) -> None:
+            self.faults.count("engine reloaded")
+            Thread(owner, "watch", partial(on_reload, call)).start()
+
         engine = SimulatedEngine(
             self.world, self.network, self.limits, self.faults, self.storage, kept_memory=kept_fds[0],
-            pid=len(self.engines) + 1, eos_token_ids=_EOS_TOKEN_IDS, stands_by=standby is not None,
-            max_waiting_values=self.max_waiting_values, on_ready=self._note_ready,
+            pid=len(self.engines) + 1, eos_token_ids=_EOS_TOKEN_IDS, standby=standby,
+            max_waiting_values=self.max_waiting_values, on_ready=self._note_ready, on_reload=pass_on,
         )  # fmt: skip
         engine.process.on_death.append(self._note_death)
         self.engines.append(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,14 @@ Kinds = dict[str, tuple[int, Callable[[], bool]]]
 class StorageFaults:
     """All that may happen to the storage of a run."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, injected: Counter[str]) -> None:
         self._system = system
         self._world = system.world
         self._random = system.world.random
         self._storage = system.storage
+        self._injected = injected
+        if self._storage.disk is not None:
+            self._storage.disk.injected = injected
 
     @property
     def kinds(self) -> Kinds:
@@ -71,6 +75,7 @@ class StorageFaults:
         if engine is None or not engine.process.is_alive:
             return False
         engine.process.kill("with its storage")
+        self._injected["engine killed"] += 1
         return True
 
     def _kept_memory(self) -> int | None:
@@ -95,7 +100,7 @@ class StorageFaults:
 
     def _for_a_while(self, end: Callable[[], None]) -> bool:
         self._world.at(self._world.now + self._random.choice(_DURATIONS), end)
-        return True
+        return False  # counted when it happens
 
     def _fail_writes(self) -> bool:
         self._disk.write_error = self._random.choice(_WRITE_ERRORS)
@@ -107,11 +112,12 @@ class StorageFaults:
 
     def _flip_reads(self) -> bool:
         self._disk.num_flips += self._random.choice((1, 3, 20))
-        return True
+        return False  # counted when it happens
 
     def _slow_down(self) -> bool:
         self._disk.slowness = self._random.choice((10.0, 100.0, 3000.0))
-        return self._for_a_while(lambda: setattr(self._disk, "slowness", 1.0))
+        self._for_a_while(lambda: setattr(self._disk, "slowness", 1.0))
+        return True
 
     def _hang(self) -> bool:
         self._disk.is_hanging = True
@@ -119,8 +125,8 @@ class StorageFaults:
 
     def _refuse_to_open(self) -> bool:
         self._disk.open_error = self._random.choice(_OPEN_ERRORS)
-        self._for_a_while(lambda: setattr(self._disk, "open_error", 0))
-        return self._kill()
+        self._kill()
+        return self._for_a_while(lambda: setattr(self._disk, "open_error", 0))
 
     def _use_folder(self) -> bool:
         """Let another engine of the same model use the folder."""
@@ -130,8 +136,12 @@ class StorageFaults:
             return False
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._system.held.append(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return self._for_a_while(lambda: fcntl.flock(descriptor, fcntl.LOCK_UN))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # the next engine was faster
+            return False
+        self._for_a_while(lambda: fcntl.flock(descriptor, fcntl.LOCK_UN))
+        return True
 
     def _truncate(self) -> bool:
         files = self._disk.files()
