@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,12 @@ def run_in(process: Process, work: Callable[[], None]) -> None:
     assert world.run(lambda: not thread.is_alive() or not process.is_alive, world.now + 1000.0), world.problems
 
 
+def write_both(own: ProcessDisk, descriptor: int) -> None:
+    """Write to two sectors, twice."""
+    own.pwrite(descriptor, b"b" * 700, 100)
+    own.pwrite(descriptor, b"c" * 700, 100)
+
+
 def test_a_dead_process_leaves_what_it_has_written_and_its_lock(world: World, disk: Disk) -> None:
     process = Process(world, "first")
     files: list[DiskFiles] = []
@@ -90,10 +97,7 @@ def test_power_that_fails_takes_back_whole_sectors_up_to_some_write(world: World
         process = Process(world, "engine")
         own = ProcessDisk(process, disk)
         descriptor = own.open(path, FLAGS, 0o600)
-        run_in(
-            process,
-            lambda own=own, descriptor=descriptor: [own.pwrite(descriptor, each * 700, 100) for each in (b"b", b"c")],
-        )  # type: ignore[misc]
+        run_in(process, partial(write_both, own, descriptor))
         own.close(descriptor)
         assert disk.cut_power()
         sectors = path.read_bytes()[:512], path.read_bytes()[512:]
@@ -123,7 +127,7 @@ def test_operations_fail_take_time_and_flip_bits_as_they_are_told(world: World, 
     assert sum(each.bit_count() for each in buffer) == 1
     assert 0.01 < world.now < 0.05
     disk.is_hanging = True
-    run = Thread(process, "reader", lambda: [own.pread(descriptor, 1, 0)])  # type: ignore[func-returns-value]
+    run = Thread(process, "reader", partial(own.truncate, descriptor, 1))
     run.start()
     assert not world.run(lambda: not run.is_alive(), world.now + 100.0)
     process.kill("test")

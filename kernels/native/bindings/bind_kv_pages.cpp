@@ -30,7 +30,7 @@ class KvPages {
                threads) {}
 
   KvCache& kv_cache() { return cache_; }
-  std::span<std::uint8_t> bytes() const {
+  std::span<std::uint8_t> tiles() const {
     const KvMemory& memory = cache_.memory;
     return {reinterpret_cast<std::uint8_t*>(memory.layer(0)),
             static_cast<std::size_t>(memory.shape().num_pages) * memory.page_bytes()};
@@ -124,10 +124,10 @@ void bind_kv_pages(nb::module_& m, nb::class_<Runner>& runner) {
            "pool"_a, "kv_memory_fd"_a, "kv_model"_a, "num_pages"_a, "block_size"_a, "page_bytes"_a, "vocab_size"_a,
            nb::keep_alive<1, 2>())
       .def_prop_ro(
-          "bytes",
+          "tiles",
           [](KvPages& p) {
-            const std::span<std::uint8_t> bytes = p.bytes();
-            return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()});
+            const std::span<std::uint8_t> tiles = p.tiles();
+            return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(tiles.data(), {tiles.size()});
           },
           nb::rv_policy::reference_internal, "The KV of all pages, [pages][page_bytes], to be read and written.")
       .def(

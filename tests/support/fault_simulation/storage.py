@@ -105,7 +105,7 @@ class ProcessMemory:
         self.pages = KvPages(
             _threads(), self.fd, storage.model, limits.num_pages, limits.block_size, self.page_bytes, limits.vocab_size
         )
-        self.bytes = memoryview(self.pages.bytes)
+        self.bytes = memoryview(self.pages.tiles.data)
         self.positions = cast("MutableSequence[int]", self.bytes.cast("B").cast("I"))
 
     def seal(self) -> None:
