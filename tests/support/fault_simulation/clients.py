@@ -226,7 +226,7 @@ class SimulatedClient:
             self.process.after(max(0.0, wish.submit_at - self._world.now), partial(self._submit, wish))
             if wish.abort_at is not None:
                 self.process.after(max(0.0, wish.abort_at - self._world.now) + 1e-6, partial(self._abort, wish))
-        for _ in range(self._world.random.choice((0, 0, 1, 3))):
+        for _ in range(self._world.random.choice((0, 1, 2, 5))):
             self.process.after(self._world.random.uniform(0.0, 8.0), self._call)
         if self._world.random.random() < _RELOADS:
             self.process.after(self._world.random.uniform(1.0, 8.0), self._reload)
@@ -284,7 +284,7 @@ class SimulatedClient:
     def _call(self) -> None:
         assert self.core is not None
         with contextlib.suppress(EngineDeadError):
-            self.calls.append(self.core.call("stats"))
+            self.calls.append(self.core.call(self._world.random.choice(("stats", "reset_cache", "reset_cache"))))
 
     def _reload(self) -> None:
         assert self.core is not None

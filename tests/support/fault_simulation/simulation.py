@@ -38,6 +38,7 @@ from quire.protocol.engine_shape import EngineShape
 _PATIENCE = 600.0  # virtual seconds in which everything must have ended
 _VOCAB_SIZE = 300
 _FEW_VALUES = 600  # that may wait for slow clients
+_FOLLOWING = 0.4  # of the prompts begin with a whole one from before
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # folders in memory
 _DISK_POLL_SECONDS = 1.0  # instead of a shorter time, which would be most of the events of a disk
 _EOS_TOKEN_IDS = [210, 220, 230, 240, 250, 260]
@@ -88,7 +89,7 @@ class System:
             max_num_seqs=choose.choice((3, 4, 8)),
             max_num_batched_tokens=choose.choice((8, 12, 40)),
             block_size=4,
-            num_pages=choose.choice((24, 30, 60)),
+            num_pages=choose.choice((18, 24, 30, 60)),
             enable_prefix_caching=choose.random() < 0.9,
             scheduling_policy=choose.choice(("fcfs", "fcfs", "priority", "lpm", "sjf")),
             hidden_size=4,
@@ -103,8 +104,9 @@ class System:
         self._judge = Judge(self, _EOS_TOKEN_IDS)
         self.clients: list[SimulatedClient] = []
         self._num_wishes = 0
+        self._prompts: list[list[int]] = []  # that harm nobody
         for index in range(choose.choice((1, 1, 2, 3))):
-            wishes = [self._wish(tokenizer) for _ in range(choose.randint(1, 5))]
+            wishes = [self._wish(tokenizer) for _ in range(choose.randint(1, 7))]
             self.clients.append(
                 SimulatedClient(
                     world,
@@ -170,7 +172,7 @@ class System:
         num_slots = choose.choice((4, 12, 40, 100, 100))
         if choose.random() < 0.5:
             self._folder = TemporaryDirectory(dir=_MEMORY)
-            disk = Disk(self.world, Path(self._folder.name) / "kv", choose.choice((1e-4, 1e-3, 1e-2)))
+            disk = Disk(self.world, Path(self._folder.name) / "kv", choose.choice((1e-4, 1e-3, 1e-2, 0.1)))
         return Storage(
             self.world,
             self.limits,
@@ -186,10 +188,16 @@ class System:
         choose = self.world.random
         self._num_wishes += 1
         hazard = choose.random()
-        return Wish(
+        wish = Wish(
             self._num_wishes, choose, tokenizer, hazard=POISON if hazard < 0.02 else BROKEN if hazard < 0.04 else None,
             has_priorities=self.limits.scheduling_policy == "priority",
         )  # fmt: skip
+        if hazard >= 0.04:
+            if self._prompts and choose.random() < _FOLLOWING:
+                wish.prompt = choose.choice(self._prompts) + choose.choice(([], [61, 62, 63]))
+            else:
+                self._prompts.append(wish.prompt)
+        return wish
 
     def _supervise(self, process: Process) -> Supervisor:
         options = SupervisionOptions(max_restarts=3 if self.dies_often else 100, step_timeout=5.0)
