@@ -13,6 +13,7 @@ from fault_simulation.world import Process, World, sleep
 
 _SECTOR = 512  # bytes, which a disk writes whole or not at all
 _FOREVER = 1e9
+_LATE_SECONDS = (2.0, 6.0, 35.0, 60.0, _FOREVER)
 
 
 class Disk:
@@ -27,6 +28,7 @@ class Disk:
         self.is_hanging = False
         self.open_error = self.read_error = self.write_error = 0
         self.num_flips = 0  # of bits, one in each of the next reads
+        self.num_late = 0  # of the next reads, which take long
         self.num_torn = 0  # of the next writes, each of which ends its process
         self.injected: Counter[str] = Counter()  # faults by kind
         self._unsynced: dict[tuple[Path, int], list[bytes]] = {}  # a sector's contents before each write
@@ -34,7 +36,7 @@ class Disk:
     def heal(self) -> None:
         """Let nothing be wrong from now on."""
         self.slowness, self.is_hanging = 1.0, False
-        self.open_error = self.read_error = self.write_error = self.num_flips = self.num_torn = 0
+        self.open_error = self.read_error = self.write_error = self.num_flips = self.num_late = self.num_torn = 0
 
     def files(self) -> list[Path]:
         """Return its files."""
@@ -108,8 +110,13 @@ class ProcessDisk:
         return bytes(data)
 
     def preadv(self, descriptor: int, buffers: list[memoryview], offset: int, /) -> int:
+        disk = self._disk
         self._take_time()
-        self._begin(self._disk.read_error, "read")
+        if disk.num_late:
+            disk.num_late -= 1
+            disk.injected["disk reads late"] += 1
+            sleep(disk.random.choice(_LATE_SECONDS))
+        self._begin(disk.read_error, "read")
         count = os.preadv(descriptor, buffers, offset)
         self._flip(buffers[0][:count])
         return count

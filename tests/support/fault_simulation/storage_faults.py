@@ -48,6 +48,7 @@ class StorageFaults:
                 "disk fails to write": (3, self._fail_writes),
                 "disk fails to read": (3, self._fail_reads),
                 "disk reads wrong bits": (4, self._flip_reads),
+                "disk reads late": (6, self._read_late),
                 "disk is slow": (3, self._slow_down),
                 "disk hangs": (2, self._hang),
                 "folder cannot be opened": (2, self._refuse_to_open),
@@ -112,6 +113,10 @@ class StorageFaults:
 
     def _flip_reads(self) -> bool:
         self._disk.num_flips += self._random.choice((1, 3, 20))
+        return False  # counted when it happens
+
+    def _read_late(self) -> bool:
+        self._disk.num_late += self._random.choice((1, 1, 2, 5))
         return False  # counted when it happens
 
     def _slow_down(self) -> bool:
