@@ -13,6 +13,7 @@ from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request
 from quire.engine_core.room import NO_REQUESTS, InboundRequests, Room
+from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import (
     RejectedError,
@@ -42,12 +43,14 @@ class Intake:
         limits: EngineShape,
         memory: MemoryGuard | None = None,
         *,
+        trials: Trials,
         seed: int,
         clock: Callable[[], float],
     ) -> None:
         """`seed` gives the seeds of requests that bring none."""
         self.draining = False  # open requests go on, new ones are rejected
         self._room = Room(waiting, limits, memory, lambda: requests.num_bytes)
+        self._trials = trials
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
@@ -88,6 +91,7 @@ class Intake:
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
+        self._trials.check(message.identity)
         self._check_room(client_id, message)
         kind = decoding_type(message)
         kind.check(message, limits)
@@ -97,7 +101,7 @@ class Intake:
         if other is not None:
             check_shared_prompt(message, other)
         try:
-            grammar = self._constrained.find(message.sampling_params)
+            grammar = self._constrained.find(message)
         except ValueError as error:
             raise RejectedError(str(error)) from None
         now, decoding = self._clock(), kind(message, limits)

@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from quire.engine_core.arguments import load_options, parse_arguments
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
@@ -166,7 +167,8 @@ def _assemble(
         max_clients=parsed.max_clients,
         max_waiting_bytes=memory.backlog_bytes,
     )
-    grammars = Grammars(text.tokenizer, timeout=parsed.grammar_timeout, wake=wake)
+    journal = CrashJournal(parsed.crash_journal_fd)
+    grammars = Grammars(text.tokenizer, timeout=parsed.grammar_timeout, wake=wake, on_compile=journal.note_compiling)
     core = EngineCore(
         runner,
         limits,
@@ -178,6 +180,7 @@ def _assemble(
         page_server=_start_page_server(parsed, runner, server, wake),
         wake=wake,
         is_supervised=link is not None,
+        journal=journal,
         memory=memory,
         reload=refuse_reload if link is None else link.reload,
     )

@@ -15,7 +15,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 class Role(enum.StrEnum):
@@ -236,7 +236,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     as it would have there, and they count for its lengths, penalties and grammar. Tenants share the engine fairly:
     every client is one, and an administrator may send a request for another, named in `tenant`. With `remote_prefill`
     another engine, the KV peer of this one, is about to compute the prompt: the request waits for its KV pages, as long
-    as some come.
+    as some come. `identity` is a random number that the request keeps when it is sent again: an engine knows by it
+    which requests the ones before it have died of. 0: the request has none, and is never suspected.
     """
 
     request_id: str
@@ -252,6 +253,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     generated_token_ids: list[int] = []
     tenant: str = ""
     remote_prefill: bool = False
+    identity: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)] = 0
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):

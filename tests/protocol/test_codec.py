@@ -177,8 +177,8 @@ def test_unknown_sampling_fields_are_refused() -> None:
     ("frames", "expected"),
     [
         (
-            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, "json"),
-            "EngineCoreRequest: 1 unknown field follows remote_prefill",
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, 7, "json"),
+            "EngineCoreRequest: 1 unknown field follows identity",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),

@@ -11,6 +11,7 @@ from paged_executor import PagedExecutor, PagedStepResult, check_accounts
 
 from fault_simulation.network import Network, Router
 from fault_simulation.world import Event, Inbox, KilledError, Process, Thread, World, sleep
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
@@ -193,6 +194,7 @@ class SimulatedEngine:
         eos_token_ids: list[int],
         stands_by: bool,
         max_waiting_values: int,
+        crash_journal_fd: int,
         on_ready: Callable[[SimulatedEngine], None],
     ) -> None:
         self.world = world
@@ -209,6 +211,7 @@ class SimulatedEngine:
         self._network = network
         self._eos_token_ids = eos_token_ids
         self._max_waiting_values = max_waiting_values
+        self._crash_journal_fd = crash_journal_fd
         self._status = -9
         self._may_begin = Event(world)
         self._is_ready = False
@@ -323,7 +326,8 @@ class SimulatedEngine:
         )  # fmt: skip
         server = Server(process, self._network, inbox, ready, self._max_waiting_values)
         executor = SimulatedExecutor(self, limits)
-        core = EngineCore(executor, limits, server.send, clock=process.monotonic, is_supervised=True)
+        journal = CrashJournal(self._crash_journal_fd)
+        core = EngineCore(executor, limits, server.send, clock=process.monotonic, is_supervised=True, journal=journal)
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
         server.start(core.reject_early)

@@ -173,7 +173,7 @@ class System:
         engine = SimulatedEngine(
             self.world, self.network, self.limits, self.faults, pid=len(self.engines) + 1,
             eos_token_ids=_EOS_TOKEN_IDS, stands_by=standby is not None, max_waiting_values=self.max_waiting_values,
-            on_ready=self._note_ready,
+            crash_journal_fd=kept_fds[1], on_ready=self._note_ready,
         )  # fmt: skip
         engine.process.on_death.append(self._note_death)
         self.engines.append(engine)
