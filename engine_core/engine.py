@@ -101,7 +101,7 @@ class EngineCore:
             executor, requests, constrained, outputs, self._trials, clock, is_supervised=is_supervised
         )
         self.flush = outputs.flush
-        self.reject_early = self._intake.reject_early
+        self.reject_early, self.is_open = self._intake.reject_early, self._intake.is_open
 
     @property
     def draining(self) -> bool:

@@ -107,7 +107,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     status = 1
     try:
         with _explained():
-            server.start(core.reject_early, core.receive_kv)
+            server.start(core.reject_early, core.is_open, core.receive_kv)
         write_line("READY", server.address)
         if link is not None and parsed.beat_seconds is not None:
             link.start(parsed.beat_seconds, core, server, loop.give_way)

@@ -57,6 +57,14 @@ class EventType(enum.IntEnum):
     FINISHED = 5
 
 
+MAX_ABORTED = 1 << 14
+"""Requests that one Abort may name."""
+
+MAX_TOKENS = 1 << 21
+"""Tokens of a list: what is longer is rejected before it is decoded, which would hold others up."""
+
+TokenIds = Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)]
+
 MAX_CONSTRAINT = 1 << 18
 """Characters of a JSON schema or a grammar."""
 
@@ -241,16 +249,16 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIds
     sampling_params: SamplingParams
-    eos_token_ids: list[int] = []
+    eos_token_ids: TokenIds = []
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
     shares_prompt_with: str | None = None
     pooling: PoolingParams | None = None
-    generated_token_ids: list[int] = []
+    generated_token_ids: TokenIds = []
     tenant: str = ""
     remote_prefill: bool = False
     identity: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)] = 0
@@ -259,7 +267,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
     """Client to engine: end these requests. Each that has not ended yet gets its terminal output (ABORT)."""
 
-    request_ids: list[str]
+    request_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ABORTED)]
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False, tag=3):
@@ -297,7 +305,7 @@ class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unkno
 
     call_id: int
     method: str
-    token_ids: list[int] = []
+    token_ids: TokenIds = []
     cache_salt: str = ""
     reload: Reload | None = None
 
@@ -321,7 +329,7 @@ class KvFetch(msgspec.Struct, array_like=True, gc=False, tag=8, forbid_unknown_f
     """
 
     fetch_id: int
-    token_ids: list[int]
+    token_ids: TokenIds
     cache_salt: str
     first: int
     count: int

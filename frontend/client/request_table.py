@@ -14,6 +14,7 @@ from quire.frontend.client.observer import Observer, OpenRequest
 from quire.frontend.errors import EngineDeadError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import (
+    MAX_ABORTED,
     Abort,
     ClientMessage,
     EngineCoreOutput,
@@ -294,6 +295,8 @@ class RequestTable:
         return num_tokens
 
     def _end(self, wire_ids: list[str]) -> None:
-        if wire_ids and self._session is not None:
-            with suppress(EngineDeadError):  # in which case they have already ended
-                self._send(Abort(wire_ids), self._session)
+        if self._session is None:
+            return
+        with suppress(EngineDeadError):  # in which case they have already ended
+            for first in range(0, len(wire_ids), MAX_ABORTED):
+                self._send(Abort(wire_ids[first : first + MAX_ABORTED]), self._session)

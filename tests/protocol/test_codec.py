@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, EngineDecoder, encode
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.messages import (
+    MAX_ABORTED,
+    MAX_TOKENS,
     Abort,
     BeamSequence,
     ClientMessage,
@@ -171,6 +173,22 @@ def test_unknown_sampling_fields_are_refused() -> None:
     params[3].append("new")
     with pytest.raises(ProtocolError, match=r"EngineCoreRequest\.sampling_params: "):
         EngineDecoder().decode(frame(*params))
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (Abort([""] * (MAX_ABORTED + 1)), f"Abort.request_ids: expected `array` of length <= {MAX_ABORTED}"),
+        (
+            EngineCoreRequest("r", [1] * (MAX_TOKENS + 1), SamplingParams()),
+            f"EngineCoreRequest.prompt_token_ids: expected `array` of length <= {MAX_TOKENS}",
+        ),
+    ],
+)
+def test_lists_that_would_take_long_to_decode_are_refused(message: ClientMessage, expected: str) -> None:
+    with pytest.raises(ProtocolError) as error:
+        EngineDecoder().decode(encode(message))
+    assert str(error.value).startswith(expected)
 
 
 @pytest.mark.parametrize(

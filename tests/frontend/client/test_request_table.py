@@ -16,6 +16,7 @@ from quire.frontend.errors import EngineDeadError
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import (
+    MAX_ABORTED,
     Abort,
     ClientMessage,
     EngineCoreOutput,
@@ -184,6 +185,13 @@ def test_an_abort_that_was_not_answered_is_kept() -> None:
     assert frontend.table.suspend("it died") == [request]
     assert request.finish_reasons == ["abort"]
     assert not frontend.table
+
+
+def test_any_number_of_requests_is_aborted() -> None:
+    aborts: list[Abort] = []
+    table = RequestTable(lambda message, _: aborts.append(message) if isinstance(message, Abort) else None, [])
+    table._end([str(number) for number in range(MAX_ABORTED + 1)])
+    assert [len(abort.request_ids) for abort in aborts] == [MAX_ABORTED, 1]
 
 
 def test_a_dead_engine_takes_no_request() -> None:

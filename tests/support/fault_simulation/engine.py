@@ -17,7 +17,7 @@ from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
 from quire.engine_core.transport.access import OWNER
 from quire.engine_core.transport.clients import ClientId, ServerCounters
-from quire.engine_core.transport.sessions import ClientSessions, Reject
+from quire.engine_core.transport.sessions import ClientSessions, IsOpen, Reject
 from quire.frontend.client.launcher import Beat
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.engine_shape import EngineShape
@@ -76,7 +76,7 @@ class Server:
         self._is_awake = False
         self._timer = float("inf")
 
-    def start(self, reject: Reject) -> None:
+    def start(self, reject: Reject, is_open: IsOpen) -> None:
         self.router = Router(self._network, self._process, ADDRESS)
         self.router.on_readable = self._wake
         self._sessions = ClientSessions(
@@ -84,6 +84,7 @@ class Server:
             self._inbox.put,
             transmit=self.router.transmit,
             reject=reject,
+            is_open=is_open,
             receive_kv=lambda _client_id, _message: None,
             step_age=lambda now: max(0.0, now - self.last_step),
             counters=self.counters,
@@ -330,7 +331,7 @@ class SimulatedEngine:
         core = EngineCore(executor, limits, server.send, clock=process.monotonic, is_supervised=True, journal=journal)
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
-        server.start(core.reject_early)
+        server.start(core.reject_early, core.is_open)
         server.router.on_gone = lambda client_id: self._expect_no_requests(client_id, server, 2)
         self.core, self._is_ready = core, True
         self._on_ready(self)
