@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from patience import PATIENCE
 
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
@@ -320,6 +321,7 @@ class Engine:
         make_tier: Callable[[PagedExecutor], KvTier] | None = None,
         *,
         is_supervised: bool = False,
+        journal: CrashJournal | None = None,
         **limits: Any,
     ) -> None:
         sizes: dict[str, Any] = {
@@ -343,6 +345,7 @@ class Engine:
             wake=self.wake,
             clock=lambda: self.now,
             is_supervised=is_supervised,
+            journal=journal,
         )
         self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}

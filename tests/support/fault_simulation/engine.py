@@ -14,6 +14,7 @@ from fault_simulation.network import Network
 from fault_simulation.server import ADDRESS, Server
 from fault_simulation.storage import ProcessMemory, Storage, first_checksum, start_disk_tier
 from fault_simulation.world import Event, Inbox, KilledError, Process, Thread, World, sleep
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.loop import EngineLoop
@@ -127,6 +128,7 @@ class SimulatedEngine:
         eos_token_ids: list[int],
         standby: str | None,
         max_waiting_values: int,
+        crash_journal_fd: int,
         on_ready: Callable[[SimulatedEngine], None],
         on_reload: Callable[[ReloadCall], None],
     ) -> None:
@@ -150,6 +152,7 @@ class SimulatedEngine:
         self._network = network
         self._eos_token_ids = eos_token_ids
         self._max_waiting_values = max_waiting_values
+        self._crash_journal_fd = crash_journal_fd
         self._status = -9
         self._may_begin = Event(world)
         self._is_ready = False
@@ -322,13 +325,15 @@ class SimulatedEngine:
         self._memory = memory
         executor = SimulatedExecutor(self, limits, memory, model)
         self._tier = tier = start_disk_tier(process, self._storage, memory, self._disk)
+        journal = CrashJournal(self._crash_journal_fd)
         core = EngineCore(
             executor, limits, server.send, tiers=[] if tier is None else [tier],
             wake=lambda: inbox.put((b"", Ping())), clock=process.monotonic, is_supervised=True, reload=self._reload,
+            journal=journal,
         )  # fmt: skip
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
-        server.start(core.reject_early)
+        server.start(core.reject_early, core.is_open)
         server.router.on_gone = lambda client_id: self._expect_no_requests(client_id, server, 2)
         self.core, self._is_ready = core, True
         self._on_ready(self)

@@ -8,7 +8,7 @@ from fault_simulation.network import Network, Router
 from fault_simulation.world import Inbox, Process, sleep
 from quire.engine_core.transport.access import OWNER
 from quire.engine_core.transport.clients import ClientId, ServerCounters
-from quire.engine_core.transport.sessions import ClientSessions, Reject
+from quire.engine_core.transport.sessions import ClientSessions, IsOpen, Reject
 from quire.protocol.messages import EngineCoreOutputs, EngineGoodbye, EngineMessage, Ready
 
 ADDRESS = "ipc:///simulated"
@@ -32,7 +32,7 @@ class Server:
         self._is_awake = False
         self._timer = float("inf")
 
-    def start(self, reject: Reject) -> None:
+    def start(self, reject: Reject, is_open: IsOpen) -> None:
         self.router = Router(self._network, self._process, ADDRESS)
         self.router.on_readable = self._wake
         self._sessions = ClientSessions(
@@ -40,6 +40,7 @@ class Server:
             self._inbox.put,
             transmit=self.router.transmit,
             reject=reject,
+            is_open=is_open,
             receive_kv=lambda _client_id, _message: None,
             step_age=lambda now: max(0.0, now - self.last_step),
             counters=self.counters,

@@ -224,7 +224,8 @@ class System:
         engine = SimulatedEngine(
             self.world, self.network, self.limits, self.faults, self.storage, kept_memory=kept_fds[0],
             pid=len(self.engines) + 1, eos_token_ids=_EOS_TOKEN_IDS, standby=standby,
-            max_waiting_values=self.max_waiting_values, on_ready=self._note_ready, on_reload=pass_on,
+            crash_journal_fd=kept_fds[1], max_waiting_values=self.max_waiting_values, on_ready=self._note_ready,
+            on_reload=pass_on,
         )  # fmt: skip
         engine.process.on_death.append(self._note_death)
         self.engines.append(engine)
