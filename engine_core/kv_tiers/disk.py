@@ -67,14 +67,14 @@ class KvPages(Protocol):
 class _Reading:
     """A fetch that is being read; `lock` guards the rest, and its pages."""
 
-    def __init__(self, fetch: Fetch, pages: Sequence[DiskPage | None], clock: Callable[[], float]) -> None:
+    def __init__(self, fetch: Fetch, pages: Sequence[DiskPage | None]) -> None:
         self.fetch = fetch
         self.pages = pages
         self.lock = threading.Lock()
         self.is_over = False
         self.has_come = [False] * len(pages)
         self.num_readers = NUM_READERS  # that have not read their share
-        self.begun = clock()
+        self.begun: float | None = None  # by the first reader
 
     def num_come(self) -> int:
         """Return how many of the first pages have come."""
@@ -153,7 +153,7 @@ class DiskTier:
     def fetch(self, fetch: Fetch) -> None:
         """Begin to read pages."""
         with self._lock:
-            reading = _Reading(fetch, [self._index.get(key) for key in fetch.keys], self._clock)
+            reading = _Reading(fetch, [self._index.get(key) for key in fetch.keys])
             self._readings[fetch] = reading
             self._index.hold(fetch.keys)
         for fetches in self._fetches:
@@ -186,6 +186,8 @@ class DiskTier:
 
     def read(self, reading: _Reading, reader: int) -> None:
         """Read one reader's share of the pages of a fetch. Those after one that can't be read do not count."""
+        with reading.lock:
+            reading.begun = self._clock() if reading.begun is None else reading.begun
         try:
             self._read_pages(reading, range(reader, len(reading.pages), NUM_READERS))
         finally:
@@ -213,7 +215,7 @@ class DiskTier:
 
     def _end(self, reading: _Reading) -> None:
         num_come = reading.num_come()
-        if num_come:
+        if num_come and reading.begun is not None:
             self._measure(self._clock() - reading.begun, num_come)
         with self._lock:
             self._index.let_go(reading.fetch.keys)
