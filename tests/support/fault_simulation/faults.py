@@ -26,7 +26,6 @@ _BRIEF = {
     "client killed",
     "connection cut",
 }
-_SLOW = {"disk reads late", "disk hangs", "disk is slow"}
 _STALLING = {"engine stopped", "host suspended", "engine hangs in a step"}  # so that a read takes too long
 
 
@@ -69,8 +68,7 @@ class Faults:
         self._storage = StorageFaults(system, self.injected)
         of_storage = self._storage.kinds
         names = self._choose(kinds, (0, 1, 1, 2, 2, 3, 4, 6)) + self._choose(of_storage, (0, 0, 1, 1, 2, 4))
-        # None of them keeps anybody from answering for long. A suspect on trial may wait for a read, and others for it.
-        self.are_brief = set(names) <= _BRIEF | of_storage.keys() - _SLOW
+        self.are_brief = set(names) <= _BRIEF | of_storage.keys()  # none keeps anybody from answering for long
         self.names = names
         system.storage.is_harmed = not of_storage.keys().isdisjoint(names) or not _STALLING.isdisjoint(names)
         kinds |= of_storage
