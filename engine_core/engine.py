@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.stopping import explain_timeout
 from quire.engine_core.executor import Executor
 from quire.engine_core.grammar.constrained import ConstrainedRequests
@@ -66,13 +67,16 @@ class EngineCore:
         reload: Callable[[bytes, UtilityCall], object] = refuse_reload,
         clock: Callable[[], float] = time.monotonic,
         is_supervised: bool = False,
+        journal: CrashJournal | None = None,
     ) -> None:
         """`page_server` serves pages to other engines. `wake` is called, on any thread, when `step` is to be called.
 
-        Under a supervisor, requests outlive the process.
+        Under a supervisor, requests outlive the process; `journal` has what the engines before this one died of.
         `reload` carries out the utility call of that name.
         """
-        self.scheduler = Scheduler(executor, limits, clock, tiers=tiers, page_server=page_server, wake=wake)
+        self.scheduler = Scheduler(
+            executor, limits, clock, tiers=tiers, page_server=page_server, wake=wake, journal=journal
+        )
         self._page_server = page_server
         self.tiers = tiers
         self.limits = limits
@@ -88,12 +92,16 @@ class EngineCore:
         self._outputs = outputs = Outputs(send, clock)
         self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission)
         self._requests = requests = OpenRequests(self.scheduler, constrained, outputs, self.tracer, clock)
-        waiting = self.scheduler.waiting
+        waiting, self._trials = self.scheduler.waiting, self.scheduler.trials
         self._memory = memory
-        self._intake = Intake(waiting, requests, constrained, outputs, limits, memory, seed=seed, clock=clock)
-        self._update = StepUpdate(executor, requests, constrained, outputs, clock, is_supervised=is_supervised)
+        self._intake = Intake(
+            waiting, requests, constrained, outputs, limits, memory, trials=self._trials, seed=seed, clock=clock
+        )
+        self._update = StepUpdate(
+            executor, requests, constrained, outputs, self._trials, clock, is_supervised=is_supervised
+        )
         self.flush = outputs.flush
-        self.reject_early = self._intake.reject_early
+        self.reject_early, self.is_open = self._intake.reject_early, self._intake.is_open
 
     @property
     def draining(self) -> bool:
@@ -193,6 +201,7 @@ class EngineCore:
         if result is not None:
             self._update.apply(batch, result, executed)
             self.scheduler.prefill_budget.learn(batch.prefill_cost, batch.num_decode_rows, self.clock() - begun)
+        self._trials.end_step(batch)
         self.scheduler.served.update()
         self.last_batch = batch
         record = SchedulerStats(

@@ -13,6 +13,7 @@ from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request
 from quire.engine_core.room import NO_REQUESTS, InboundRequests, Room
+from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import (
     RejectedError,
@@ -24,6 +25,7 @@ from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineMessage,
     ErrorMessage,
     EventType,
     FinishReason,
@@ -42,12 +44,14 @@ class Intake:
         limits: EngineShape,
         memory: MemoryGuard | None = None,
         *,
+        trials: Trials,
         seed: int,
         clock: Callable[[], float],
     ) -> None:
         """`seed` gives the seeds of requests that bring none."""
         self.draining = False  # open requests go on, new ones are rejected
         self._room = Room(waiting, limits, memory, lambda: requests.num_bytes)
+        self._trials = trials
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
@@ -56,19 +60,22 @@ class Intake:
         self._seeds = random.Random(seed)
         self._inbound = InboundRequests()
 
-    def reject_early(self, client_id: bytes, message: EngineCoreRequest) -> EngineCoreOutputs | None:
+    def is_open(self, client_id: bytes, request_id: str) -> bool:
+        """Return True if a client's request with this id has been let in, and has not ended. Any thread."""
+        # Inbound requests first: one that has left them is open by then, or has been answered.
+        return self._inbound.holds(client_id, request_id) or self._requests.find(client_id, request_id) is not None
+
+    def reject_early(self, client_id: bytes, message: EngineCoreRequest) -> EngineMessage | None:
         """Return the answer to a request for which there is no room; None lets it in, to be received.
 
         For the socket's thread, so that a rejection does not wait for the step to end.
         """
-        request_id = message.request_id
-        # Inbound requests first: one that has left them is open by then, or has been answered.
-        in_use = self._inbound.holds(client_id, request_id) or self._requests.find(client_id, request_id) is not None
-        if not in_use:  # else `receive` answers
-            try:
-                self._check_room(client_id, message, self._inbound)
-            except RejectedError as error:
-                return EngineCoreOutputs([_rejection(message, error)], None, self._clock())
+        try:
+            self._check_room(client_id, message, self._inbound)
+        except RejectedError as error:
+            if self.is_open(client_id, message.request_id):  # its output would be taken for the other's
+                return _in_use(message)
+            return EngineCoreOutputs([_rejection(message, error)], None, self._clock())
         self._inbound.let_in(client_id, message)
         return None
 
@@ -79,8 +86,7 @@ class Intake:
             if self._requests.find(client_id, message.request_id) is None:
                 self._add(client_id, message)
             else:
-                text = f"request_id {message.request_id!r} is in use by a request that has not ended; choose another id"
-                self._outputs.send(client_id, ErrorMessage(text))
+                self._outputs.send(client_id, _in_use(message))
         except RejectedError as error:
             self._outputs.add(client_id, _rejection(message, error))
         finally:
@@ -88,6 +94,7 @@ class Intake:
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
+        self._trials.check(message.identity)
         self._check_room(client_id, message)
         kind = decoding_type(message)
         kind.check(message, limits)
@@ -97,7 +104,7 @@ class Intake:
         if other is not None:
             check_shared_prompt(message, other)
         try:
-            grammar = self._constrained.find(message.sampling_params)
+            grammar = self._constrained.find(message)
         except ValueError as error:
             raise RejectedError(str(error)) from None
         now, decoding = self._clock(), kind(message, limits)
@@ -119,6 +126,12 @@ class Intake:
         if self.draining:
             raise ShuttingDownError("the engine is shutting down and takes no more requests; send it to another engine")
         self._room.check(client_id, message, inbound)
+
+
+def _in_use(message: EngineCoreRequest) -> ErrorMessage:
+    return ErrorMessage(
+        f"request_id {message.request_id!r} is in use by a request that has not ended; choose another id"
+    )
 
 
 def _rejection(message: EngineCoreRequest, error: RejectedError) -> EngineCoreOutput:

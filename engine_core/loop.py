@@ -16,7 +16,7 @@ from quire.engine_core.transport.server import ClientId, Inbox
 from quire.protocol.messages import ClientMessage, Ping, UtilityCall
 
 IDLE_SECONDS = 1.0  # longest sleep, after which the loop checks that its parent is alive
-_RECEIVE_SECONDS = 0.01  # between two steps: a flood of messages delays no running request
+_LEAST_RECEIVE_SECONDS, _RECEIVE_SECONDS = 0.001, 0.01  # between two steps: a flood delays no running request
 _SHUTDOWN = (b"", UtilityCall(0, "shutdown"))  # like a client's call, but from none
 
 
@@ -81,6 +81,7 @@ class EngineLoop:
         self._deadline = math.inf
         self._give_way_at = math.inf  # or before, when no request that has begun is left
         self._is_clean = True  # no garbage since the last collection
+        self._step_seconds = 0.0  # of the last step
 
     def drain(self) -> None:
         """Reject new requests; end when the open ones have ended, or after `drain_seconds`."""
@@ -107,8 +108,10 @@ class EngineLoop:
                     self._core.flush()
                     return False
                 self._receive()
+                begun = self._clock()
                 self._core.step()
-                self._server.last_step = self._clock()
+                self._server.last_step = now = self._clock()
+                self._step_seconds = now - begun
         except Exception as error:
             if self._server.failure is None and not self.is_supervised:  # else no client can be reached, or is to be
                 self._core.end_all(f"the engine failed: {error}")
@@ -122,7 +125,7 @@ class EngineLoop:
         if self._give_way_at == math.inf or self._core.draining:
             return False
         self._core.hold_back()
-        return not self._core.scheduler.has_begun_requests or time.monotonic() >= self._give_way_at
+        return not self._core.scheduler.has_begun_requests or self._clock() >= self._give_way_at
 
     def _is_over(self) -> bool:
         if self._server.failure is not None:
@@ -139,7 +142,7 @@ class EngineLoop:
     def _receive(self) -> None:
         if not self._core.has_work and not self._mail:
             self._sleep()
-        self._receive_waiting(_RECEIVE_SECONDS)
+        self._receive_waiting(min(max(_LEAST_RECEIVE_SECONDS, self._step_seconds), _RECEIVE_SECONDS))
 
     def _receive_waiting(self, seconds: float) -> None:
         """Receive what is there now, for that long; a flood must not keep the loop from stepping."""

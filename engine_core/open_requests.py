@@ -56,6 +56,7 @@ class OpenRequests:
     def add(self, request: Request) -> None:
         """Add and queue a request, whose id its client does not use for another one."""
         self._scheduler.add(request)
+        self._scheduler.trials.add(request)
         self._by_client.setdefault(request.client_id, {})[request.request_id] = request
         self.num_bytes += request.num_bytes
         self._deadlines.add(request)
@@ -77,6 +78,7 @@ class OpenRequests:
         if self._tracer.subscribers:
             self._tracer.finished(request, output.finish_reason, now)
         self._scheduler.remove(request)
+        self._scheduler.trials.remove(request)
         self._constrained.end(request)
         if request.num_output_tokens:
             self._scheduler.admission.ended()

@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from quire.engine_core.arguments import load_options, parse_arguments
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
@@ -106,7 +107,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     status = 1
     try:
         with _explained():
-            server.start(core.reject_early, core.receive_kv)
+            server.start(core.reject_early, core.is_open, core.receive_kv)
         write_line("READY", server.address)
         if link is not None and parsed.beat_seconds is not None:
             link.start(parsed.beat_seconds, core, server, loop.give_way)
@@ -166,7 +167,8 @@ def _assemble(
         max_clients=parsed.max_clients,
         max_waiting_bytes=memory.backlog_bytes,
     )
-    grammars = Grammars(text.tokenizer, timeout=parsed.grammar_timeout, wake=wake)
+    journal = CrashJournal(parsed.crash_journal_fd)
+    grammars = Grammars(text.tokenizer, timeout=parsed.grammar_timeout, wake=wake, on_compile=journal.note_compiling)
     core = EngineCore(
         runner,
         limits,
@@ -178,6 +180,7 @@ def _assemble(
         page_server=_start_page_server(parsed, runner, server, wake),
         wake=wake,
         is_supervised=link is not None,
+        journal=journal,
         memory=memory,
         reload=refuse_reload if link is None else link.reload,
     )

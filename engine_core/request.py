@@ -175,6 +175,7 @@ class Request:
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
     tenant: TenantName = b""
+    identity: int = 0  # of the client's choice: the same in the engines before this one
     num_fetches: int = field(default=0, repr=False)  # of KV pages that it has waited for
     remote_prefill: bool = field(default=False, repr=False)  # another engine computes it; not asked for it yet
     num_charged_tokens: float = 0.0  # to its tenant
@@ -217,6 +218,7 @@ class Request:
             deadline=now + message.timeout if message.timeout is not None else math.inf,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
             tenant=tenant_of(client_id, message),
+            identity=message.identity,
             remote_prefill=message.remote_prefill,
         )
 

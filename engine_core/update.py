@@ -11,6 +11,7 @@ from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request, StepOutcome
 from quire.engine_core.scheduling.batch import Batch
+from quire.engine_core.scheduling.trials import Trials
 from quire.protocol.messages import ErrorKind, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -25,11 +26,13 @@ class StepUpdate:
         requests: OpenRequests,
         constrained: ConstrainedRequests,
         outputs: Outputs,
+        trials: Trials,
         clock: Callable[[], float],
         *,
         is_supervised: bool = False,
     ) -> None:
         """Under a supervisor, requests outlive the process."""
+        self._trials = trials
         self._is_supervised = is_supervised
         self._executor = executor
         self._requests = requests
@@ -43,6 +46,7 @@ class StepUpdate:
         Then it has been computed in parts, and its requests have moved on, but for those that broke it, which end.
         Raises what the executor has raised, under a supervisor, if another process can do better.
         """
+        self._trials.begin_step(batch)
         try:
             return self._executor.step(batch.slots, batch.starts, batch.counts)
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on

@@ -46,6 +46,12 @@ class ShuttingDownError(RejectedError):
     kind = ErrorKind.SHUTTING_DOWN
 
 
+class GuiltyError(RejectedError):
+    """A request that has killed engines."""
+
+    kind = ErrorKind.FAILED
+
+
 def check_generation(request: EngineCoreRequest, limits: EngineShape) -> None:
     """Raise RejectedError for the first thing that is wrong with a request that generates tokens."""
     _check_lengths(request, limits)

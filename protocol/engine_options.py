@@ -154,6 +154,8 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
         die_with_parent: End when this process is gone; 0: the one that started the engine. Default: no process.
         kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages. The next engine that is given it takes
             over the pages of this one. Default: the pages end with the engine.
+        crash_journal_fd: Inherited file descriptor of a memfd that tells the next engine under which requests this one
+            has died: one under which engines die again and again is tried alone, and fails. Default: no memory of it.
         standby: Load the program only, or the model too, and go on when a line comes on stdin; end with its end.
         beat_seconds: Write a sign of life to stdout each time these seconds have passed, and talk to the supervisor on
             stdin and stdout. Default: no supervisor.
@@ -167,6 +169,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "warning"
     die_with_parent: Annotated[int | None, Option("PID", Range(0, MAX_INT32))] = None
     kv_memory_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
+    crash_journal_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
     standby: Annotated[str | None, Option("WHAT", choices=STANDBYS)] = None
     beat_seconds: Annotated[float | None, Option("S", SECONDS)] = None
 

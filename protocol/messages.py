@@ -15,7 +15,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 class Role(enum.StrEnum):
@@ -56,6 +56,14 @@ class EventType(enum.IntEnum):
     FIRST_TOKEN = 4
     FINISHED = 5
 
+
+MAX_ABORTED = 1 << 14
+"""Requests that one Abort may name."""
+
+MAX_TOKENS = 1 << 21
+"""Tokens of a list: what is longer is rejected before it is decoded, which would hold others up."""
+
+TokenIds = Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)]
 
 MAX_CONSTRAINT = 1 << 18
 """Characters of a JSON schema or a grammar."""
@@ -236,28 +244,30 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     as it would have there, and they count for its lengths, penalties and grammar. Tenants share the engine fairly:
     every client is one, and an administrator may send a request for another, named in `tenant`. With `remote_prefill`
     another engine, the KV peer of this one, is about to compute the prompt: the request waits for its KV pages, as long
-    as some come.
+    as some come. `identity` is a random number that the request keeps when it is sent again: an engine knows by it
+    which requests the ones before it have died of. 0: the request has none, and is never suspected.
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIds
     sampling_params: SamplingParams
-    eos_token_ids: list[int] = []
+    eos_token_ids: TokenIds = []
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
     shares_prompt_with: str | None = None
     pooling: PoolingParams | None = None
-    generated_token_ids: list[int] = []
+    generated_token_ids: TokenIds = []
     tenant: str = ""
     remote_prefill: bool = False
+    identity: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)] = 0
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
     """Client to engine: end these requests. Each that has not ended yet gets its terminal output (ABORT)."""
 
-    request_ids: list[str]
+    request_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ABORTED)]
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False, tag=3):
@@ -295,7 +305,7 @@ class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unkno
 
     call_id: int
     method: str
-    token_ids: list[int] = []
+    token_ids: TokenIds = []
     cache_salt: str = ""
     reload: Reload | None = None
 
@@ -319,7 +329,7 @@ class KvFetch(msgspec.Struct, array_like=True, gc=False, tag=8, forbid_unknown_f
     """
 
     fetch_id: int
-    token_ids: list[int]
+    token_ids: TokenIds
     cache_salt: str
     first: int
     count: int

@@ -43,6 +43,7 @@ def main() -> int:
 
     injected: Counter[str] = Counter()
     ends: Counter[str] = Counter()
+    num_pages: Counter[str] = Counter()
     num_failed = num_events = 0
     seconds = 0.0
     begun = time.perf_counter()
@@ -51,6 +52,7 @@ def main() -> int:
         for outcome in pool.imap(run_silently, seeds):
             injected += outcome.injected
             ends += outcome.ends
+            num_pages += outcome.num_pages
             num_events += outcome.num_events
             seconds += outcome.seconds
             if outcome.problems:
@@ -62,7 +64,7 @@ def main() -> int:
         f"{arguments.seeds} seeds, {num_failed} failed, in {took:.0f} s ({60 * arguments.seeds / took:.0f} a minute): "
         f"{num_events} events in {seconds / 3600:.1f} virtual hours"
     )
-    for title, counter in (("faults", injected), ("ends of requests", ends)):
+    for title, counter in (("faults", injected), ("ends of requests", ends), ("KV pages", num_pages)):
         print(f"{title}:")
         for name, count in counter.most_common():
             print(f"  {count:8} {name}")

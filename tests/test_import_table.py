@@ -30,8 +30,8 @@ LAYERS = {
     " < sockets",
     "kernels": "errors < config < rope < graph.operations < emit < host weights.checkpoint < operands"
     " < weights.quantized < weights.quantization < plan < weights < graph kv_file memory models < options < *",
-    "engine_core": "executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker < request < validation"
-    " < decoding < scheduling < grammar < trace transport < stats < *",
+    "engine_core": "crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker < request"
+    " < validation < decoding < scheduling < grammar < trace transport < stats < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
     " < cli",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens < tokenizer < * < chat detokenizer",

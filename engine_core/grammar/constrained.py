@@ -10,7 +10,7 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.messages import EventType, SamplingParams
+from quire.protocol.messages import EngineCoreRequest, EventType
 
 _STOP_SECONDS = 2.0
 
@@ -36,13 +36,14 @@ class ConstrainedRequests:
         """True if an open request is constrained."""
         return bool(self._grammar_of)
 
-    def find(self, sampling: SamplingParams) -> Grammar | None:
+    def find(self, message: EngineCoreRequest) -> Grammar | None:
         """Return the grammar of a new request, None without one. Raises ValueError if it is known to be invalid."""
-        if sampling.structured_outputs is None:
+        structured = message.sampling_params.structured_outputs
+        if structured is None:
             return None
         if self._grammars is None:
             raise ValueError("this engine knows no grammars; leave structured_outputs out")
-        grammar = self._grammars.find(sampling.structured_outputs)
+        grammar = self._grammars.find(structured, message.identity)
         if grammar.error is not None:
             raise ValueError(_explain(grammar))
         return grammar

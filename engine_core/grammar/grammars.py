@@ -30,8 +30,10 @@ Compile = Callable[[StructuredOutputs], Matcher]
 class Grammar:
     """One grammar, from when it is first asked for. Compiled, it has a `matcher` at its start, or an `error`."""
 
-    def __init__(self, key: Key, structured: StructuredOutputs) -> None:
+    def __init__(self, key: Key, structured: StructuredOutputs, identity: int) -> None:
+        """`identity`: that of the request which first asks for it."""
         self.key = key
+        self.identity = identity
         self.structured = structured
         self.requests: dict[Request, None] = {}  # that wait for it
         self.matcher: Matcher | None = None
@@ -57,9 +59,14 @@ class Grammars:
         timeout: float,
         wake: Callable[[], None] = lambda: None,
         compile_grammar: Compile | None = None,
+        on_compile: Callable[[int], None] = lambda _identity: None,
     ) -> None:
-        """`wake` is called on another thread when `take_compiled` has something to return."""
+        """`wake` is called on another thread when `take_compiled` has something to return.
+
+        `on_compile` is called there with the identity of the request whose grammar is being compiled, 0 for none.
+        """
         self._timeout = timeout
+        self._on_compile = on_compile
         self._wake = wake
         self._compile = compile_grammar or partial(compile_matcher, tokenizer)
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
@@ -80,13 +87,13 @@ class Grammars:
         """True if `take_compiled` may have something to return, now or later."""
         return bool(self._pending)
 
-    def find(self, structured: StructuredOutputs) -> Grammar:
-        """Return the grammar; begin to compile it if it is new."""
+    def find(self, structured: StructuredOutputs, identity: int = 0) -> Grammar:
+        """Return the grammar, for the request of this identity; begin to compile it if it is new."""
         kind = structured.kinds[0]
         key = kind, grammar_text(structured), structured.disable_any_whitespace, structured.whitespace_pattern
         grammar = self._kept.get(key)
         if grammar is None:
-            grammar = self._kept[key] = Grammar(key, structured)
+            grammar = self._kept[key] = Grammar(key, structured, identity)
             self._begin(grammar)
         self._kept.move_to_end(key)
         return grammar
@@ -213,7 +220,9 @@ class Grammars:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone, on Linux
         while (grammar := self._next()) is not None:
             begun = time.monotonic()
+            self._on_compile(grammar.identity)
             matcher, error = self._outcome(grammar)
+            self._on_compile(0)
             if time.monotonic() - begun > self._timeout:
                 matcher, error = None, self._took_too_long
             with self._lock:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -24,12 +22,13 @@ import numpy as np
 from quire.engine_core.kv_tiers.disk_files import Copy, FolderInUseError, PageFile, ShortFileError, UnusableFolderError
 from quire.engine_core.kv_tiers.disk_index import DiskIndex, DiskPage
 from quire.engine_core.kv_tiers.tier import Fetch, Key
+from quire.protocol.host import HOST, Host
 
 SealedPage = tuple[int, Key, Key, int]
 """Page, key of the prefix before it, key of the prefix that it ends, checksum of its KV."""
 
 _PAGES_AT_ONCE = 16  # that a thread takes from the queue
-_NUM_READERS = 2  # threads that share a fetch: one copies at half the speed of memory
+NUM_READERS = 2  # threads that share each fetch: one copies at half the speed of memory
 _WRITER_NICENESS = 10  # behind the threads that compute
 _POLL_SECONDS = 0.2
 _OPEN_SECONDS = 1.0  # that a start waits for the folder
@@ -68,13 +67,14 @@ class KvPages(Protocol):
 class _Reading:
     """A fetch that is being read; `lock` guards the rest, and its pages."""
 
-    def __init__(self, fetch: Fetch, pages: Sequence[DiskPage | None], clock: Callable[[], float]) -> None:
+    def __init__(self, fetch: Fetch, pages: Sequence[DiskPage | None]) -> None:
         self.fetch = fetch
         self.pages = pages
         self.lock = threading.Lock()
         self.is_over = False
         self.has_come = [False] * len(pages)
-        self.begun = clock()
+        self.num_readers = NUM_READERS  # that have not read their share
+        self.begun: float | None = None  # by the first reader
 
     def num_come(self) -> int:
         """Return how many of the first pages have come."""
@@ -87,12 +87,11 @@ class DiskTier:
     A file that can't be used, now or later, is logged and counted; there are fewer pages then, or none.
     """
 
-    def __init__(
-        self, open_file: Callable[[], PageFile], kv: KvPages, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, open_file: Callable[[], PageFile], kv: KvPages, host: Host = HOST) -> None:
         self._open_file = open_file
         self._kv = kv
-        self._clock = clock
+        self._host = host
+        self._clock = host.monotonic
         self._lock = threading.Lock()  # of all that several threads write
         self._file: PageFile | None = None
         self._index = DiskIndex(0)
@@ -106,13 +105,12 @@ class DiskTier:
         self._read_seconds = 0.0
         self._readings: dict[Fetch, _Reading] = {}  # that are not over
         self._stuck: set[_Reading] = set()  # that were cancelled, and whose read goes on
-        self._fetches: queue.SimpleQueue[_Reading | None] = queue.SimpleQueue()
-        self._map: Callable[..., Iterable[None]] = map
-        self._stopping = threading.Event()
-        self._opened = threading.Event()
+        self._fetches: list[queue.SimpleQueue[_Reading | None]] = [host.queue() for _ in range(NUM_READERS)]
+        self._stopping = host.event()
+        self._opened = host.event()
         self._threads = [
-            threading.Thread(target=self._write_all, name="quire-disk-writer", daemon=True),
-            threading.Thread(target=self._read_all, name="quire-disk-reader", daemon=True),
+            host.thread("quire-disk-writer", self._write_all),
+            *(host.thread("quire-disk-reader", partial(self._read_all, reader)) for reader in range(NUM_READERS)),
         ]
 
     def start(self) -> None:
@@ -124,10 +122,11 @@ class DiskTier:
     def stop(self) -> bool:
         """Write what is sealed, for some seconds at most, and end the threads; return False if one can't be ended."""
         self._stopping.set()
-        self._fetches.put(None)
-        deadline = time.monotonic() + _STOP_SECONDS
+        for fetches in self._fetches:
+            fetches.put(None)
+        deadline = self._clock() + _STOP_SECONDS
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - self._clock()))
         has_ended = not any(thread.is_alive() for thread in self._threads)
         if has_ended and self._file is not None:
             self._file.close()
@@ -154,10 +153,11 @@ class DiskTier:
     def fetch(self, fetch: Fetch) -> None:
         """Begin to read pages."""
         with self._lock:
-            reading = _Reading(fetch, [self._index.get(key) for key in fetch.keys], self._clock)
+            reading = _Reading(fetch, [self._index.get(key) for key in fetch.keys])
             self._readings[fetch] = reading
             self._index.hold(fetch.keys)
-        self._fetches.put(reading)
+        for fetches in self._fetches:
+            fetches.put(reading)
 
     def cancel(self, fetch: Fetch) -> None:
         """End a fetch with what has come; its pages are not written any more."""
@@ -182,24 +182,20 @@ class DiskTier:
                 "kv_disk_read_seconds": self._read_seconds,
             }
 
-    # On the reader's thread
+    # On the readers' threads
 
-    def read(self, reading: _Reading) -> None:
-        """Read the pages of a fetch. Those after one that can't be read do not count."""
-        shares = [range(first, len(reading.pages), _NUM_READERS) for first in range(_NUM_READERS)]
+    def read(self, reading: _Reading, reader: int) -> None:
+        """Read one reader's share of the pages of a fetch. Those after one that can't be read do not count."""
+        with reading.lock:
+            reading.begun = self._clock() if reading.begun is None else reading.begun
         try:
-            list(self._map(self._read_pages, [reading] * _NUM_READERS, shares))
+            self._read_pages(reading, range(reader, len(reading.pages), NUM_READERS))
         finally:
-            num_come = reading.num_come()
-            if num_come:
-                self._measure(self._clock() - reading.begun, num_come)
-            with self._lock:
-                self._index.let_go(reading.fetch.keys)
-                self._num_read += num_come
-                self._stuck.discard(reading)
-                was_cancelled = self._readings.pop(reading.fetch, None) is None
-            if not was_cancelled:
-                _hand_over(reading)
+            with reading.lock:
+                reading.num_readers -= 1
+                is_last = reading.num_readers == 0
+            if is_last:
+                self._end(reading)
 
     def probe(self) -> None:
         """Measure the time of reads, if that has not been done for a while."""
@@ -216,6 +212,18 @@ class DiskTier:
             self._measure(self._clock() - now, len(pages))
         with self._lock:
             self._index.let_go([page.key for page in pages])
+
+    def _end(self, reading: _Reading) -> None:
+        num_come = reading.num_come()
+        if num_come and reading.begun is not None:
+            self._measure(self._clock() - reading.begun, num_come)
+        with self._lock:
+            self._index.let_go(reading.fetch.keys)
+            self._num_read += num_come
+            self._stuck.discard(reading)
+            was_cancelled = self._readings.pop(reading.fetch, None) is None
+        if not was_cancelled:
+            _hand_over(reading)
 
     def _read_pages(self, reading: _Reading, numbers: range) -> None:
         """Read pages into pages of KV memory, up to the first one that can't be read."""
@@ -360,7 +368,7 @@ class DiskTier:
 
     def _write_all(self) -> None:
         with suppress(OSError):  # this thread's alone
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICENESS)
+            self._host.renice(_WRITER_NICENESS)
         try:
             while not self._stopping.is_set():
                 self.open()
@@ -370,8 +378,8 @@ class DiskTier:
                     self.keep_up()
                 else:
                     self._stopping.wait(_POLL_SECONDS)
-            deadline = time.monotonic() + _STOP_SECONDS / 2
-            while self._can_write and time.monotonic() < deadline:
+            deadline = self._clock() + _STOP_SECONDS / 2
+            while self._can_write and self._clock() < deadline:
                 if not (pages := self._kv.take_sealed(_PAGES_AT_ONCE, 0.0)):
                     break
                 self.write(pages)
@@ -382,21 +390,20 @@ class DiskTier:
             with self._lock:
                 self._num_failures += 1
 
-    def _read_all(self) -> None:
-        with ThreadPoolExecutor(_NUM_READERS, "quire-disk-reader") as readers:
-            self._map = readers.map
-            while not self._stopping.is_set():
-                with suppress(queue.Empty):
-                    if (reading := self._fetches.get(timeout=1.0)) is None:
-                        return
-                    self._read_or_fail(reading)
+    def _read_all(self, reader: int) -> None:
+        while not self._stopping.is_set():
+            with suppress(queue.Empty):
+                if (reading := self._fetches[reader].get(timeout=1.0)) is None:
+                    return
+                self._read_or_fail(reading, reader)
+            if reader == 0:
                 self.probe()
 
-    def _read_or_fail(self, reading: _Reading) -> None:
+    def _read_or_fail(self, reading: _Reading, reader: int) -> None:
         try:
-            self.read(reading)
+            self.read(reading, reader)
         except Exception:
-            logger.exception("disk tier: the thread that reads has failed; some pages are computed")
+            logger.exception("disk tier: a thread that reads has failed; some pages are computed")
             with self._lock:
                 self._num_failures += 1
 

@@ -38,6 +38,7 @@ _RECORD_BYTES = RECORD.size + 8
 _END_OF_TIME = 1 << 63  # no count of uses comes so far; from there on, it would leave its 64 bits
 _RECORDS_AT_ONCE = 1 << 12
 _OPEN_ATTEMPTS = 10
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 Copy = npt.NDArray[np.uint8]
 """A copy of a page's KV, as `Runner.copy_page` makes it."""
@@ -84,6 +85,28 @@ class PageFile(Protocol):
         """Give the storage back; no thread uses it any more."""
 
 
+class Disk(Protocol):
+    """What DiskFiles use of the module `os`, which may raise OSError."""
+
+    def open(self, path: Path, flags: int, mode: int, /) -> int:
+        """Open or make a file; return its descriptor."""
+
+    def close(self, descriptor: int, /) -> None:
+        """Close a file."""
+
+    def pread(self, descriptor: int, length: int, offset: int, /) -> bytes:
+        """Read bytes of a file."""
+
+    def preadv(self, descriptor: int, buffers: list[memoryview], offset: int, /) -> int:
+        """Read into buffers; return how many bytes have come."""
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int, /) -> int:
+        """Write to a file; return how many bytes were written."""
+
+    def truncate(self, descriptor: int, length: int, /) -> None:
+        """Set the size of a file."""
+
+
 class _IndexHeader(msgspec.Struct, frozen=True):
     version: int
     model: str
@@ -93,8 +116,9 @@ class _IndexHeader(msgspec.Struct, frozen=True):
 class DiskFiles:
     """The two files of a model in a folder: a PageFile."""
 
-    def __init__(self, folder: Path, max_bytes: int, model: str, page_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, model: str, page_bytes: int, disk: Disk = os) -> None:
         """Open or make the files; all in the folder may take `max_bytes`. Raises UnusableFolderError."""
+        self._disk = disk
         self.num_slots = 0
         self.replaced: str | None = None
         self._path = folder / f"{model}.index"
@@ -103,15 +127,15 @@ class DiskFiles:
         self._descriptors: list[int] = []
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._index = _open_locked(self._path)
+            self._index = _open_locked(disk, self._path)
             self._descriptors.append(self._index)
-            self._data = os.open(_data_path(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._data = disk.open(_data_path(self._path), _FLAGS, 0o600)
             self._descriptors.append(self._data)
             self.num_slots = self._choose_size(max_bytes)
             self._check_header(_IndexHeader(_VERSION, model, page_bytes))
-            os.truncate(self._index, HEADER_BYTES + self.num_slots * _RECORD_BYTES)
+            disk.truncate(self._index, HEADER_BYTES + self.num_slots * _RECORD_BYTES)
             if os.fstat(self._data).st_size > self.num_slots * self._slot_bytes:
-                os.truncate(self._data, self.num_slots * self._slot_bytes)
+                disk.truncate(self._data, self.num_slots * self._slot_bytes)
         except OSError as error:
             self.close()
             raise UnusableFolderError(f"{folder}: {error.strerror}") from None
@@ -124,7 +148,7 @@ class DiskFiles:
         num_written = (os.fstat(self._data).st_size - self._page_bytes) // self._slot_bytes + 1
         for first in range(0, min(num_written, self.num_slots), _RECORDS_AT_ONCE):
             count = min(_RECORDS_AT_ONCE, num_written - first, self.num_slots - first)
-            records = os.pread(self._index, count * _RECORD_BYTES, HEADER_BYTES + first * _RECORD_BYTES)
+            records = self._disk.pread(self._index, count * _RECORD_BYTES, HEADER_BYTES + first * _RECORD_BYTES)
             for number in range(len(records) // _RECORD_BYTES):
                 record = records[number * _RECORD_BYTES : (number + 1) * _RECORD_BYTES]
                 slot = first + number
@@ -137,7 +161,7 @@ class DiskFiles:
         """Read a slot."""
         done, left = 0, copy.data
         while done < len(left):
-            count = os.preadv(self._data, [left[done:]], slot * self._slot_bytes + done)
+            count = self._disk.preadv(self._data, [left[done:]], slot * self._slot_bytes + done)
             if count == 0:
                 raise ShortFileError
             done += count
@@ -146,7 +170,7 @@ class DiskFiles:
         """Write a slot."""
         done, left = 0, copy.data
         while done < len(left):
-            done += os.pwrite(self._data, left[done:], slot * self._slot_bytes + done)
+            done += self._disk.pwrite(self._data, left[done:], slot * self._slot_bytes + done)
 
     def describe(self, page: DiskPage) -> None:
         """Write the record of a slot."""
@@ -167,10 +191,10 @@ class DiskFiles:
     def close(self) -> None:
         """Close the files."""
         while self._descriptors:
-            os.close(self._descriptors.pop())
+            self._disk.close(self._descriptors.pop())
 
     def _choose_size(self, max_bytes: int) -> int:
-        others = _make_room(self._path.parent, self._path, max_bytes // 2)
+        others = _make_room(self._disk, self._path.parent, self._path, max_bytes // 2)
         if (num_slots := min((max_bytes - others) // (self._slot_bytes + _RECORD_BYTES), MAX_SLOTS)) > 0:
             return num_slots
         raise UnusableFolderError(
@@ -180,16 +204,16 @@ class DiskFiles:
 
     def _check_header(self, header: _IndexHeader) -> None:
         """Discard what is in the files unless it is of this model and these sizes."""
-        if _read_header(self._index) == header:
+        if _read_header(self._disk, self._index) == header:
             return
         if os.fstat(self._index).st_size or os.fstat(self._data).st_size:
             self.replaced = f"{self._path} is damaged, or of another version; its pages are discarded"
-        os.truncate(self._index, 0)
-        os.truncate(self._data, 0)
-        os.pwrite(self._index, msgspec.json.encode(header) + b"\n", 0)
+        self._disk.truncate(self._index, 0)
+        self._disk.truncate(self._data, 0)
+        self._disk.pwrite(self._index, msgspec.json.encode(header) + b"\n", 0)
 
     def _write_record(self, slot: int, record: bytes) -> None:
-        os.pwrite(self._index, record, HEADER_BYTES + slot * _RECORD_BYTES)
+        self._disk.pwrite(self._index, record, HEADER_BYTES + slot * _RECORD_BYTES)
 
 
 def _slot_bytes(page_bytes: int) -> int:
@@ -205,26 +229,26 @@ def checksum_of(record: bytes, slot: int) -> bytes:
     return checksum(np.frombuffer(record + slot.to_bytes(8, "little"), np.uint8)).to_bytes(8, "little")
 
 
-def _read_header(descriptor: int) -> _IndexHeader | None:
-    line = os.pread(descriptor, HEADER_BYTES, 0).partition(b"\n")[0]
+def _read_header(disk: Disk, descriptor: int) -> _IndexHeader | None:
+    line = disk.pread(descriptor, HEADER_BYTES, 0).partition(b"\n")[0]
     try:
         return msgspec.json.decode(line, type=_IndexHeader)
     except (ValueError, RecursionError):  # of msgspec: no JSON, no UTF-8, no header, or too deep
         return None
 
 
-def _open_locked(path: Path) -> int:
+def _open_locked(disk: Disk, path: Path) -> int:
     """Open or make an index and lock it until this process ends. Raises FolderInUseError."""
     for _ in range(_OPEN_ATTEMPTS):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = disk.open(path, _FLAGS, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_open_at(path, descriptor):
                 return descriptor
         except BlockingIOError:
-            os.close(descriptor)
+            disk.close(descriptor)
             break
-        os.close(descriptor)  # another engine has deleted it meanwhile
+        disk.close(descriptor)  # another engine has deleted it meanwhile
     raise FolderInUseError(f"{path} is used by another engine")
 
 
@@ -235,20 +259,20 @@ def _is_open_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _make_room(folder: Path, own: Path, max_bytes: int) -> int:
+def _make_room(disk: Disk, folder: Path, own: Path, max_bytes: int) -> int:
     """Make the files of other models take `max_bytes`, if possible; return the bytes that they may come to take."""
     others = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path != own]
     total = 0
     for path in sorted(others, key=_time_of, reverse=True):
         try:
-            descriptor = _open_locked(path)
+            descriptor = _open_locked(disk, path)
         except FolderInUseError:
-            total += _planned_bytes(path)
+            total += _planned_bytes(disk, path)
         except OSError:  # of another user
             continue
         else:
-            total += _cut(path, descriptor, max_bytes - total)
-            os.close(descriptor)
+            total += _cut(disk, path, descriptor, max_bytes - total)
+            disk.close(descriptor)
     return total
 
 
@@ -259,17 +283,17 @@ def _time_of(path: Path) -> float:
         return 0.0
 
 
-def _planned_bytes(index: Path) -> int:
+def _planned_bytes(disk: Disk, index: Path) -> int:
     """Return the bytes that an engine may come to use, which has given its index a record for each slot."""
     with index.open("rb") as file:
-        header, size = _read_header(file.fileno()), index.stat().st_size
+        header, size = _read_header(disk, file.fileno()), index.stat().st_size
     slots = (size - HEADER_BYTES) // _RECORD_BYTES
     return size + (0 if header is None else slots * _slot_bytes(header.page_bytes))
 
 
-def _cut(index: Path, descriptor: int, max_bytes: int) -> int:
+def _cut(disk: Disk, index: Path, descriptor: int, max_bytes: int) -> int:
     """Keep as many slots of files that no engine uses as fit, and return their bytes; delete the files if none does."""
-    header, data = _read_header(descriptor), _data_path(index)
+    header, data = _read_header(disk, descriptor), _data_path(index)
     slot = 1 if header is None else _slot_bytes(header.page_bytes)
     size = data.stat().st_size if data.exists() else 0
     slots = min(-(-size // slot), (max_bytes - HEADER_BYTES) // (slot + _RECORD_BYTES))
@@ -279,5 +303,5 @@ def _cut(index: Path, descriptor: int, max_bytes: int) -> int:
         return 0
     if slots * slot < size:
         os.truncate(data, slots * slot)
-    os.truncate(descriptor, HEADER_BYTES + slots * _RECORD_BYTES)
+    disk.truncate(descriptor, HEADER_BYTES + slots * _RECORD_BYTES)
     return HEADER_BYTES + slots * (_RECORD_BYTES + slot)

@@ -69,7 +69,7 @@ class PageServer:
         self._most = max(2, _MOST_BYTES // copier.page_bytes)
         self._lock = threading.Condition()
         self._open: dict[tuple[bytes, int], Delivery] = {}  # the one that is next to send comes first
-        self._greetings: list[bytes] = []  # clients that wait for a KvWelcome
+        self._greetings: dict[bytes, None] = {}  # clients that wait for a KvWelcome
         self._format: str | None = None
         self._copying: Delivery | None = None
         self._num_sent = 0
@@ -134,13 +134,14 @@ class PageServer:
         """Take a message of another engine."""
         with self._lock:
             if isinstance(message, KvHello):
-                self._greetings.append(client_id)
-            elif (delivery := self._open.get((client_id, message.fetch_id))) is not None:
-                if isinstance(message, KvAck):
-                    delivery.num_taken = min(max(delivery.num_taken, message.count), delivery.num_sent)
-                    delivery.last_progress = time.monotonic()
-                else:
-                    self._shorten(delivery)
+                self._greetings[client_id] = None
+            elif (delivery := self._open.get((client_id, message.fetch_id))) is None:
+                return  # it has ended
+            elif isinstance(message, KvAck):
+                delivery.num_taken = min(max(delivery.num_taken, message.count), delivery.num_sent)
+                delivery.last_progress = time.monotonic()
+            else:
+                self._shorten(delivery)
             self._lock.notify_all()
 
     # On the thread
@@ -151,7 +152,7 @@ class PageServer:
                 self._lock.wait_for(lambda: self._is_stopping or self._greetings or self._next() is not None)
                 if self._is_stopping:
                     return
-                greetings, self._greetings = self._greetings, []
+                greetings, self._greetings = self._greetings, {}
                 delivery = None if greetings else self._next()
                 page = None if delivery is None else self._begin(delivery)
             for client_id in greetings:

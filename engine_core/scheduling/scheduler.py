@@ -1,9 +1,9 @@
 """The unified scheduler: no prefill phase and no decode phase, only sequences that catch up under one token budget.
 
-`schedule()` takes the step's decisions in turn: which requests to preempt until the others fit, which to admit, how
-many tokens each computes. A request with one token to compute gets it. Prompts share the prefill budget, so that a long
-one takes no more than its part of a step, and a short one that comes later does not wait for its end. The decisions
-change nothing by themselves: `RequestLifecycle` carries them out.
+`schedule()` takes the step's decisions in turn: whose turn it is, which requests to preempt until the others fit, which
+to admit, how many tokens each computes. A request with one token to compute gets it. Prompts share the prefill budget,
+so that a long one takes no more than its part of a step, and a short one that comes later does not wait for its end.
+The decisions change nothing by themselves: `RequestLifecycle` carries them out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.executor import Executor
 from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.kv_tiers.tier import KvTier
@@ -23,6 +24,7 @@ from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
+from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.protocol.engine_shape import EngineShape
 
@@ -42,9 +44,11 @@ class Scheduler:
         tiers: Sequence[KvTier] = (),
         page_server: PageServer | None = None,
         wake: Callable[[], None] = lambda: None,
+        journal: CrashJournal | None = None,
     ) -> None:
         """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
+        self.trials = Trials(journal or CrashJournal())
         self.holds_back = False  # only requests that have begun may start, maybe again
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
@@ -82,18 +86,40 @@ class Scheduler:
         """Decide the next step and get its pages. Empty only if there are no requests, or none could start."""
         for request in self.fetches.take_ready():
             self.release(request)
-        batch, running = Batch(), RunningRequests.of(self.running)
+        if (trial := self.trials.next_alone(self.running)) is not None:
+            batch = self._try_alone(trial)
+        else:
+            batch = self._schedule_all()
+        batch.events = self._requests.take_events()
+        self._waits_for_pages = not self.running and self.fetches.is_open
+        return batch
+
+    def _schedule_all(self) -> Batch:
+        """Decide a step for all requests that are not on trial."""
+        batch, running = Batch(), self._sort_running()
         if preempted := self._preempt_until_it_fits(running.growing):
-            running = RunningRequests.of(self.running)
+            running = self._sort_running()
         for request in running.growing:
             self.reserve(request)
         max_cost = self.prefill_budget.max_cost(running.num_decode_rows, self.prefill_backlog(running))
         if self.waiting.has_ready and not preempted:
-            running.add(self._admit(batch, running.prefills, max_cost))
+            running.add(self.trials.without(self._admit(batch, running.prefills, max_cost)))
         self._fill(batch, running, max_cost)
-        batch.events = self._requests.take_events()
-        self._waits_for_pages = not self.running and self.fetches.is_open
         return batch
+
+    def _try_alone(self, request: Request) -> Batch:
+        """Decide a step for a request on trial, which takes no longer than a step with the others' tokens would."""
+        batch, running = Batch(), RunningRequests.of([request])
+        if self._preempt_until_it_fits(running.growing) and request not in self.running:
+            return batch
+        for each in running.growing:
+            self.reserve(each)
+        num_decodes = RunningRequests.of(self.running).num_decode_rows
+        self._fill(batch, running, self.prefill_budget.max_cost(num_decodes, self.prefill_backlog(running)))
+        return batch
+
+    def _sort_running(self) -> RunningRequests:
+        return RunningRequests.of(self.trials.without(self.running))
 
     def prefill_backlog(self, running: RunningRequests) -> int:
         """Return the prompt tokens left to compute that press for a larger budget.

@@ -17,6 +17,7 @@ from quire.protocol.messages import (
     EngineMessage,
     ErrorMessage,
     KvPage,
+    KvWelcome,
     Pong,
     SchedulerStats,
     StepTrace,
@@ -27,7 +28,7 @@ _OUTPUT_VALUES = 16  # an output with its lists takes about the memory of 16 num
 NUMBER_BYTES = 36
 _CONTROL_VALUES = 64
 _RESULT_VALUES = 2048  # a snapshot of the engine
-_MAX_ERRORS = 16
+_MOST_REPLIES: dict[type, int] = {Pong: 1, KvWelcome: 1, ErrorMessage: 16}
 _TRACE_VALUES = 32
 _MAX_TRACE_VALUES = 1_000_000  # some 1000 steps of 256 requests
 
@@ -89,11 +90,12 @@ class Mailbox:
         return goodbye
 
     def _put_reply(self, message: EngineMessage) -> None:
-        """Keep the latest of pongs and errors, and all results of calls."""
-        same = [waiting for waiting in self._replies if type(waiting) is type(message)]
-        if (isinstance(message, Pong) and same) or (isinstance(message, ErrorMessage) and len(same) >= _MAX_ERRORS):
-            self._replies.remove(same[0])
-            self._reply_values -= _weigh_reply(same[0])
+        """Keep the latest of pongs, welcomes and errors, and all results of calls."""
+        if (most := _MOST_REPLIES.get(type(message))) is not None:
+            same = [waiting for waiting in self._replies if type(waiting) is type(message)]
+            if len(same) >= most:
+                self._replies.remove(same[0])
+                self._reply_values -= _weigh_reply(same[0])
         self._replies.append(message)
         self._reply_values += _weigh_reply(message)
 

@@ -17,7 +17,7 @@ from quire.engine_core.transport.access import ANYONE, OWNER, Identity
 from quire.engine_core.transport.clients import ClientId, Sent, ServerCounters
 from quire.engine_core.transport.connections import Connections
 from quire.engine_core.transport.outbox import NUMBER_BYTES
-from quire.engine_core.transport.sessions import ClientSessions, Reject
+from quire.engine_core.transport.sessions import ClientSessions, IsOpen, Reject
 from quire.engine_core.transport.waker import Waker
 from quire.protocol.address import ipc_path, remove_address
 from quire.protocol.codec import Frame
@@ -39,13 +39,19 @@ __all__ = ["ClientId", "EngineServer", "Inbox", "ServerCounters"]
 Inbox = queue.SimpleQueue[tuple[ClientId, ClientMessage]]
 
 _RETRY_SECONDS = 0.01  # libzmq reports that some client can take a message, not which one
-_RECEIVE_AT_ONCE = 256  # then outputs have their turn
+_RECEIVE_SECONDS = 1e-3  # then outputs have their turn,
+_DEAF_FACTOR = 2  # and for so many times as long nothing is received: the step loop needs the interpreter too
+_MOST_DEAF_SECONDS = 0.01
 
 _LOG = logging.getLogger(__name__)
 
 
 def _let_in(_client_id: ClientId, _request: EngineCoreRequest) -> None:
     return None
+
+
+def _may_be_open(_client_id: ClientId, _request_id: str) -> bool:
+    return True
 
 
 def _ignore(_client_id: ClientId, _message: KvMessage) -> None:
@@ -93,6 +99,7 @@ class EngineServer:
         self._max_waiting_values = max_waiting_bytes // NUMBER_BYTES
         self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
         self._farewell: tuple[float, EngineGoodbye] | None = None  # with its deadline
+        self._deaf_until = 0.0
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="quire-engine-io", daemon=True)
 
@@ -101,9 +108,15 @@ class EngineServer:
         """The address on which the engine listens; after `start` with the port resolved."""
         return self._address
 
-    def start(self, reject: Reject = _let_in, receive_kv: Callable[[ClientId, KvMessage], None] = _ignore) -> None:
+    def start(
+        self,
+        reject: Reject = _let_in,
+        is_open: IsOpen = _may_be_open,
+        receive_kv: Callable[[ClientId, KvMessage], None] = _ignore,
+    ) -> None:
         """Bind and start the thread, which asks `reject` about every request, and hands KvMessages to `receive_kv`.
 
+        Aborts of requests that are not `is_open` are dropped.
         Raises AddressError or KeyFileError with a text for the user.
         """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -122,6 +135,7 @@ class EngineServer:
             self._inbox.put,
             transmit=self._transmit,
             reject=reject,
+            is_open=is_open,
             receive_kv=receive_kv,
             step_age=self._step_age,
             counters=self.counters,
@@ -159,12 +173,16 @@ class EngineServer:
 
     def _run(self) -> None:
         try:
-            poller = zmq.Poller()
+            poller, deaf_poller = zmq.Poller(), zmq.Poller()
             gate = [self._gate.socket] if self._gate else []
-            for readable in (self._router, self._connections.events, self._waker.receiver, *gate):
+            for readable in (self._connections.events, self._waker.receiver, *gate):
                 poller.register(readable, zmq.POLLIN)
+                deaf_poller.register(readable, zmq.POLLIN)
+            poller.register(self._router, zmq.POLLIN)
             while self._farewell is None:
-                self._turn({key for key, _ in poller.poll(self._timeout())})
+                now = time.monotonic()
+                readable_now = (deaf_poller if now < self._deaf_until else poller).poll(self._timeout(now))
+                self._turn({key for key, _ in readable_now})
             self._say_farewell(*self._farewell)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must learn of it, not wait forever
             _LOG.exception("the engine's IO thread failed")
@@ -173,11 +191,13 @@ class EngineServer:
         finally:
             self._close()
 
-    def _timeout(self) -> int | None:
+    def _timeout(self, now: float) -> int | None:
         """Return the milliseconds until something is due; None when only a socket can bring work."""
-        due = self._sessions.next_beat - time.monotonic()
+        due = self._sessions.next_beat - now
         if self._sessions.blocked:
             due = min(due, _RETRY_SECONDS)
+        if now < self._deaf_until:
+            due = min(due, self._deaf_until - now)
         return None if due == math.inf else max(0, math.ceil(due * 1000))
 
     def _turn(self, readable: set[object]) -> None:
@@ -199,13 +219,18 @@ class EngineServer:
             self._sessions.send(*self._outgoing.popleft())
 
     def _receive(self) -> None:
-        now, receive = time.monotonic(), self._sessions.receive
-        for _ in range(_RECEIVE_AT_ONCE):
+        """Receive for a while. libzmq takes the clients in turn, and makes those wait that send more than that."""
+        begun = now = time.monotonic()
+        receive = self._sessions.receive
+        while now - begun < _RECEIVE_SECONDS:
             try:
                 sender = self._router.recv(zmq.NOBLOCK, copy=False)  # a copy would not know the client's key
             except zmq.Again:
                 return
             receive(sender.bytes, self._router.recv_multipart(), partial(self._identify, sender), now)
+            now = time.monotonic()
+        if self.last_step != math.inf:  # the loop is at work
+            self._deaf_until = now + min(_DEAF_FACTOR * (now - begun), _MOST_DEAF_SECONDS)
 
     def _identify(self, sender: zmq.Frame) -> Identity:
         """Return the identity of the client that sent this frame."""

@@ -14,6 +14,7 @@ from quire.protocol.codec import EngineDecoder
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.messages import (
     PROTOCOL_VERSION,
+    Abort,
     ClientMessage,
     EngineCoreRequest,
     EngineGoodbye,
@@ -31,6 +32,9 @@ from quire.protocol.messages import (
 
 Reject = Callable[[ClientId, EngineCoreRequest], EngineMessage | None]
 """Return the answer to a request for which there is no room; None lets it in."""
+
+IsOpen = Callable[[ClientId, str], bool]
+"""Return True if a client's request with this id has been let in, and has not ended."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class ClientSessions:
         *,
         transmit: Transmit,
         reject: Reject,
+        is_open: IsOpen,
         receive_kv: Callable[[ClientId, KvMessage], None],
         step_age: Callable[[float], float],
         counters: ServerCounters,
@@ -62,6 +67,7 @@ class ClientSessions:
         self._ready = ready
         self._put = put
         self._reject_request = reject
+        self._is_open = is_open
         self._receive_kv = receive_kv
         self._step_age = step_age
         self._counters = counters
@@ -128,8 +134,15 @@ class ClientSessions:
             self._deliver(client_id, answer)
         elif isinstance(message, KvMessage):
             self._receive_kv(client_id, message)
+        elif isinstance(message, Abort):
+            self._abort(client_id, message)
         else:
             self._put((client_id, message))
+
+    def _abort(self, client_id: ClientId, message: Abort) -> None:
+        """Pass on what there is to abort: of messages that mean nothing, any number may come."""
+        if request_ids := [each for each in message.request_ids if self._is_open(client_id, each)]:
+            self._put((client_id, Abort(request_ids)))
 
     def _reject(self, client_id: ClientId, identity: Identity, message: ClientMessage) -> EngineMessage | None:
         """Return the answer to a request or a call for which there is no room; None lets the message in."""

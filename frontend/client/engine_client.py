@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.frontend.client.connection import Connection
-from quire.frontend.client.host import HOST, Host
 from quire.frontend.client.request_table import FIRST_SESSION
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.codec import encode
+from quire.protocol.host import HOST, Host
 from quire.protocol.keys import Security
 from quire.protocol.messages import (
     PROTOCOL_VERSION,
@@ -58,7 +58,6 @@ class EngineBack:
     """Notice that there is an engine again: the client is in a new session, in which nothing has been sent yet."""
 
     session: int
-    has_died: bool  # the engine of the session before, not only the connection to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +235,9 @@ class CoreClient:
                     self._serve()
                 except EngineConnectionError as error:
                     has_moved = isinstance(error, EngineMovedError)
-                    summary = (
-                        "the engine gives way to a new one" if has_moved else "the connection to the engine was lost"
-                    )
-                    lost = EngineDeadError(summary, str(error))
+                    lost = EngineDeadError(_MOVED if has_moved else _LOST, str(error))
                     self._leave_session(lost, has_moved)
-                    self._reconnect(lost, has_moved)
+                    self._reconnect(lost)
             dead = EngineDeadError("the client was closed")
         except EngineDeadError as error:
             dead = error
@@ -324,7 +320,7 @@ class CoreClient:
         self._connection.close()
         self._fail_calls(EngineDeadError(f"{lost.summary}, and the call with it", lost.details))
 
-    def _reconnect(self, lost: EngineDeadError, has_moved: bool) -> None:
+    def _reconnect(self, lost: EngineDeadError) -> None:
         """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
         if self._reconnect_timeout == 0:
             raise lost
@@ -346,10 +342,10 @@ class CoreClient:
                 # Longer than that it has not waited, but was itself suspended.
                 left -= min(self._host.monotonic() - now, _HANDSHAKE_SECONDS + _RETRY_SECONDS)
             else:
-                self._begin_session(connection, ready, has_moved)
+                self._begin_session(connection, ready)
                 return
 
-    def _begin_session(self, connection: Connection, ready: Ready, has_moved: bool) -> None:
+    def _begin_session(self, connection: Connection, ready: Ready) -> None:
         """Go on with an engine that reads the same tokens as text. Raises `EngineDeadError` if it does not."""
         same = ("text_files", "vocab_size", "eos_token_ids")
         if any(getattr(ready, name) != getattr(self.ready, name) for name in same):
@@ -359,11 +355,10 @@ class CoreClient:
                 "anew",
                 f"{self.address}: {ready.model} in place of {self.ready.model}",
             )
-        has_died = ready.engine_pid != self.ready.engine_pid and not has_moved
         with self._lock:
             self._connection, self.ready, self._away = connection, ready, None
             self._lock.notify_all()
-        self._deliver(EngineBack(self._session, has_died))
+        self._deliver(EngineBack(self._session))
         if self._on_step is not None:
             self.call("trace_start")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, Loaded, ReloadCall
 from quire.frontend.errors import EngineStartError
 from quire.protocol.engine_options import EngineOptions
+from quire.protocol.host import Host
 from quire.protocol.options import options_of
 
 Settings = Mapping[str, object]
@@ -30,6 +30,7 @@ class Successor:
         settings: Settings,
         spawn: Callable[[Settings], EngineProcess],
         start_timeout: float,
+        host: Host,
     ) -> None:
         """Start the process, by `spawn`. Raises `EngineStartError`."""
         self.settings = settings
@@ -39,7 +40,7 @@ class Successor:
         self._call = call
         self._start_timeout = start_timeout
         self.process = spawn(settings)
-        self._thread = threading.Thread(target=self._load, name="quire-reload", daemon=True)
+        self._thread = host.thread("quire-reload", self._load)
         self._thread.start()
 
     def cancel(self) -> None:

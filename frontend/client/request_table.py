@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from quire.frontend.client.observer import Observer, OpenRequest
-from quire.frontend.client.probation import Probation
-from quire.frontend.errors import EngineDeadError, RequestError
+from quire.frontend.errors import EngineDeadError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import (
+    MAX_ABORTED,
     Abort,
     ClientMessage,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    ErrorKind,
     FinishReason,
 )
 
 _LEAST_TIMEOUT = 1e-3  # seconds, of a request whose time is up while it is sent again
+_IDENTITY_BITS = 63
 
 FIRST_SESSION = 1
 """Number of a client's first session with an engine; each that follows has the next one."""
@@ -37,6 +38,7 @@ class OpenCompletion:
     index: int
     wire_id: str | None = None  # in the engine's present session; None: it is still to be sent
     last_increment: float | None = None
+    identity: int = field(default_factory=lambda: secrets.randbits(_IDENTITY_BITS))  # in all sessions
 
 
 @dataclass(slots=True, eq=False)
@@ -83,9 +85,6 @@ class RequestTable:
         self._session: int | None = FIRST_SESSION  # None: there is no engine
         self._requests: dict[OpenRequest, Submission] = {}
         self._open: dict[str, OpenCompletion] = {}  # by wire id
-        self._probation = Probation()
-        self._running_at_loss: list[OpenRequest] = []  # when the last session ended
-        self._failed: list[OpenRequest] = []  # could not be sent again; still to be returned
         self._dead: EngineDeadError | None = None  # there will be no other session
         self._observers: tuple[Observer, ...] = ()
 
@@ -112,7 +111,7 @@ class RequestTable:
             submission.completions[index] = OpenCompletion(request, index)
         self._requests[request] = submission
         try:
-            if self._session is not None and self._probation.admits(request):
+            if self._session is not None:
                 self._start(request, submission, self._session, timeout)
         except BaseException:
             self._forget([request])
@@ -147,12 +146,8 @@ class RequestTable:
         if num_tokens:
             for observer in self._observers:
                 observer.on_tokens(num_tokens, gaps, now)
-        if self._probation.is_active:
-            grown.update(dict.fromkeys(self._expire("others were tried alone")))
-            if self._probation.release(grown):
-                self._start_admitted()
         self._drop_finished(grown)
-        return [*grown, *self._take_failed()]
+        return list(grown)
 
     def suspend(self, reason: str) -> list[OpenRequest]:
         """Take everything back from an engine that is gone for `reason`; to be repeated while there is none.
@@ -162,7 +157,6 @@ class RequestTable:
         ended: list[OpenRequest] = []
         if self._session is not None:
             self._session = None
-            self._running_at_loss = [request for request, each in self._requests.items() if each.wire_ids]
             for completion in self._open.values():
                 completion.wire_id = None
             self._open.clear()
@@ -170,28 +164,23 @@ class RequestTable:
             for request in ended:
                 self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
             self._drop_finished(ended)
-        late = self._expire(f"there was no engine: {reason}")
+        late = self._expire(reason)
         self._drop_finished(late)
         return ended + late
 
-    def resume(self, session: int, *, has_died: bool = True) -> list[OpenRequest]:
-        """Send all requests to the engine of a new session, with the tokens that they have.
-
-        `has_died`: the engine of the session before, not only the connection to it. Returns the requests that end now:
-        those that fail, and one that has killed the engine, which is clear when this happens while it is the only one.
-        """
+    def resume(self, session: int) -> list[OpenRequest]:
+        """Send all requests to the engine of a new session, with the tokens that they have; return those that fail."""
         self._session = session
-        running = [request for request in self._running_at_loss if request in self._requests]
-        if has_died and (guilty := self._probation.accuse(running)) is not None:
-            guilty.error = RequestError(
-                "the engine has died whenever it worked on this request, the last time with no other to work on; it is "
-                "not tried again",
-                kind=ErrorKind.FAILED,
-            )
-            self._failed.append(guilty)
-            self.drop([guilty])
-        self._start_admitted()
-        return self._take_failed()
+        failed: list[OpenRequest] = []
+        for request, submission in self._requests.items():
+            left = submission.deadline - self._clock()
+            try:
+                self._start(request, submission, session, None if left == math.inf else max(_LEAST_TIMEOUT, left))
+            except (EngineDeadError, ProtocolError) as error:
+                request.error = error
+                failed.append(request)
+        self.drop(failed)
+        return failed
 
     def abort(self, request: OpenRequest) -> bool:
         """Ask the engine to end `request`; its outputs still arrive, the last with finish reason "abort".
@@ -232,10 +221,6 @@ class RequestTable:
         self._dead = error
         return self.fail(error)
 
-    def _take_failed(self) -> list[OpenRequest]:
-        failed, self._failed = self._failed, []
-        return failed
-
     def _expire(self, reason: str) -> list[OpenRequest]:
         """End the requests that are in no engine and whose time is up; return them."""
         now = self._clock()
@@ -246,26 +231,11 @@ class RequestTable:
         ]
         for request in late:
             error = (
-                f"the time of {request.options.timeout:g} s that the request was given was up while {reason}, after "
-                f"{request.num_output_tokens} tokens"
+                f"the time of {request.options.timeout:g} s that the request was given was up while there was no "
+                f"engine: {reason}, after {request.num_output_tokens} tokens"
             )
             self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.TIMEOUT, error=error))
         return late
-
-    def _start_admitted(self) -> None:
-        """Send the requests that wait for it, if there is an engine."""
-        failed: list[OpenRequest] = []
-        for request, submission in self._requests.items():
-            if self._session is None or submission.wire_ids or not self._probation.admits(request):
-                continue
-            left = submission.deadline - self._clock()
-            try:
-                self._start(request, submission, self._session, None if left == math.inf else max(_LEAST_TIMEOUT, left))
-            except (EngineDeadError, ProtocolError) as error:
-                request.error = error
-                failed.append(request)
-        self._failed += failed
-        self.drop(failed)
 
     def _start(self, request: OpenRequest, submission: Submission, session: int, timeout: float | None) -> None:
         """Send the open completions of a request."""
@@ -286,6 +256,7 @@ class RequestTable:
                 request.pooling,
                 generated,
                 request.options.tenant if self._names_tenants else "",
+                identity=completion.identity,
             )
             self._send(message, session)
             completion.wire_id = wire_id
@@ -308,8 +279,6 @@ class RequestTable:
         for wire_id in wire_ids:
             del self._open[wire_id]
         self._end(wire_ids)
-        if requests and self._probation.forget(requests):
-            self._start_admitted()
 
     def _note_growth(self, entry: OpenCompletion, output: EngineCoreOutput, now: float, gaps: list[float]) -> int:
         """Return the number of new tokens; append the time since the previous increment to `gaps`."""
@@ -326,6 +295,8 @@ class RequestTable:
         return num_tokens
 
     def _end(self, wire_ids: list[str]) -> None:
-        if wire_ids and self._session is not None:
-            with suppress(EngineDeadError):  # in which case they have already ended
-                self._send(Abort(wire_ids), self._session)
+        if self._session is None:
+            return
+        with suppress(EngineDeadError):  # in which case they have already ended
+            for first in range(0, len(wire_ids), MAX_ABORTED):
+                self._send(Abort(wire_ids[first : first + MAX_ABORTED]), self._session)

@@ -23,7 +23,7 @@ def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]
         case EngineAway():
             return table.suspend(delivery.reason)
         case EngineBack():
-            return table.resume(delivery.session, has_died=delivery.has_died)
+            return table.resume(delivery.session)
         case EngineRefusal():
             return table.fail(delivery.error)
         case EngineDeadError():

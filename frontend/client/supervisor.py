@@ -11,12 +11,12 @@ import os
 import threading
 from collections.abc import Callable
 
-from quire.frontend.client.host import HOST, Host
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks, show
 from quire.frontend.client.reload import Settings, Successor, change, refuse
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
+from quire.protocol.host import HOST, Host
 from quire.protocol.options import command_line
 
 _HEALTHY_SECONDS = 2.0  # of life, at least
@@ -62,8 +62,9 @@ class Supervisor:
         self._on_ready = on_ready
         self._host = host
         self._new_process = process
-        # The KV pages of an engine that has died are the next one's.
+        # The KV pages of an engine that has died are the next one's, and what it notes of requests that may kill it.
         self._kv_memory = os.memfd_create("quire-kv", os.MFD_CLOEXEC)
+        self._crash_journal = os.memfd_create("quire-crash-journal", os.MFD_CLOEXEC)
         self._stopping = host.event()
         self._owner = os.getpid()
         self._begun = self._host.monotonic()  # of the last process
@@ -123,9 +124,8 @@ class Supervisor:
         self._release()
 
     def close_in_child(self) -> None:
-        """Close the KV memory, whose pages a forked child would keep from being freed."""
-        os.close(self._kv_memory)
-        self._kv_memory = -1
+        """Close the KV memory, whose pages a forked child would keep from being freed, and the journal."""
+        self._close_memory()
 
     def _note_start(self) -> None:
         """Note that a process is ready, and from when on it has lived long enough not to have died "again"."""
@@ -135,8 +135,9 @@ class Supervisor:
     def _spawn(self, settings: Settings | None = None, *, standby: str | None = None) -> EngineProcess:
         flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
         flags += ["--beat-seconds", str(_TICK_SECONDS), "--shutdown-timeout", str(self._shutdown_timeout)]
-        flags += ["--kv-memory-fd", str(self._kv_memory)]
-        return self._new_process(flags, kept_fds=[self._kv_memory], standby=standby, on_reload=self._start_reload)
+        flags += ["--kv-memory-fd", str(self._kv_memory), "--crash-journal-fd", str(self._crash_journal)]
+        kept_fds = [self._kv_memory, self._crash_journal]
+        return self._new_process(flags, kept_fds=kept_fds, standby=standby, on_reload=self._start_reload)
 
     def _stand_by(self) -> None:
         """Have the next process stand by, if it is to be had."""
@@ -152,8 +153,9 @@ class Supervisor:
         try:
             settings = change(self._settings, call.settings)
             self._successor = Successor(
-                self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._start_timeout
-            )
+                self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._start_timeout,
+                self._host,
+            )  # fmt: skip
         except (ValueError, EngineStartError) as error:
             refuse(self._process, call, str(error))
 
@@ -178,11 +180,16 @@ class Supervisor:
         return True
 
     def _release(self) -> None:
-        """Give back the socket's file and the KV memory."""
+        """Give back the socket's file and the memory that engines share."""
         remove_address(self.address)
-        kv_memory, self._kv_memory = self._kv_memory, -1
-        with contextlib.suppress(OSError):  # it is closed already
-            os.close(kv_memory)
+        self._close_memory()
+
+    def _close_memory(self) -> None:
+        fds = self._kv_memory, self._crash_journal
+        self._kv_memory = self._crash_journal = -1
+        for fd in fds:
+            with contextlib.suppress(OSError):  # it is closed already
+                os.close(fd)
 
     def _run(self) -> None:
         try:

@@ -28,13 +28,25 @@ def full_engine() -> Engine:
 
 def test_an_id_that_waits_in_the_inbox_is_in_use() -> None:
     engine = full_engine()
-    sent = [message("a"), message("a"), message("a")]
-    assert [engine.core.reject_early(b"client", request) for request in sent] == [None] * 3
-    for request in sent:
-        engine.core.receive(b"client", request)
+    assert engine.core.reject_early(b"client", message("a")) is None
+    assert engine.core.is_open(b"client", "a")
+    assert [type(engine.core.reject_early(b"client", message("a"))) for _ in range(2)] == [ErrorMessage] * 2
+    engine.core.receive(b"client", message("a"))
+    assert engine.core.is_open(b"client", "a")
+    engine.finish()
+    assert not engine.core.is_open(b"client", "a")
+    assert engine.end("a").finish_reason is FinishReason.LENGTH
+    assert len(engine.tokens("a")) == 2
+
+
+def test_an_id_that_waits_beside_room_is_in_use_too() -> None:
+    engine = Engine()
+    for _ in range(3):
+        assert engine.core.reject_early(b"client", message("a")) is None
+    for _ in range(3):
+        engine.core.receive(b"client", message("a"))
     assert [type(answer) for answer in engine.sent[b"client"]].count(ErrorMessage) == 2
     engine.finish()
-    assert engine.end("a").finish_reason is FinishReason.LENGTH
     assert len(engine.tokens("a")) == 2
 
 
@@ -90,11 +102,13 @@ def test_the_name_of_a_tenant_has_a_limit() -> None:
 
 
 def test_an_id_is_free_again_when_all_that_had_it_are_answered() -> None:
-    engine = full_engine()
-    send(engine, "a")
-    send(engine, "a")
+    engine = Engine(max_num_seqs=1, max_waiting_requests=2)
+    for request_id in ("runs", "a", "a"):
+        send(engine, request_id)
+        engine.step()
     engine.finish()
     send(engine, "runs again")
     engine.step()
     send(engine, "waits")
-    assert engine.core.reject_early(b"client", message("a")) is not None
+    send(engine, "waits too")
+    assert isinstance(engine.core.reject_early(b"client", message("a")), EngineCoreOutputs)

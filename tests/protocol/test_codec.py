@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, EngineDecoder, encode
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.messages import (
+    MAX_ABORTED,
+    MAX_TOKENS,
     Abort,
     BeamSequence,
     ClientMessage,
@@ -174,11 +176,27 @@ def test_unknown_sampling_fields_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (Abort([""] * (MAX_ABORTED + 1)), f"Abort.request_ids: expected `array` of length <= {MAX_ABORTED}"),
+        (
+            EngineCoreRequest("r", [1] * (MAX_TOKENS + 1), SamplingParams()),
+            f"EngineCoreRequest.prompt_token_ids: expected `array` of length <= {MAX_TOKENS}",
+        ),
+    ],
+)
+def test_lists_that_would_take_long_to_decode_are_refused(message: ClientMessage, expected: str) -> None:
+    with pytest.raises(ProtocolError) as error:
+        EngineDecoder().decode(encode(message))
+    assert str(error.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
     ("frames", "expected"),
     [
         (
-            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, "json"),
-            "EngineCoreRequest: 1 unknown field follows remote_prefill",
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, 7, "json"),
+            "EngineCoreRequest: 1 unknown field follows identity",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine_without_model import BLOCK_SIZE, HEADS, LAYERS, TILE_BYTES, Engine, memfd, tokens_of
 
-from quire.engine_core.kv_tiers.disk import DiskTier
+from quire.engine_core.kv_tiers.disk import NUM_READERS, DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.tier import Fetch
 
@@ -58,7 +58,9 @@ class Process:
         done: list[Fetch] = []
         fetch = Fetch(keys, self.sequences.pages(slot)[here:], done.append)
         self.tier.fetch(fetch)
-        self.tier.read(self.tier._readings[fetch])
+        reading = self.tier._readings[fetch]
+        for reader in range(NUM_READERS):
+            self.tier.read(reading, reader)
         assert done == [fetch]
         self.sequences.share(slot, (here + len(fetch.contents)) * BLOCK_SIZE, fetch.contents)
         self.sequences.close(slot)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from patience import PATIENCE
 
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
@@ -99,9 +101,12 @@ class PagedStepResult:
 class PagedExecutor:
     """Real sequences, pages and prefix cache; a position of KV memory holds a checksum of all tokens up to it."""
 
-    def __init__(self, limits: EngineShape) -> None:
+    def __init__(
+        self, limits: EngineShape, sequences: Sequences | None = None, memory: MutableSequence[int] | None = None
+    ) -> None:
+        """`memory`: 32 bits for each position of each page, if not memory that ends with the executor."""
         self.limits = limits
-        self.sequences = FailingSequences(limits.num_pages, limits.block_size, limits.vocab_size)
+        self.sequences = sequences or FailingSequences(limits.num_pages, limits.block_size, limits.vocab_size)
         self.requests: Callable[[], Iterable[Request]] = list  # the running ones
         self.num_forks = 0
         self.steps: list[dict[str, tuple[int, int]]] = []  # each step's (start, count) by request id
@@ -113,18 +118,20 @@ class PagedExecutor:
         self.num_rows_at_once = 1 << 30  # of logits: constrained rows before the last ones are sampled in the step
         self.num_late_constraints = 0  # that can't be asked in time from now on
         self._pending: dict[int, tuple[int, Request, Constraint]] = {}  # of the last step, until they are collected
-        self._memory: dict[tuple[int, int], int] = {}  # checksums by page and place
+        self._memory = array("I", bytes(4 * limits.num_pages * limits.block_size)) if memory is None else memory
         self._states: dict[int, list[bytes]] = {}  # by request: its pooled "hidden states"
         self._num_sent: dict[int, int] = {}  # by request: prompt tokens whose logprobs are out, the first having none
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
         if not self.sequences.fork(slot, source, num_computed, num_tokens):
             return False
-        page, places = divmod(num_computed, self.limits.block_size)
+        size = self.limits.block_size
+        page, places = divmod(num_computed, size)
         if places:
             old, new = self.sequences.pages(source)[page], self.sequences.pages(slot)[page]
             assert old != new
-            self._memory |= {(new, place): self._memory[old, place] for place in range(places)}
+            for place in range(places):
+                self._memory[new * size + place] = self._memory[old * size + place]
         self.num_forks += 1
         return True
 
@@ -172,11 +179,16 @@ class PagedExecutor:
 
     def fill(self, page: int, prefix: list[int]) -> None:
         """Write to a page what computing the last tokens of a prefix would."""
-        checksum, first = 0, len(prefix) - self.limits.block_size
+        size = self.limits.block_size
+        checksum, first = 0, len(prefix) - size
         for position, token in enumerate(prefix):
             checksum = zlib.crc32(token.to_bytes(4, "little"), checksum)
             if position >= first:
-                self._memory[page, position - first] = checksum
+                self._memory[page * size + position - first] = checksum
+
+    def first_checksum(self, request: Request) -> int:
+        """Return the checksum of what the KV of a request depends on besides tokens."""
+        return 0
 
     def _collect(
         self, index: int, slot: int, request: Request, constraint: Constraint, result: PagedStepResult
@@ -223,15 +235,16 @@ class PagedExecutor:
     ) -> None:
         tokens, end = self.sequences.tokens(slot), start + count
         pages = self.sequences.pages(slot)
-        assert 0 < count <= min(len(tokens), len(pages) * self.limits.block_size) - start
-        checksum = 0
+        size, memory = self.limits.block_size, self._memory
+        assert 0 < count <= min(len(tokens), len(pages) * size) - start
+        checksum = self.first_checksum(request)
         for position, token in enumerate(tokens[:end]):
             checksum = zlib.crc32(token.to_bytes(4, "little"), checksum)
-            place = pages[position // self.limits.block_size], position % self.limits.block_size
+            place = pages[position // size] * size + position % size
             if position >= start:
                 assert position >= end - count
-                self._memory[place] = checksum
-            assert self._memory[place] == checksum
+                memory[place] = checksum
+            assert memory[place] == checksum
         self.steps[-1][request.request_id] = (start, count)
         if self.fail_sequence == request.request_id:
             self.fail_sequence = None
@@ -308,6 +321,7 @@ class Engine:
         make_tier: Callable[[PagedExecutor], KvTier] | None = None,
         *,
         is_supervised: bool = False,
+        journal: CrashJournal | None = None,
         **limits: Any,
     ) -> None:
         sizes: dict[str, Any] = {
@@ -331,6 +345,7 @@ class Engine:
             wake=self.wake,
             clock=lambda: self.now,
             is_supervised=is_supervised,
+            journal=journal,
         )
         self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}

@@ -180,13 +180,6 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro(
           "num_prefaulted_pages", [](Runner& r) { return r.kv().num_prefaulted(); },
           "Number of KV pages whose memory is resident.")
-      .def_prop_ro(
-          "num_taken_over_pages", [](Runner& r) { return r.ledger() == nullptr ? 0 : r.ledger()->num_taken_over(); },
-          "Number of KV pages that an earlier process left.")
-      .def_prop_ro(
-          "num_dropped_pages", [](Runner& r) { return r.ledger() == nullptr ? 0 : r.ledger()->num_dropped(); },
-          "Number of KV pages that an earlier process left damaged, or without the pages before them.")
-      .def_prop_ro("sequences", &Runner::sequences, nb::rv_policy::reference_internal)
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
@@ -205,7 +198,7 @@ void bind_runner(nb::module_& m) {
            "pages.");
   bind_memory(runner);
   bind_checked_file(runner);
-  bind_page_io(runner);
+  bind_kv_pages(m, runner);
   bind_packing(runner);
 }
 

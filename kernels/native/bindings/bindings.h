@@ -20,7 +20,7 @@ void bind_checked_file(nanobind::class_<Runner>& runner);
 void bind_checksum(nanobind::module_& m);
 void bind_grammar(nanobind::module_& m);
 void bind_jit(nanobind::module_& m);
-void bind_page_io(nanobind::class_<Runner>& runner);
+void bind_kv_pages(nanobind::module_& m, nanobind::class_<Runner>& runner);
 void bind_runner(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_sequences(nanobind::module_& m);

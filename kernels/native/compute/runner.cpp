@@ -23,27 +23,6 @@ std::int64_t next_step_number() {
 
 std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::size_t>(name)]; }
 
-KvMemory::Shape shape_of(const RunnerConfig& config) {
-  return {config.layers, config.kv_heads, config.tile_bytes, config.block_size, config.num_pages};
-}
-
-std::unique_ptr<KvFile> open_kv_file(const RunnerConfig& config) {
-  if (!config.kv_memory_fd) return nullptr;
-  const std::size_t bytes = KvMemory::bytes(shape_of(config));
-  return std::make_unique<KvFile>(*config.kv_memory_fd, config.num_pages, config.block_size, bytes);
-}
-
-std::unique_ptr<SealedPages> open_log(const RunnerConfig& config) {
-  if (!config.log_sealed_pages) return nullptr;
-  if (!config.kv_memory_fd) throw std::invalid_argument("log_sealed_pages needs the file of kv_memory_fd");
-  return std::make_unique<SealedPages>(static_cast<std::size_t>(config.num_pages));
-}
-
-std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& kv, ThreadPool& threads, const std::string& model,
-                                        SealedPages* log) {
-  return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, kv, threads, model_key(model), log);
-}
-
 const RunnerConfig& checked(const RunnerConfig& config) {
   constexpr std::int64_t kMost = std::int64_t{1} << 31, kMostBytes = std::int64_t{1} << 48;
   const auto require = [](const char* name, std::int64_t given, std::int64_t least, std::int64_t most) {
@@ -72,16 +51,6 @@ const RunnerConfig& checked(const RunnerConfig& config) {
 
 }  // namespace
 
-KvCache::KvCache(const RunnerConfig& config, Arena& arena, ThreadPool& threads)
-    : file(open_kv_file(config)),
-      memory(file ? file->tiles() : static_cast<std::byte*>(arena.allocate(KvMemory::bytes(shape_of(config)))), threads,
-             shape_of(config)),
-      sealed_pages(open_log(config)),
-      ledger(open_ledger(file.get(), memory, threads, config.kv_model, sealed_pages.get())),
-      sequences(config.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get()) {
-  if (ledger) memory.prefault(sequences.pages().committed());  // maps what is resident
-}
-
 Runner::Runner(const RunnerConfig& config)
     : config_(checked(config)), threads_(config.threads, config.pin), sampler_(threads_) {
   const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
@@ -98,6 +67,14 @@ Runner::Runner(const RunnerConfig& config)
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
   array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));
+}
+
+void Runner::open_kv() {
+  const KvMemory::Shape shape{config_.layers, config_.kv_heads, config_.tile_bytes, config_.block_size,
+                              config_.num_pages};
+  kv_cache_.emplace(KvConfig{shape, config_.block_size, config_.vocab_size, config_.kv_memory_fd, config_.kv_model,
+                             config_.log_sealed_pages},
+                    arena_, threads_);
 }
 
 void* Runner::allocate_by_node(std::size_t bytes) {

@@ -15,11 +15,7 @@
 #include "compute/plan.h"
 #include "compute/thread_pool.h"
 #include "grammar/token_constraint.h"
-#include "kv_cache/kv_file.h"
-#include "kv_cache/kv_memory.h"
-#include "kv_cache/page_ledger.h"
-#include "kv_cache/sealed_pages.h"
-#include "kv_cache/sequences.h"
+#include "kv_cache/kv_cache.h"
 #include "sampling/batch_sampler.h"
 #include "sampling/sampler.h"
 
@@ -65,18 +61,6 @@ struct StepResult {
   std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
 };
 
-/// KV memory, the pages that it is divided into, and the sequences that have them.
-struct KvCache {
-  /// Maps the memory, and takes over the pages of an earlier process if it lies in a file.
-  KvCache(const RunnerConfig& config, Arena& arena, ThreadPool& threads);
-
-  std::unique_ptr<KvFile> file;
-  KvMemory memory;
-  std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged
-  std::unique_ptr<PageLedger> ledger;         ///< nullptr without a file
-  Sequences sequences;
-};
-
 /// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
  public:
@@ -85,19 +69,21 @@ class Runner {
 
   /// Maps KV memory. To be called once, before anything that needs it: another process may have the file until then,
   /// while this one loads its weights.
-  void open_kv() { kv_cache_.emplace(config_, arena_, threads_); }
+  void open_kv();
 
   Arena& arena() { return arena_; }
   ThreadPool& threads() { return threads_; }
   Sequences& sequences() { return kv_cache().sequences; }
   const StepInputs& inputs() const { return inputs_; }
-  const PageLedger* ledger() const { return kv_cache().ledger.get(); }   ///< nullptr without a KvFile
-  SealedPages* sealed_pages() { return kv_cache().sealed_pages.get(); }  ///< nullptr unless they are logged
 
   /// Allocates zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes,
   /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
   void* allocate_by_node(std::size_t bytes);
   const KvMemory& kv() const { return kv_cache().memory; }
+
+  /// Throws std::logic_error before `open_kv`.
+  const KvCache& kv_cache() const;
+  KvCache& kv_cache() { return const_cast<KvCache&>(std::as_const(*this).kv_cache()); }
 
   /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
   std::byte* kv_layer(std::int64_t layer) const;
@@ -137,10 +123,6 @@ class Runner {
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
  private:
-  /// Throws std::logic_error before `open_kv`.
-  const KvCache& kv_cache() const;
-  KvCache& kv_cache() { return const_cast<KvCache&>(std::as_const(*this).kv_cache()); }
-
   struct StateRow {
     std::int32_t index;  ///< in the batch
     std::int32_t row;    ///< in the step's tokens

@@ -26,6 +26,7 @@ from patience import PATIENCE
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import Copy, DiskFiles, FolderInUseError, UnusableFolderError
 from quire.engine_core.kv_tiers.tier import Fetch
+from quire.protocol.host import Host
 
 PREFIX_BLOCKS = st.lists(st.integers(1, 3), min_size=1, max_size=LONGEST).map(tuple)
 
@@ -289,7 +290,7 @@ def test_the_files_of_an_engine_that_still_ends_are_waited_for(
     with pytest.raises(FolderInUseError, match="is used by another engine"):
         DiskFiles(tmp_path, ROOM, MODEL, PAGE_BYTES)
     now = 0.0
-    tier = DiskTier(lambda: DiskFiles(tmp_path, ROOM, MODEL, PAGE_BYTES), process.native, lambda: now)
+    tier = DiskTier(lambda: DiskFiles(tmp_path, ROOM, MODEL, PAGE_BYTES), process.native, Host(lambda: now))
     assert tier.stats()["kv_disk_pages_total"] == 0
     tier.open()
     tier.open()

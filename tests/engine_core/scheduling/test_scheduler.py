@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 import pytest
-from paged_executor import Engine, expected_tokens
+from paged_executor import Engine, FailingSequences, expected_tokens
 
 from quire.engine_core.request import Request
 from quire.protocol.messages import (
@@ -299,6 +299,7 @@ def test_under_a_supervisor_a_step_fails_that_another_process_can_compute(error:
 
 def test_a_request_that_the_executor_rejects_ends_with_its_error() -> None:
     engine = Engine()
+    assert isinstance(engine.executor.sequences, FailingSequences)
     engine.executor.sequences.fail_open = "this cannot be sampled"
     engine.add("a", PROMPT, max_tokens=5)
     engine.add("b", PROMPT, max_tokens=5)

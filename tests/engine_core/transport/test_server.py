@@ -110,7 +110,7 @@ class ServerHarness:
         """A client that said Hello, and its id."""
         client = self.client()
         client.hello()
-        client.send(Abort([]))
+        client.send(Abort(["nothing"]))
         client_id, _ = self.inbox.get(timeout=PATIENCE)
         return client, client_id
 
@@ -168,6 +168,39 @@ def test_a_request_is_rejected_without_the_step_loop() -> None:
     assert first.request_id == "first"
     assert engine.inbox.empty()
     engine.close()
+
+
+def test_only_aborts_of_open_requests_reach_the_step_loop() -> None:
+    engine = ServerHarness(default_address())
+    engine.server.start(is_open=lambda _client_id, request_id: request_id == "open")
+    client = engine.client()
+    client.hello()
+    for request_ids in (["a", "b"], [], ["a", "open", "b"]):
+        client.send(Abort(request_ids))
+    _, message = engine.inbox.get(timeout=PATIENCE)
+    assert message == Abort(["open"])
+    assert engine.inbox.empty()
+    engine.close()
+
+
+def test_a_flood_is_received_whole_and_others_get_their_outputs(engine: ServerHarness) -> None:
+    """The loop is at work, so that the thread does not receive all the time."""
+    flood, flooding = engine.attach()
+    other, other_id = engine.attach()
+    engine.server.last_step = time.monotonic()
+
+    def send_all() -> None:
+        for number in range(20_000):
+            flood.send(Abort([str(number)]))
+
+    thread = threading.Thread(target=send_all)
+    thread.start()
+    for number in range(100):
+        engine.server.send(other_id, outputs("r", number))
+        assert other.expect(EngineCoreOutputs).outputs[0].new_token_ids == [number]
+    received = [engine.inbox.get(timeout=PATIENCE) for _ in range(20_000)]
+    thread.join()
+    assert received == [(flooding, Abort([str(number)])) for number in range(20_000)]
 
 
 def test_hello_is_answered_with_ready(engine: ServerHarness) -> None:

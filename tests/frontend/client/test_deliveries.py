@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.frontend.client.engine_client import EngineAway, EngineBack
 from quire.frontend.client.streams import DeliveryInbox, DeliveryQueue
 
-AWAY, BACK = EngineAway("it died"), EngineBack(1, has_died=True)
+AWAY, BACK = EngineAway("it died"), EngineBack(1)
 
 
 def test_repeated_notices_that_nobody_reads_are_one() -> None:

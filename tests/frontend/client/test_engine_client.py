@@ -210,7 +210,7 @@ def test_a_client_that_was_dropped_begins_a_new_session() -> None:
         engine.send(ready())
         while isinstance(back := engine.delivered(), EngineAway):
             pass
-        assert back == EngineBack(FIRST_SESSION + 1, has_died=False)
+        assert back == EngineBack(FIRST_SESSION + 1)
         client.send(Abort(["late"]), FIRST_SESSION)
         client.send(Abort(["s"]), FIRST_SESSION + 1)
         assert engine.receive(Abort).request_ids == ["s"]

@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from fault_simulation.engine import ADDRESS, BROKEN, POISON
+from fault_simulation.engine import BROKEN, POISON
 from fault_simulation.network import Dealer, Network
+from fault_simulation.server import ADDRESS
 from fault_simulation.world import Process, Thread, World, sleep
 from quire.frontend.client.engine_client import CoreClient, Delivery
 from quire.frontend.client.observer import RequestOptions
@@ -23,9 +24,11 @@ from quire.frontend.errors import EngineConnectionError, EngineDeadError, Engine
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.protocol.messages import Reload
 
 _PLAIN, _SHARED = 7, 9  # first tokens of prompts without and with a common prefix
 _MAX_PROMPT = 16
+_RELOADS = 0.1  # of each client
 _FIRST_UNIQUE = 20  # of the tokens that make each prompt another
 
 
@@ -223,8 +226,10 @@ class SimulatedClient:
             self.process.after(max(0.0, wish.submit_at - self._world.now), partial(self._submit, wish))
             if wish.abort_at is not None:
                 self.process.after(max(0.0, wish.abort_at - self._world.now) + 1e-6, partial(self._abort, wish))
-        for _ in range(self._world.random.choice((0, 0, 1, 3))):
+        for _ in range(self._world.random.choice((0, 1, 2, 5))):
             self.process.after(self._world.random.uniform(0.0, 8.0), self._call)
+        if self._world.random.random() < _RELOADS:
+            self.process.after(self._world.random.uniform(1.0, 8.0), self._reload)
 
     def _give_up(self) -> None:
         self.num_open = 0
@@ -279,7 +284,14 @@ class SimulatedClient:
     def _call(self) -> None:
         assert self.core is not None
         with contextlib.suppress(EngineDeadError):
-            self.calls.append(self.core.call("stats"))
+            self.calls.append(self.core.call(self._world.random.choice(("stats", "reset_cache", "reset_cache"))))
+
+    def _reload(self) -> None:
+        assert self.core is not None
+        self._world.log(f"{self.process.name} asks for a reload")
+        arguments = Reload({"max_num_seqs": 4}, self._world.random.choice((0.0, 0.5, 4.0)))
+        with contextlib.suppress(EngineDeadError):
+            self.calls.append(self.core.call("reload", reload=arguments))
 
     def _end(self, wish: Wish) -> None:
         wish.ended = self._world.now

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections import deque
+import os
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from paged_executor import PagedExecutor, PagedStepResult, check_accounts
 
-from fault_simulation.network import Network, Router
+from fault_simulation.disk import ProcessDisk
+from fault_simulation.network import Network
+from fault_simulation.server import ADDRESS, Server
+from fault_simulation.storage import ProcessMemory, Storage, first_checksum, start_disk_tier
 from fault_simulation.world import Event, Inbox, KilledError, Process, Thread, World, sleep
+from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
-from quire.engine_core.transport.access import OWNER
-from quire.engine_core.transport.clients import ClientId, ServerCounters
-from quire.engine_core.transport.sessions import ClientSessions, Reject
-from quire.frontend.client.launcher import Beat
+from quire.engine_core.supervisor_link import GAVE_WAY, Answer
+from quire.engine_core.transport.clients import ClientId
+from quire.engine_core.utilities import DEFERRED
+from quire.frontend.client.launcher import Beat, Loaded, ReloadCall
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.messages import PROTOCOL_VERSION, EngineCoreOutputs, EngineGoodbye, EngineMessage, Ready
+from quire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Ping,
+    Ready,
+    UtilityCall,
+    UtilityResult,
+)
 
-ADDRESS = "ipc:///simulated"
 HEARTBEAT_SECONDS = 1.0
 POISON = 3
 """First token of a prompt on which the engine dies."""
@@ -31,7 +41,6 @@ BROKEN = 5
 """First token of a prompt with which each step fails."""
 
 _BEAT_SECONDS = 1.0
-_RETRY_SECONDS = 0.05
 _CHECK_EVERY = 4  # steps
 _LONGEST_STEP = 0.3  # seconds
 
@@ -58,95 +67,14 @@ class Misfortune(Protocol):
         """Let something happen to a step: an error, a hang, the end."""
 
 
-class Server:
-    """The thread of the engine's socket: what `EngineServer` does on a real one."""
-
-    def __init__(self, process: Process, network: Network, inbox: Inbox, ready: Ready, max_waiting_values: int) -> None:
-        self.last_step = process.world.now
-        self.failure: BaseException | None = None
-        self.counters = ServerCounters()
-        self._process = process
-        self._network = network
-        self._inbox = inbox
-        self._ready = ready
-        self._max_waiting_values = max_waiting_values
-        self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
-        self._ended: dict[tuple[ClientId, str], None] = {}
-        self._is_awake = False
-        self._timer = float("inf")
-
-    def start(self, reject: Reject) -> None:
-        self.router = Router(self._network, self._process, ADDRESS)
-        self.router.on_readable = self._wake
-        self._sessions = ClientSessions(
-            self._ready,
-            self._inbox.put,
-            transmit=self.router.transmit,
-            reject=reject,
-            receive_kv=lambda _client_id, _message: None,
-            step_age=lambda now: max(0.0, now - self.last_step),
-            counters=self.counters,
-            silent_heartbeats=10,
-            max_clients=1000,
-            max_waiting_values=self._max_waiting_values,
-        )
-
-    def send(self, client_id: ClientId, message: EngineMessage) -> None:
-        self._process.burn()
-        if isinstance(message, EngineCoreOutputs):
-            self._check_ends(client_id, message)
-        self._outgoing.append((client_id, message))
-        self._wake()
-
-    def stop(self) -> None:
-        """Say goodbye, and let all that was sent arrive."""
-        self._send_outgoing()
-        self._sessions.say_goodbye(EngineGoodbye("the engine was stopped"))
-        sleep(0.05)
-        self._sessions.flush()
-        self.router.close(after_all=True)
-
-    def _check_ends(self, client_id: ClientId, message: EngineCoreOutputs) -> None:
-        """Check that nothing follows the terminal output of a request."""
-        for output in message.outputs:
-            if (client_id, output.request_id) in self._ended:
-                self._process.world.fail(f"an output of {output.request_id} after its terminal one")
-            if output.finish_reason is not None:
-                self._ended[client_id, output.request_id] = None
-
-    def _wake(self) -> None:
-        if not self._is_awake:
-            self._is_awake = True
-            self._process.soon(self._turn)
-
-    def _turn(self) -> None:
-        self._is_awake = False
-        sessions, router, world = self._sessions, self.router, self._process.world
-        sessions.flush()
-        self._send_outgoing()
-        for _ in range(len(router.arrived)):
-            client_id, frames = router.arrived.popleft()
-            self._process.burn()
-            sessions.receive(client_id, frames, lambda: OWNER, world.now)
-        if world.now >= sessions.next_beat:
-            sessions.beat(world.now)
-        due = min(sessions.next_beat, world.now + _RETRY_SECONDS if sessions.blocked else float("inf"))
-        if due < self._timer or self._timer <= world.now:
-            self._timer = due
-            if due < float("inf"):
-                world.at(due, self._turn, self._process)
-
-    def _send_outgoing(self) -> None:
-        for _ in range(len(self._outgoing)):
-            self._sessions.send(*self._outgoing.popleft())
-
-
 class SimulatedExecutor(PagedExecutor):
     """Steps that take virtual time, and in which things happen."""
 
-    def __init__(self, engine: SimulatedEngine, limits: EngineShape) -> None:
-        super().__init__(limits)
+    def __init__(self, engine: SimulatedEngine, limits: EngineShape, memory: ProcessMemory, model: str) -> None:
+        super().__init__(limits, memory.pages.sequences, memory.positions)
         self._engine = engine
+        self._kv = memory
+        self._model = model
 
     def step(
         self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
@@ -164,9 +92,14 @@ class SimulatedExecutor(PagedExecutor):
         except AssertionError as error:
             engine.world.fail_by(error)
             raise
+        self._kv.seal()
         sleep((1 - share) * seconds)
         engine.requests_in_step = []
         return result
+
+    def first_checksum(self, request: Request) -> int:
+        self._engine.process.burn()  # between the rows of a step
+        return first_checksum(self._model, request.cache_salt)
 
     def _breaks(self, request: Request) -> bool:
         if request.prompt_token_ids[0] != BROKEN:
@@ -188,13 +121,18 @@ class SimulatedEngine:
         network: Network,
         limits: EngineShape,
         misfortune: Misfortune,
+        storage: Storage,
         *,
+        kept_memory: int,
         pid: int,
         eos_token_ids: list[int],
-        stands_by: bool,
+        standby: str | None,
         max_waiting_values: int,
+        crash_journal_fd: int,
         on_ready: Callable[[SimulatedEngine], None],
+        on_reload: Callable[[ReloadCall], None],
     ) -> None:
+        """`kept_memory`: the descriptor of the KV memory that the supervisor keeps."""
         self.world = world
         self.misfortune = misfortune
         self.limits = limits
@@ -205,16 +143,29 @@ class SimulatedEngine:
         self.last_beat: Beat | None = None
         self.core: EngineCore | None = None
         self.requests_in_step: list[Request] = []
+        self.kept_memory = os.dup(kept_memory)
+        self._storage = storage
+        self._disk = None if storage.disk is None else ProcessDisk(self.process, storage.disk)
+        self._memory: ProcessMemory | None = None
+        self._tier: DiskTier | None = None
         self._on_ready = on_ready
         self._network = network
         self._eos_token_ids = eos_token_ids
         self._max_waiting_values = max_waiting_values
+        self._crash_journal_fd = crash_journal_fd
         self._status = -9
         self._may_begin = Event(world)
         self._is_ready = False
         self._settled = Event(world)  # ready or ended
         self._loop: EngineLoop | None = None
-        if not stands_by:
+        self._server: Server | None = None
+        self._standby = standby
+        self._on_reload = on_reload
+        self._loaded = Event(world)  # or ended
+        self._is_loaded = False
+        self._reloads: list[tuple[ClientId, int]] = []  # clients and their calls
+        self._reload_answer: Answer | None = None
+        if standby is None:
             self._may_begin.set()
         self.process.on_death.append(self._note_death)
         Thread(self.process, "main", self._main).start()
@@ -234,6 +185,15 @@ class SimulatedEngine:
         if not self._is_ready:
             raise EngineStartError("the engine did not start: there is no memory")
         return ADDRESS
+
+    def wait_loaded(self, timeout: float) -> Loaded:
+        self._loaded.wait(timeout)
+        if not self._is_loaded:
+            raise EngineStartError("the engine did not load its model")
+        return Loaded({}, self.limits.vocab_size, self._eos_token_ids)
+
+    def tell(self, word: str, **fields: Any) -> None:
+        self.process.soon(partial(self._take_order, word, Answer(**fields)))
 
     def exit_report(self) -> EngineDeadError:
         return EngineDeadError(f"the engine exited with status {self._status}", f"it was process {self.pid}")
@@ -260,7 +220,7 @@ class SimulatedEngine:
 
     def check(self) -> None:
         """Check that each page is somewhere; after each event."""
-        if self.core is not None:
+        if self.core is not None and self.process.is_alive:
             sequences = self.core.sequences
             total = sequences.free_pages + sequences.cached_pages + sequences.held_pages
             if total != self.limits.num_pages:
@@ -273,17 +233,18 @@ class SimulatedEngine:
             check_accounts(self.core, self.limits)
         except AssertionError as error:
             self.world.fail_by(error)
+        self._storage.check()
 
     @property
     def is_idle(self) -> bool:
         """True if it has nothing to do, or is dead."""
-        return self.core is None or not self.core.has_requests
+        return self.core is None or not (self.core.has_requests or self.core.scheduler.fetches.is_open)
 
     def check_idle(self) -> None:
         """Check that nothing is held for nobody."""
         if self.core is not None:
             if not self.is_idle:
-                self.world.fail("the engine has requests that no client has")
+                self.world.fail("the engine has requests that no client has, or fetches for none")
             elif held := self.core.sequences.held_pages:
                 self.world.fail(f"{held} pages are held without a request")
 
@@ -304,16 +265,54 @@ class SimulatedEngine:
         self.process.kill(f"exit status {status}")
         raise KilledError
 
+    def close(self) -> None:
+        """Give back what it has open on this host, when the run is over."""
+        if self._memory is not None:
+            self._storage.count_memory(self._memory)
+            self._memory.close()
+        if self._tier is not None:
+            self._storage.count_disk(self._tier.stats())
+        if self._disk is not None:
+            self._disk.close_all()
+        if self.kept_memory >= 0:
+            os.close(self.kept_memory)
+            self.kept_memory = -1
+
+    def _reload(self, client_id: ClientId, call: UtilityCall) -> object:
+        assert call.reload is not None
+        self._reloads.append((client_id, call.call_id))
+        self._on_reload(ReloadCall(len(self._reloads) - 1, call.reload.settings, call.reload.drain_timeout))
+        return DEFERRED
+
+    def _take_order(self, word: str, answer: Answer) -> None:
+        if word == "GIVE_WAY":
+            assert self._loop is not None
+            self._reload_answer = answer
+            self._loop.give_way(answer.drain_timeout)
+        else:
+            self._answer_reload(answer)
+
+    def _answer_reload(self, answer: Answer) -> None:
+        assert self._server is not None
+        client_id, call_id = self._reloads[answer.number]
+        result = {"engine_pid": answer.engine_pid}
+        self._server.send(client_id, UtilityResult(call_id, None if answer.error else result, answer.error))
+
     def _note_death(self) -> None:
         self.core = None
+        self._loaded.set()
         self._settled.set()
         self.ended.set()
 
     def _main(self) -> None:
-        self._may_begin.wait()
+        if self._standby == "program":
+            self._may_begin.wait()
         sleep(self.misfortune.load_seconds())
         if self.misfortune.fails_to_start():
             self.exit(1)
+        self._is_loaded = True
+        self._loaded.set()
+        self._may_begin.wait()
         process, limits = self.process, self.limits
         inbox = Inbox()
         ready = Ready(
@@ -321,12 +320,20 @@ class SimulatedEngine:
             limits.block_size, limits.max_num_seqs, self.pid, HEARTBEAT_SECONDS, self._eos_token_ids,
             limits.hidden_size, limits,
         )  # fmt: skip
-        server = Server(process, self._network, inbox, ready, self._max_waiting_values)
-        executor = SimulatedExecutor(self, limits)
-        core = EngineCore(executor, limits, server.send, clock=process.monotonic, is_supervised=True)
+        self._server = server = Server(process, self._network, inbox, ready, self._max_waiting_values)
+        memory, model = ProcessMemory(process, self._storage, self.kept_memory), self._storage.model
+        self._memory = memory
+        executor = SimulatedExecutor(self, limits, memory, model)
+        self._tier = tier = start_disk_tier(process, self._storage, memory, self._disk)
+        journal = CrashJournal(self._crash_journal_fd)
+        core = EngineCore(
+            executor, limits, server.send, tiers=[] if tier is None else [tier],
+            wake=lambda: inbox.put((b"", Ping())), clock=process.monotonic, is_supervised=True, reload=self._reload,
+            journal=journal,
+        )  # fmt: skip
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
-        server.start(core.reject_early)
+        server.start(core.reject_early, core.is_open)
         server.router.on_gone = lambda client_id: self._expect_no_requests(client_id, server, 2)
         self.core, self._is_ready = core, True
         self._on_ready(self)
@@ -334,12 +341,18 @@ class SimulatedEngine:
         process.soon(self._settled.set)
         Thread(process, "heart", lambda: self._beat(server)).start()
         try:
-            self._loop.run()
+            ends = self._loop.run()
         except Exception as error:  # noqa: BLE001 - it ends the engine, as in `process.py`
             if not self.misfortune.is_responsible_for(error):
                 self.world.fail_by(error)
             self.exit(1)
+        if not ends:
+            assert self._reload_answer is not None
+            self._answer_reload(self._reload_answer)
+            server.stop(gives_way=True)
+            self.exit(GAVE_WAY)
         server.stop()
+        core.stop()
         self.exit(0)
 
     def _beat(self, server: Server) -> None:

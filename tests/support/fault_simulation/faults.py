@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fault_simulation.storage_faults import Kinds, StorageFaults
 from fault_simulation.world import KilledError, World, sleep
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _BRIEF = {
     "client killed",
     "connection cut",
 }
+_STALLING = {"engine stopped", "host suspended", "engine hangs in a step"}  # so that a read takes too long
 
 
 class StepFailedError(Exception):
@@ -47,7 +49,7 @@ class Faults:
         self._num_failing_steps = 0
         self._step_error: type[Exception] = StepFailedError
         self._in_step: Callable[[SimulatedEngine], None] | None = None  # what happens to the next one
-        kinds: dict[str, tuple[int, Callable[[], bool]]] = {
+        kinds: Kinds = {
             "engine killed": (5, self._kill),
             "engine killed between two lines": (5, self._kill_at_a_line),
             "engine killed in a step": (4, self._kill_in_step),
@@ -63,18 +65,17 @@ class Faults:
             "network stalls": (4, self._stall),
             "host suspended": (2, self._suspend),
         }
-        count = self._random.choice((0, 1, 1, 2, 2, 3, 4, 6))
-        names = self._random.choices(list(kinds), [weight for weight, _ in kinds.values()], k=count)
+        self._storage = StorageFaults(system, self.injected)
+        of_storage = self._storage.kinds
+        names = self._choose(kinds, (0, 1, 1, 2, 2, 3, 4, 6)) + self._choose(of_storage, (0, 0, 1, 1, 2, 4))
+        self.are_brief = set(names) <= _BRIEF | of_storage.keys()  # none keeps anybody from answering for long
         self.names = names
+        system.storage.is_harmed = not of_storage.keys().isdisjoint(names) or not _STALLING.isdisjoint(names)
+        kinds |= of_storage
         for name in names:
             when = self._random.uniform(_FIRST, _LAST)
             world.at(when, lambda name=name: self._inject(name, kinds[name][1]))  # type: ignore[misc]
         world.at(_LAST + 12.0, self._end)
-
-    @property
-    def are_brief(self) -> bool:
-        """True if none of them keeps anybody from answering for long."""
-        return set(self.names) <= _BRIEF
 
     @property
     def dooms(self) -> bool:
@@ -125,6 +126,10 @@ class Faults:
         """Count a fault that has happened."""
         self.injected[name] += 1
 
+    def _choose(self, kinds: Kinds, counts: tuple[int, ...]) -> list[str]:
+        weights = [weight for weight, _ in kinds.values()]
+        return self._random.choices(list(kinds), weights, k=self._random.choice(counts))
+
     def _inject(self, name: str, fault: Callable[[], bool]) -> None:
         if fault():
             self.count(name)
@@ -132,6 +137,7 @@ class Faults:
 
     def _end(self) -> None:
         self.are_over = True
+        self._storage.end()
         self._in_step = None
         self._num_failing_steps = 0
 

@@ -51,7 +51,10 @@ class Judge:
         if not isinstance(error, RequestError):
             return False
         if "has died whenever" in str(error):
-            system.ends["convicted, though innocent"] += not wish.is_poisoned
+            if not wish.is_poisoned:
+                beside = system.faults.injected["poisoned request kills the engine"] > 0
+                cause = "beside a poisoned request" if beside else "as the engine was killed from outside"
+                system.ends[f"convicted, though innocent, {cause}"] += 1
             return wish.is_poisoned or system.num_deaths >= _DOUBTFUL_DEATHS
         if "failed to compute this step" in str(error) and error.kind is ErrorKind.FAILED:
             return wish.is_broken or tuple(wish.prompt) in system.faults.culprits

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -17,13 +18,18 @@ from unittest.mock import patch
 import small_tokenizers
 
 from fault_simulation.clients import SimulatedClient, Wish
-from fault_simulation.engine import ADDRESS, BROKEN, POISON, SimulatedEngine
+from fault_simulation.disk import Disk
+from fault_simulation.engine import BROKEN, POISON, SimulatedEngine
 from fault_simulation.faults import Faults
 from fault_simulation.judge import Judge
 from fault_simulation.network import Network
-from fault_simulation.world import Process, World
+from fault_simulation.server import ADDRESS
+from fault_simulation.storage import Storage, disk_bytes
+from fault_simulation.world import Process, Thread, World
+from quire.engine_core.kv_tiers import disk as disk_tier
 from quire.engine_core.request import Request
 from quire.frontend.client import engine_client, supervisor
+from quire.frontend.client.launcher import ReloadCall
 from quire.frontend.client.supervisor import Supervisor
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.engine_options import SupervisionOptions
@@ -32,6 +38,9 @@ from quire.protocol.engine_shape import EngineShape
 _PATIENCE = 600.0  # virtual seconds in which everything must have ended
 _VOCAB_SIZE = 300
 _FEW_VALUES = 600  # that may wait for slow clients
+_FOLLOWING = 0.4  # of the prompts begin with a whole one from before
+_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # folders in memory
+_DISK_POLL_SECONDS = 1.0  # instead of a shorter time, which would be most of the events of a disk
 _EOS_TOKEN_IDS = [210, 220, 230, 240, 250, 260]
 
 
@@ -44,6 +53,7 @@ class Outcome:
     trace: list[str]
     injected: Counter[str]
     ends: Counter[str] = field(default_factory=Counter)
+    num_pages: Counter[str] = field(default_factory=Counter)  # of KV, by what has become of them
     num_events: int = 0
     seconds: float = 0.0  # virtual
 
@@ -56,10 +66,11 @@ def run(seed: int, *, is_traced: bool = False) -> Outcome:
         system.live()
     finally:
         system.end()
-    world = system.world
+    world, num_pages = system.world, system.storage.num_pages
     return Outcome(
-        seed, world.problems, world.trace or [], system.faults.injected, system.ends, world.num_events, world.now
-    )
+        seed, world.problems, world.trace or [], system.faults.injected, system.ends, num_pages, world.num_events,
+        world.now,
+    )  # fmt: skip
 
 
 class System:
@@ -78,20 +89,24 @@ class System:
             max_num_seqs=choose.choice((3, 4, 8)),
             max_num_batched_tokens=choose.choice((8, 12, 40)),
             block_size=4,
-            num_pages=choose.choice((24, 30, 60)),
+            num_pages=choose.choice((18, 24, 30, 60)),
             enable_prefix_caching=choose.random() < 0.9,
             scheduling_policy=choose.choice(("fcfs", "fcfs", "priority", "lpm", "sjf")),
             hidden_size=4,
         )
         self.network = Network(world, delay=choose.choice((0.001, 0.02, 0.2)), capacity=choose.choice((2, 8, 1000)))
         self.max_waiting_values = choose.choice((16_000_000, 16_000_000, _FEW_VALUES))
+        self.held: list[int] = []  # descriptors of others
+        self._folder: TemporaryDirectory[str] | None = None
+        self.storage = self._make_storage()
         self.faults = Faults(self, world)
         tokenizer = _tokenizer()
         self._judge = Judge(self, _EOS_TOKEN_IDS)
         self.clients: list[SimulatedClient] = []
         self._num_wishes = 0
+        self._prompts: list[list[int]] = []  # that harm nobody
         for index in range(choose.choice((1, 1, 2, 3))):
-            wishes = [self._wish(tokenizer) for _ in range(choose.randint(1, 5))]
+            wishes = [self._wish(tokenizer) for _ in range(choose.randint(1, 7))]
             self.clients.append(
                 SimulatedClient(
                     world,
@@ -141,10 +156,30 @@ class System:
         for process in [*(engine.process for engine in self.engines), *(client.process for client in self.clients)]:
             process.is_alive = False
             process.unwind()
+        for engine in self.engines:
+            engine.close()
+        for descriptor in self.held:
+            os.close(descriptor)
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def poison_in(self, requests: Sequence[Request]) -> str | None:
         """Return a request among these that kills the engine."""
         return next((each.request_id for each in requests if each.prompt_token_ids[0] == POISON), None)
+
+    def _make_storage(self) -> Storage:
+        choose, disk = self.world.random, None
+        num_slots = choose.choice((4, 12, 40, 100, 100))
+        if choose.random() < 0.5:
+            self._folder = TemporaryDirectory(dir=_MEMORY)
+            disk = Disk(self.world, Path(self._folder.name) / "kv", choose.choice((1e-4, 1e-3, 1e-2, 0.1)))
+        return Storage(
+            self.world,
+            self.limits,
+            disk,
+            disk_bytes(num_slots),
+            keeps_memory=choose.random() < (0.8 if disk is None else 0.3),
+        )
 
     def _are_content(self) -> bool:
         return all(client.is_content for client in self.clients)
@@ -153,27 +188,44 @@ class System:
         choose = self.world.random
         self._num_wishes += 1
         hazard = choose.random()
-        return Wish(
+        wish = Wish(
             self._num_wishes, choose, tokenizer, hazard=POISON if hazard < 0.02 else BROKEN if hazard < 0.04 else None,
             has_priorities=self.limits.scheduling_policy == "priority",
         )  # fmt: skip
+        if hazard >= 0.04:
+            if self._prompts and choose.random() < _FOLLOWING:
+                wish.prompt = choose.choice(self._prompts) + choose.choice(([], [61, 62, 63]))
+            else:
+                self._prompts.append(wish.prompt)
+        return wish
 
     def _supervise(self, process: Process) -> Supervisor:
         options = SupervisionOptions(max_restarts=3 if self.dies_often else 100, step_timeout=5.0)
         owned = Supervisor(
-            ADDRESS, {}, options, start_timeout=60.0, shutdown_timeout=5.0, host=process.host,
-            process=cast("Any", self._new_engine),
+            ADDRESS, {"model": "model"}, options, start_timeout=60.0, shutdown_timeout=5.0, host=process.host,
+            process=cast("Any", partial(self._new_engine, process)),
         )  # fmt: skip
         process.on_death.append(owned._release)
         return owned
 
     def _new_engine(
-        self, _flags: list[str], *, kept_fds: list[int], standby: str | None, on_reload: object
+        self,
+        owner: Process,
+        _flags: list[str],
+        *,
+        kept_fds: list[int],
+        standby: str | None,
+        on_reload: Callable[[ReloadCall], None],
     ) -> SimulatedEngine:
+        def pass_on(call: ReloadCall) -> None:
+            self.faults.count("engine reloaded")
+            Thread(owner, "watch", partial(on_reload, call)).start()
+
         engine = SimulatedEngine(
-            self.world, self.network, self.limits, self.faults, pid=len(self.engines) + 1,
-            eos_token_ids=_EOS_TOKEN_IDS, stands_by=standby is not None, max_waiting_values=self.max_waiting_values,
-            on_ready=self._note_ready,
+            self.world, self.network, self.limits, self.faults, self.storage, kept_memory=kept_fds[0],
+            pid=len(self.engines) + 1, eos_token_ids=_EOS_TOKEN_IDS, standby=standby,
+            crash_journal_fd=kept_fds[1], max_waiting_values=self.max_waiting_values, on_ready=self._note_ready,
+            on_reload=pass_on,
         )  # fmt: skip
         engine.process.on_death.append(self._note_death)
         self.engines.append(engine)
@@ -184,6 +236,7 @@ class System:
 
     def _note_death(self) -> None:
         self.num_deaths += 1
+        self.storage.check()
 
     def _check(self) -> None:
         if self.engine is not None:
@@ -212,7 +265,11 @@ def silence() -> Iterator[None]:
     gc.freeze()
     gc.disable()
     try:
-        with patch.object(engine_client, "_RETRY_SECONDS", 0.25), patch.object(supervisor, "show"):
+        with (
+            patch.object(engine_client, "_RETRY_SECONDS", 0.25),
+            patch.object(disk_tier, "_POLL_SECONDS", _DISK_POLL_SECONDS),
+            patch.object(supervisor, "show"),
+        ):
             yield
     finally:
         gc.enable()

@@ -14,7 +14,7 @@ from typing import Any
 
 import greenlet
 
-from quire.frontend.client.host import Host
+from quire.protocol.host import Host
 
 LATENCY = 1e-3  # seconds, at most, until a thread that was woken runs
 
@@ -115,7 +115,7 @@ class Process:
         self.on_death: list[Callable[[], None]] = []
         self.fuse: int | None = None  # it dies at this call of `burn`
         self.threads: list[Thread] = []
-        self.host = Host(self.monotonic, self.event, partial(Thread, self))
+        self.host = Host(self.monotonic, self.event, partial(Thread, self), Inbox, renice=lambda _niceness: None)
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call back in this process."""
@@ -201,9 +201,13 @@ class Thread(greenlet.greenlet):  # type: ignore[misc]
         self.process.threads.append(self)
         self.process.soon(self.switch)
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
-        self._ended.wait()
+        self._ended.wait(timeout)
+
+    def is_alive(self) -> bool:
+        """Return True from its start to its end."""
+        return self.ident is not None and not self._ended.is_set()
 
     def run(self) -> None:
         """Run what it is for."""

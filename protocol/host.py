@@ -1,12 +1,14 @@
-"""The time and the threads that a client and a supervisor use, so that a simulation can have its own."""
+"""The time and the threads of a process, so that a simulation can have its own."""
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Event(Protocol):
@@ -32,21 +34,32 @@ class Thread(Protocol):
     def start(self) -> None:
         """Start it."""
 
-    def join(self) -> None:
-        """Wait for its end."""
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, for `timeout` seconds at most."""
+
+    def is_alive(self) -> bool:
+        """Return True from its start to its end."""
 
 
 def _daemon(name: str, target: Callable[[], None]) -> Thread:
     return threading.Thread(target=target, name=name, daemon=True)
 
 
+def _renice(niceness: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The time in seconds; a new event; and a thread to be started, of a name and what it runs."""
+    """The time in seconds; a new event; a thread to be started, of a name and what it runs; a new queue, on which one
+    thread waits; and a way to set the niceness of the thread that calls, which may raise OSError.
+    """
 
     monotonic: Callable[[], float] = time.monotonic
     event: Callable[[], Event] = threading.Event
     thread: Callable[[str, Callable[[], None]], Thread] = _daemon
+    queue: Callable[[], queue.SimpleQueue[Any]] = queue.SimpleQueue
+    renice: Callable[[int], None] = _renice
 
 
 HOST = Host()

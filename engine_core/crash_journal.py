@@ -1,0 +1,132 @@
+"""The crash journal: which requests were in the steps that engines have died of.
+
+An engine notes the requests of a step before it computes them, and strikes the note out afterwards, in memory that its
+supervisor holds. The next engine finds the note of the one that died in a step, and so a death counts for the requests
+in that step and for no others. What has been counted is kept there too, until a request has got past the place where
+engines died: then they died of something else.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.errors import ModelError
+
+_VERSION = 1
+_MOST = 1 << 16  # requests of a step, and records: as many as the option max_num_seqs allows
+_PLACE_MARGIN = 4  # tokens by which a request must get further than where engines died
+_SUSPICIOUS_DEATHS = 2
+_CONVICTING_DEATHS, _CONVICTING_ALONE = 3, 2  # deaths in all, and of these in steps of its own
+
+_RECORD = np.dtype([("identity", "i8"), ("num_deaths", "i8"), ("num_alone", "i8"), ("place", "i8")])
+_LAYOUT = np.dtype(
+    [
+        ("version", "i8"),
+        ("num_in_step", "i8"),  # of the entries below; 0 between steps
+        ("in_step", [("identity", "i8"), ("place", "i8")], (_MOST,)),
+        ("compiling", "i8"),  # identity of the request whose grammar is being compiled, 0 for none
+        ("num_records", "i8"),  # of the rows below, some of which may have been dropped: their identity is 0
+        ("records", _RECORD, (_MOST,)),
+    ]
+)
+
+
+@dataclass(slots=True)
+class DeathRecord:
+    """Deaths of engines under a request, none of which it has got past."""
+
+    num_deaths: int = 0
+    num_alone: int = 0  # of these, in a step of its own, or while its grammar was compiled
+    place: int = 0  # tokens that it must have computed to be past them
+
+    @property
+    def is_suspect(self) -> bool:
+        """True if the request is to be tried in steps of its own."""
+        return self.num_deaths >= _SUSPICIOUS_DEATHS
+
+    @property
+    def is_guilty(self) -> bool:
+        """True if no engine should work on it any more.
+
+        One death alone may be a coincidence with a kill from outside; a second one at the same place is none.
+        """
+        return self.num_deaths >= _CONVICTING_DEATHS and self.num_alone >= _CONVICTING_ALONE
+
+
+class CrashJournal:
+    """The journal in the memfd `fd`; without one, it is of use to nobody. Of one loop, but for `note_compiling`.
+
+    `records` are by identity. Raises ModelError if the file is unusable.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        try:
+            if fd is not None:
+                os.set_inheritable(fd, False)
+                os.ftruncate(fd, _LAYOUT.itemsize)
+            memory = mmap.mmap(-1 if fd is None else fd, _LAYOUT.itemsize)
+        except OSError as error:
+            advice = "give a memfd that the engine inherits, or leave it out"
+            raise ModelError(f"crash_journal_fd={fd}: {error.strerror}; {advice}") from None
+        self._cells: npt.NDArray[np.void] = np.frombuffer(memory, _LAYOUT, 1)
+        self._rows = self._cells["records"][0]
+        self._num_in_step = self._cells["num_in_step"]
+        self._identities = self._cells["in_step"]["identity"][0]
+        self._places = self._cells["in_step"]["place"][0]
+        self._row_of: dict[int, int] = {}  # by identity
+        self.records = self._take_over() if self._cells["version"][0] == _VERSION else {}
+        self._write()
+
+    def begin_step(self, identities: Sequence[int], ends: Sequence[int]) -> None:
+        """Note these requests, each with the tokens that it will have computed at the end of the step."""
+        count = len(identities)
+        self._identities[:count] = identities
+        self._places[:count] = ends
+        self._num_in_step[0] = count
+
+    def end_step(self) -> None:
+        """Strike the note out."""
+        self._num_in_step[0] = 0
+
+    def note_compiling(self, identity: int) -> None:
+        """Note whose grammar is being compiled, 0 for none; on the thread that compiles."""
+        self._cells["compiling"] = identity
+
+    def forget(self, identity: int) -> None:
+        """Drop the record of a request, if it has one."""
+        if self.records.pop(identity, None) is not None:
+            self._rows["identity"][self._row_of.pop(identity)] = 0
+
+    def _take_over(self) -> dict[int, DeathRecord]:
+        """Return the records of the engine before, with its own death, for which its note counts."""
+        rows = self._rows[: int(self._cells["num_records"][0])].tolist()
+        records = {identity: DeathRecord(*counts) for identity, *counts in rows if identity}
+        num_in_step = int(self._num_in_step[0])
+        in_step = self._identities[:num_in_step].tolist(), self._places[:num_in_step].tolist()
+        died: dict[int, int] = dict(zip(*in_step, strict=True))
+        if compiled := int(self._cells["compiling"][0]):
+            died.setdefault(compiled, 0)
+        self._num_in_step[0] = self._cells["compiling"] = 0  # before it is counted: none counts twice
+        for identity, end in died.items():
+            if identity:
+                record = records.pop(identity, None) or DeathRecord()
+                record.num_deaths += 1
+                record.num_alone += identity == compiled or (num_in_step == 1 and not compiled)
+                record.place = max(record.place, end + _PLACE_MARGIN)
+                records[identity] = record
+        return dict(list(records.items())[-_MOST:])  # the oldest may be of clients that are gone
+
+    def _write(self) -> None:
+        """Write all records."""
+        self._cells["num_records"] = 0
+        for row, (identity, record) in enumerate(self.records.items()):
+            self._rows[row] = identity, record.num_deaths, record.num_alone, record.place
+            self._row_of[identity] = row
+        self._cells["num_records"] = len(self.records)
+        self._cells["version"] = _VERSION

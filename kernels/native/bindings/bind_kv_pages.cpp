@@ -1,0 +1,139 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "compute/runner.h"
+#include "kv_cache/kv_cache.h"
+#include "kv_cache/page_io.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+/// KV pages in a file without a model. Their size does not depend on the number of their tokens.
+class KvPages {
+ public:
+  KvPages(ThreadPool& threads, std::int32_t fd, const std::string& model, std::int32_t num_pages,
+          std::int32_t block_size, std::int64_t page_bytes, std::int32_t vocab_size)
+      : cache_(KvConfig{{1, 1, page_bytes, kTileTokens, num_pages}, block_size, vocab_size, fd, model, true}, arena_,
+               threads) {}
+
+  KvCache& kv_cache() { return cache_; }
+  std::span<std::uint8_t> tiles() const {
+    const KvMemory& memory = cache_.memory;
+    return {reinterpret_cast<std::uint8_t*>(memory.layer(0)),
+            static_cast<std::size_t>(memory.shape().num_pages) * memory.page_bytes()};
+  }
+
+ private:
+  Arena arena_;
+  KvCache cache_;
+};
+
+using Copy = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstCopy = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Sealed = std::tuple<std::int32_t, nb::bytes, nb::bytes, std::uint64_t>;
+
+SealedPages& log_of(KvCache& cache) {
+  if (cache.sealed_pages == nullptr) throw std::logic_error("this runner does not log its sealed pages");
+  return *cache.sealed_pages;
+}
+
+std::vector<Sealed> take_sealed(KvCache& cache, std::size_t most, double seconds) {
+  std::vector<SealedPage> pages;
+  {
+    const nb::gil_scoped_release unlocked;
+    pages = log_of(cache).take(most, std::chrono::duration<double>(seconds));
+  }
+  std::vector<Sealed> taken;
+  for (const SealedPage& page : pages)
+    taken.emplace_back(page.page, bytes_of(page.prefix), bytes_of(page.key), page.content);
+  return taken;
+}
+
+/// Binds what the owner of a KvCache tells of its pages.
+template <class Owner>
+void bind_pages(nb::class_<Owner>& owner) {
+  owner
+      .def(
+          "copy_page",
+          [](Owner& o, std::int32_t page, const Copy& copy) {
+            return copy_page(o.kv_cache().memory, page, std::as_writable_bytes(std::span(copy.data(), copy.size())));
+          },
+          "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Copy the KV of a page to `copy`, `page_bytes` bytes; return the checksum of the copy, which shows whether "
+          "the "
+          "page has changed meanwhile.")
+      .def(
+          "fill_page",
+          [](Owner& o, std::int32_t page, const ConstCopy& copy) {
+            return fill_page(o.kv_cache().memory, page, std::as_bytes(std::span(copy.data(), copy.size())));
+          },
+          "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Fill a page that nobody else uses with a copy of one; return its checksum.")
+      .def(
+          "take_sealed",
+          [](Owner& o, std::size_t most, double seconds) { return take_sealed(o.kv_cache(), most, seconds); }, "most"_a,
+          "seconds"_a,
+          "Wait so long for a page to be sealed, and return the oldest ones in turn: page, key of the prefix before "
+          "it, key of the prefix that it ends, and checksum of its KV.")
+      .def_prop_ro("page_bytes", [](Owner& o) { return o.kv_cache().memory.page_bytes(); })
+      .def_prop_ro(
+          "num_sealed_left_out", [](Owner& o) { return log_of(o.kv_cache()).num_left_out(); },
+          "Number of sealed pages that `take_sealed` has left out, since it was called too rarely.")
+      .def_prop_ro(
+          "num_taken_over_pages",
+          [](Owner& o) {
+            const PageLedger* ledger = o.kv_cache().ledger.get();
+            return ledger == nullptr ? 0 : ledger->num_taken_over();
+          },
+          "Number of KV pages that an earlier process left.")
+      .def_prop_ro(
+          "num_dropped_pages",
+          [](Owner& o) {
+            const PageLedger* ledger = o.kv_cache().ledger.get();
+            return ledger == nullptr ? 0 : ledger->num_dropped();
+          },
+          "Number of KV pages that an earlier process left damaged, or without the pages before them.")
+      .def_prop_ro(
+          "sequences", [](Owner& o) -> Sequences& { return o.kv_cache().sequences; },
+          nb::rv_policy::reference_internal);
+}
+
+}  // namespace
+
+void bind_kv_pages(nb::module_& m, nb::class_<Runner>& runner) {
+  bind_pages(runner);
+  nb::class_<KvPages> pages(m, "KvPages",
+                            "KV pages in a file without a model, and their sequences, for executors that compute "
+                            "elsewhere.");
+  pages
+      .def(nb::init<ThreadPool&, std::int32_t, const std::string&, std::int32_t, std::int32_t, std::int64_t,
+                    std::int32_t>(),
+           "pool"_a, "kv_memory_fd"_a, "kv_model"_a, "num_pages"_a, "block_size"_a, "page_bytes"_a, "vocab_size"_a,
+           nb::keep_alive<1, 2>())
+      .def_prop_ro(
+          "tiles",
+          [](KvPages& p) {
+            const std::span<std::uint8_t> tiles = p.tiles();
+            return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(tiles.data(), {tiles.size()});
+          },
+          nb::rv_policy::reference_internal, "The KV of all pages, [pages][page_bytes], to be read and written.")
+      .def(
+          "seal", [](KvPages& p) { p.kv_cache().ledger->seal(); },
+          "Seal the pages that have come into the prefix cache, once all that they hold is written.");
+  bind_pages(pages);
+}
+
+}  // namespace quire

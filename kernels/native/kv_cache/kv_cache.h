@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "compute/arena.h"
+#include "compute/thread_pool.h"
+#include "kv_cache/kv_file.h"
+#include "kv_cache/kv_memory.h"
+#include "kv_cache/page_ledger.h"
+#include "kv_cache/sealed_pages.h"
+#include "kv_cache/sequences.h"
+
+namespace quire {
+
+struct KvConfig {
+  KvMemory::Shape shape;    ///< of the tiles
+  std::int32_t block_size;  ///< tokens of a page, as sequences count them
+  std::int32_t vocab_size;
+
+  /// The file of KV memory that outlives the process (KvFile), and the name of all that the bits of its KV depend on
+  /// besides tokens. Without a file KV memory ends with its owner.
+  std::optional<std::int32_t> fd;
+  std::string model;
+  bool log_sealed_pages;  ///< of the file, for those who copy them elsewhere
+};
+
+/// KV memory, the pages that it is divided into, and the sequences that have them.
+struct KvCache {
+  /// Maps the memory, and takes over the pages of an earlier process if it lies in a file. Throws
+  /// std::invalid_argument where that is impossible.
+  KvCache(const KvConfig& config, Arena& arena, ThreadPool& threads);
+
+  std::unique_ptr<KvFile> file;
+  KvMemory memory;
+  std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged
+  std::unique_ptr<PageLedger> ledger;         ///< nullptr without a file
+  Sequences sequences;
+};
+
+}  // namespace quire
