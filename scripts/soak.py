@@ -88,6 +88,7 @@ class Load:
     def __init__(self, server: RunningServer, llm: AsyncLLM, seed: int) -> None:
         self.ends: Counter[str] = Counter()
         self.errors: list[str] = []
+        self.num_left_out = 0
         self._url = f"{server.url}/v1/completions"
         self._llm = llm
         self._random = random.Random(seed)
@@ -112,11 +113,17 @@ class Load:
             self.errors.append(f"{kind}: {error}")
         self.ends[f"{kind}: {end}"] += 1
 
-    async def arrive(self, rate: float, seconds: float) -> None:
-        """Start `rate` requests a second at random, and let all end."""
+    async def arrive(self, rate: float, seconds: float, most: int) -> None:
+        """Start `rate` requests a second at random, and let all end.
+
+        While `most` are open, as when the machine has less time for the server than before, no other one is started.
+        """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             await asyncio.sleep(self._random.expovariate(rate))
+            if len(self._tasks) >= most:
+                self.num_left_out += 1
+                continue
             task = asyncio.create_task(self.one())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -153,15 +160,15 @@ class Load:
 
 
 def shared_memory(pids: list[int]) -> int:
-    """Return the number of memory files that these processes have open, and of segments of the system."""
-    links = []
+    """Return the number of memory files and shared segments that these processes have open."""
+    count = 0
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             try:
-                links.append(str(entry.readlink()))
+                count += str(entry.readlink()).startswith(("/memfd:", "/dev/shm/"))  # noqa: S108
             except FileNotFoundError:  # closed in between
                 continue
-    return sum(link.startswith("/memfd:") for link in links) + len(list(Path("/dev/shm").iterdir()))  # noqa: S108
+    return count
 
 
 def held(server: RunningServer, llm: AsyncLLM) -> dict[str, int]:
@@ -242,14 +249,17 @@ async def run(server: RunningServer, args: argparse.Namespace) -> int:
             asyncio.create_task(watch(server, llm, memory, preemptions)),
             asyncio.create_task(kill(llm, args.kill_every, kills)),
         ]
-        await load.arrive(rate, 60 * args.minutes)
+        await load.arrive(rate, 60 * args.minutes, 2 * args.clients)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         stats = await idle(llm)
         await asyncio.sleep(1)
         after = held(server, llm)
-    print(f"{load.ends.total()} requests, {len(kills)} kills, {sum(preemptions)} preemptions; ends: {dict(load.ends)}")
+    print(
+        f"{load.ends.total()} requests ({load.num_left_out} left out), {len(kills)} kills, {sum(preemptions)} "
+        f"preemptions; ends: {dict(load.ends)}"
+    )
     for text in load.errors[:10]:
         print(f"  {text}")
     grows = False
