@@ -40,8 +40,8 @@ class StepUpdate:
         self._outputs = outputs
         self._clock = clock
 
-    def execute(self, batch: Batch) -> StepResult | None:
-        """Compute a batch. None if the step failed as a whole.
+    def execute(self, batch: Batch, *, is_part: bool = False) -> StepResult | None:
+        """Compute a batch, or the part of one that has failed. None if the step failed as a whole.
 
         Then it has been computed in parts, and its requests have moved on, but for those that broke it, which end.
         Raises what the executor has raised, under a supervisor, if another process can do better.
@@ -50,7 +50,7 @@ class StepUpdate:
         try:
             return self._executor.step(batch.slots, batch.starts, batch.counts)
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
-            self._isolate(batch, error)
+            self._isolate(batch, error, is_part=is_part)
             return None
 
     def apply(self, batch: Batch, result: StepResult, now: float) -> None:
@@ -74,27 +74,29 @@ class StepUpdate:
                 pass
             raise
 
-    def _isolate(self, batch: Batch, error: Exception) -> None:
-        """Compute the halves of a batch that has failed, down to a single request that does, which ends.
+    def _isolate(self, batch: Batch, error: Exception, *, is_part: bool) -> None:
+        """Compute the halves of a batch that has failed, down to a single request that fails twice, which ends.
 
         Requests end too that cannot be computed again: those for which more than a sample may have been taken. Under a
         supervisor they go on in the next process, and so does everything when memory is short.
         """
         if self._is_supervised and isinstance(error, MemoryError):
             raise error
-        if len(batch.requests) == 1:
+        if len(batch.requests) == 1 and (is_part or not self._take_back(batch.requests[0])):
             self._fail(batch.requests, error)
             return
         left = [index for index, request in enumerate(batch.requests) if self._take_back(request)]
         if self._is_supervised and len(left) < len(batch.requests):
             raise error
-        logger.warning("a step with %d requests failed; it is computed in parts", len(batch.requests), exc_info=error)
+        logger.warning(
+            "a step with %d requests failed; it is computed again, in parts", len(batch.requests), exc_info=error
+        )
         if others := [each for index, each in enumerate(batch.requests) if index not in left]:
             self._fail(others, error)
         middle = (len(left) + 1) // 2
         for indices in (left[:middle], left[middle:]):
             part = batch.part(indices)
-            if indices and (result := self.execute(part)) is not None:
+            if indices and (result := self.execute(part, is_part=True)) is not None:
                 self.apply(part, result, self._clock())
 
     def _take_back(self, request: Request) -> bool:

@@ -244,13 +244,13 @@ def test_a_request_shows_itself_in_a_line_however_long_it_is() -> None:
     assert len(repr(request)) < 500
 
 
-def test_a_step_that_fails_ends_its_requests_only() -> None:
+def test_a_request_that_breaks_steps_of_its_own_ends_only_itself() -> None:
     engine = Engine(max_num_seqs=1)
     engine.add("a", PROMPT, max_tokens=5)
     engine.add("b", PROMPT, max_tokens=5)
-    engine.executor.fail_step = RuntimeError("the kernel gave up")
+    engine.executor.poison = "a"
     engine.finish()
-    assert "the kernel gave up" in (engine.end("a").error or "")
+    assert "failed to compute this step: poisoned" in (engine.end("a").error or "")
     assert engine.tokens("b") == answer(PROMPT, 5)
 
 
@@ -275,14 +275,17 @@ def test_a_request_that_breaks_its_steps_ends_alone(position: int) -> None:
             assert engine.end(name).finish_reason is FinishReason.LENGTH
 
 
-def test_a_step_that_fails_once_costs_nobody_anything() -> None:
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_step_that_fails_once_costs_nobody_anything(count: int) -> None:
     engine = Engine()
-    for number in range(5):
+    for number in range(count):
         engine.add(str(number), [number + 1, *PROMPT], max_tokens=6)
     engine.step()
     engine.executor.fail_step = RuntimeError("a cosmic ray")
     engine.finish()
-    assert [engine.tokens(str(number)) for number in range(5)] == [answer([n + 1, *PROMPT], 6) for n in range(5)]
+    assert [engine.tokens(str(number)) for number in range(count)] == [
+        answer([n + 1, *PROMPT], 6) for n in range(count)
+    ]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a cosmic ray")])
