@@ -1,9 +1,10 @@
 """Prefill and decode speed of a model: Quire alone, or in turns with vLLM and llama.cpp.
 
 Quire is measured as users run it, an `LLM` and an engine process behind a socket. The rate of a prefill is the prompt's
-tokens over the time to the first token; that of a decode is of all sequences together, without their prefill. Prompts
-are random token ids, new ones each time and the same for every engine; sampling is greedy, end tokens are ignored,
-prefix caching is off. In each repetition the engines take turns, and all but one are stopped.
+tokens over the time to the first token; that of a decode is of all tokens that arrive while all sequences run, from the
+first token of the last one to the last token of the first. Prompts are random token ids, new ones each time and the
+same for every engine; sampling is greedy, end tokens are ignored, prefix caching is off. In each repetition the engines
+take turns, and all but one are stopped.
 
     .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --quantization none,int8
     .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --vllm VENV --llama BIN --gguf A.gguf B.gguf
@@ -116,7 +117,7 @@ def measure(
 def run(work: Work, engine: BenchEngine, seed: int, vocab_size: int) -> BatchTiming:
     """Run `work` once, with prompts determined by `seed`."""
     prompts = random_prompts(seed, work.batch, work.context, vocab_size)
-    return engine.generate(prompts, work.max_tokens())
+    return engine.generate(prompts, work.length)
 
 
 def compare(arguments: argparse.Namespace) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from bench.work import BatchTiming, Decode, Work
+from bench.work import Arrivals, BatchTiming, Decode, Work
 
 
 class BenchError(RuntimeError):
@@ -41,9 +41,18 @@ class BenchEngine(ABC):
         yield
 
     @abstractmethod
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily. Raises `BenchError`."""
 
     @abstractmethod
     def close(self) -> None:
         """End the engine, leaving no process behind. Idempotent."""
+
+
+def checked(name: str, sequences: Iterable[Arrivals], batch: int, max_tokens: int) -> tuple[Arrivals, ...]:
+    """Return the arrivals of a batch, each with exactly `max_tokens` tokens. Raises `BenchError`."""
+    found = tuple(sequences)
+    counts = [sum(count for _, count in arrivals) for arrivals in found]
+    if counts != [max_tokens] * batch:
+        raise BenchError(f"{name} gave {counts} tokens instead of {max_tokens} to each of {batch}")
+    return found

@@ -66,9 +66,7 @@ def _start_llama(arguments: argparse.Namespace, max_model_len: int, threads: int
 
     for gguf in arguments.gguf:
         for mode in arguments.llama_flash_attn.split(","):
-            yield LlamaServer(
-                arguments.llama, gguf, mode, threads=threads, kv_bytes=kv_bytes, streaming=arguments.streaming
-            )
+            yield LlamaServer(arguments.llama, gguf, mode, threads=threads, kv_bytes=kv_bytes)
 
 
 def _announce(name: str) -> None:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.engines import BenchEngine, BenchError, StepBytes
+from bench.engines import BenchEngine, BenchError, StepBytes, checked
 from bench.process import PeerProcess
-from bench.work import STEP_TOKENS, BatchTiming, SequenceTiming, Work
+from bench.work import STEP_TOKENS, Arrivals, BatchTiming, Work
 
 START_SECONDS = 300.0
 SPARE_TOKENS = 16  # in addition to prompt and answer, in every slot
@@ -37,13 +37,11 @@ class _UnixConnection(http.client.HTTPConnection):
 class LlamaServer(BenchEngine):
     """A GGUF file in `llama-server`, with flash attention "on" or "off" as the variant.
 
-    A prompt is a POST to /completion, all of a batch at once. The times of the first and last token come from the
-    server's `timings`. Every slot has KV memory of its own, since prompts share nothing, and prompt caching is off.
+    A prompt is a POST to /completion, all of a batch at once; the times of tokens are those at which the events of its
+    stream arrive. Every slot has KV memory of its own, since prompts share nothing, and prompt caching is off.
     """
 
-    def __init__(
-        self, binaries: Path, gguf: Path, flash_attention: str, *, threads: int, kv_bytes: StepBytes, streaming: bool
-    ) -> None:
+    def __init__(self, binaries: Path, gguf: Path, flash_attention: str, *, threads: int, kv_bytes: StepBytes) -> None:
         self._program = binaries / "llama-server"
         if not self._program.exists():
             raise BenchError(f"--llama {binaries}: it has no llama-server; give the folder of llama.cpp's programs")
@@ -51,7 +49,7 @@ class LlamaServer(BenchEngine):
             raise BenchError(f"--gguf {gguf}: no such file")
         name = f"llama.cpp {gguf.stem}"
         super().__init__(name, f"-fa {flash_attention}", lambda work: gguf.stat().st_size + kv_bytes(work))
-        self._gguf, self._flash_attention, self._threads, self._streaming = gguf, flash_attention, threads, streaming
+        self._gguf, self._flash_attention, self._threads = gguf, flash_attention, threads
         self._shape = (0, 0)
         self._process: PeerProcess | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the socket
@@ -66,16 +64,17 @@ class LlamaServer(BenchEngine):
             self._shape = shape
             self._wait_ready(self._process)
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""
-        bodies = list(map(self._body, prompts, max_tokens))
+        bodies = [self._body(prompt, max_tokens) for prompt in prompts]
         with ThreadPoolExecutor(len(prompts)) as threads:
             begun = time.perf_counter()
             try:
-                sequences = tuple(threads.map(self._complete, bodies, max_tokens))
+                sequences = tuple(threads.map(self._complete, bodies))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise self._failure(error) from error
-            return BatchTiming(time.perf_counter() - begun, sequences)
+            seconds = time.perf_counter() - begun
+        return BatchTiming(seconds, checked(self.full_name, sequences, len(prompts), max_tokens))
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -131,27 +130,23 @@ class LlamaServer(BenchEngine):
             "cache_prompt": False,
             "samplers": ["top_k"],
             "top_k": 1,
-            "stream": self._streaming,
+            "stream": True,
+            "return_tokens": True,
         }
         return json.dumps(request)
 
-    def _complete(self, body: str, max_tokens: int) -> SequenceTiming:
+    def _complete(self, body: str) -> Arrivals:
+        """Return when the tokens of a stream arrived. Raises `ValueError`."""
         with self._request("POST", "/completion", body) as answer:
             if answer.status != http.client.OK:
                 raise ValueError(answer.read().decode(errors="replace"))
-            timings = self._timings(answer)
-        now, count = time.perf_counter(), timings["predicted_n"]
-        if count != max_tokens:
-            raise ValueError(f"{count} tokens instead of {max_tokens}")
-        return SequenceTiming(now - timings["predicted_ms"] / 1000, now, count - 1)
-
-    def _timings(self, answer: http.client.HTTPResponse) -> dict[str, Any]:
-        """Return the server's timings, which a stream has in its last event."""
-        whole = answer.read()
-        if self._streaming:
-            whole = whole.rpartition(b"data: ")[2]
-        timings: dict[str, Any] = json.loads(whole)["timings"]
-        return timings
+            arrivals = []
+            for line in answer:
+                if line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    if tokens := event.get("tokens"):
+                        arrivals.append((time.perf_counter(), len(tokens)))
+            return arrivals
 
     @contextmanager
     def _request(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:

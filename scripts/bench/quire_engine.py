@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvloop
-from bench.engines import BenchEngine, BenchError, StepBytes
-from bench.work import BatchTiming, Decode, SequenceTiming
+from bench.engines import BenchEngine, StepBytes, checked
+from bench.work import Arrivals, BatchTiming, Decode
 
-from quire.frontend import LLM, AsyncLLM, RequestOutput, SamplingParams
+from quire.frontend import LLM, AsyncLLM, SamplingParams
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.kernels import host
@@ -75,57 +75,46 @@ def _params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
-class _CountingTable(RequestTable):
-    """A request table that counts the tokens of each request's first increment.
+class _TimedTable(RequestTable):
+    """A request table that notes when the tokens of each request were sampled, on the engine's clock.
 
     Increments that arrive faster than they are read are merged, and then have the time of their last step.
     """
 
     def __init__(self, send: Callable[[ClientMessage, int], None], eos_token_ids: list[int]) -> None:
         super().__init__(send, eos_token_ids)
-        self.first_counts: dict[str, int] = {}  # by ids in the order of submission
+        self.arrivals: dict[str, list[tuple[float, int]]] = {}  # by ids in the order of submission
 
     def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
         for output in message.outputs:
             if output.new_token_ids:
-                self.first_counts.setdefault(output.request_id, len(output.new_token_ids))
+                arrival = message.timestamp, len(output.new_token_ids)
+                self.arrivals.setdefault(output.request_id, []).append(arrival)
         return super().update(message)
 
 
-class _CountingLLM(LLM):
-    """`LLM` that counts first increments."""
+class _TimedLLM(LLM):
+    """`LLM` that notes when tokens were sampled."""
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
-        self._table = self.table = _CountingTable(self._engine.client.send, self._engine.eos_token_ids)
+        self._table = self.table = _TimedTable(self._engine.client.send, self._engine.eos_token_ids)
 
 
 class QuireEngine(BenchEngine):
-    """`LLM`; the times of the first and last token are the engine's."""
+    """`LLM`; the times of tokens are the engine's."""
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
         super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
-        self._llm = _CountingLLM(configuration.model, **configuration.options(max_model_len, threads))
+        self._llm = _TimedLLM(configuration.model, **configuration.options(max_model_len, threads))
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""
-        params = [_params(count) for count in max_tokens]
-        first_counts = self._llm.table.first_counts
-        first_counts.clear()
+        self._llm.table.arrivals.clear()
         begun = time.perf_counter()
-        outputs = self._llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+        self._llm.generate([list(prompt) for prompt in prompts], _params(max_tokens), use_tqdm=False)
         seconds = time.perf_counter() - begun
-        counts = [first_counts[number] for number in sorted(first_counts, key=int)]
-        return BatchTiming(seconds, tuple(map(self._generated, outputs, max_tokens, counts)))
-
-    @staticmethod
-    def _generated(output: RequestOutput, max_tokens: int, first_count: int) -> SequenceTiming:
-        metrics, count = output.metrics, len(output.outputs[0].token_ids)
-        if count != max_tokens:
-            raise BenchError(f"Quire gave {count} tokens instead of {max_tokens}")
-        if metrics.first_token_time is None or metrics.last_token_time is None:
-            raise BenchError("Quire's outputs lack the times of their tokens")
-        return SequenceTiming(metrics.first_token_time, metrics.last_token_time, count - first_count)
+        return BatchTiming(seconds, checked("Quire", self._llm.table.arrivals.values(), len(prompts), max_tokens))
 
     def close(self) -> None:
         """End the engine process."""
@@ -133,36 +122,28 @@ class QuireEngine(BenchEngine):
 
 
 class AsyncQuireEngine(BenchEngine):
-    """`AsyncLLM` on uvloop; the times of the first and last token are the caller's."""
+    """`AsyncLLM` on uvloop; the times of tokens are the caller's."""
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
         super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
         self._llm = AsyncLLM(configuration.model, **configuration.options(max_model_len, threads))
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         return self._runner.run(self._generate(prompts, max_tokens))
 
-    async def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+    async def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         begun = time.perf_counter()
-        streams = await asyncio.gather(*map(self._stream, prompts, max_tokens))
-        return BatchTiming(time.perf_counter() - begun, tuple(streams))
+        streams = await asyncio.gather(*(self._stream(prompt, max_tokens) for prompt in prompts))
+        return BatchTiming(time.perf_counter() - begun, checked("Quire", streams, len(prompts), max_tokens))
 
-    async def _stream(self, prompt: Sequence[int], max_tokens: int) -> SequenceTiming:
-        first = last = 0.0
-        count = later = 0
-        async for output in self._llm.generate(list(prompt), _params(max_tokens), output_kind="delta"):
-            last = time.perf_counter()
-            new = len(output.outputs[0].token_ids)
-            if count == 0:
-                first = last
-            else:
-                later += new
-            count += new
-        if count != max_tokens:
-            raise BenchError(f"Quire streamed {count} tokens instead of {max_tokens}")
-        return SequenceTiming(first, last, later)
+    async def _stream(self, prompt: Sequence[int], max_tokens: int) -> Arrivals:
+        return [
+            (time.perf_counter(), len(output.outputs[0].token_ids))
+            async for output in self._llm.generate(list(prompt), _params(max_tokens), output_kind="delta")
+            if output.outputs[0].token_ids
+        ]
 
     def close(self) -> None:
         """End the engine process."""

@@ -41,9 +41,8 @@ def show(results: list[WorkSamples]) -> None:
 def _cells(result: WorkSamples, samples: Samples) -> list[str]:
     limit = result.limit(samples.engine)
     share = "" if limit is None else f"{samples.median / limit:.0%}"
-    mark = " *" if samples.is_incomplete else ""
     rates = [samples.median, min(samples.rates), max(samples.rates)]
-    return [samples.engine.full_name + mark, *map(_number, rates), share]
+    return [samples.engine.full_name, *map(_number, rates), share]
 
 
 def _ratios(samples: Samples, best: list[Samples]) -> list[str]:
@@ -64,8 +63,6 @@ def _notes(results: list[WorkSamples]) -> list[str]:
             f"read {SIZE >> 30} GiB in the same turns (best of {PASSES} passes). A model that fits into the caches can "
             "exceed it."
         )
-    if any(samples.is_incomplete for result in results for samples in result.best()):
-        notes.append("* Some sequences ended early, so that the batch was not complete: choose a longer --gen.")
     return notes
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from bench.engines import BenchEngine
 from bench.work import BatchTiming, Decode, Work
 
-LEAST_OVERLAP = 0.9  # least share of a decode's time in which all its sequences should run
-
 
 @dataclass
 class Samples:
@@ -29,11 +27,6 @@ class Samples:
     def median(self) -> float:
         """Median rate."""
         return statistics.median(self.rates)
-
-    @property
-    def is_incomplete(self) -> bool:
-        """True if sequences ended so early that the rate is not that of the whole batch."""
-        return min(map(self.work.overlap, self.timings)) < LEAST_OVERLAP
 
     def ratio_to(self, other: Samples) -> float:
         """Return the median ratio to the other's rates, repetition by repetition: drift from turn to turn cancels."""
@@ -82,7 +75,7 @@ def as_json(results: list[WorkSamples]) -> list[dict[str, Any]]:
             if isinstance(result.work, Decode):
                 entry |= {
                     "length": result.work.length,
-                    "overlap": [result.work.overlap(timing) for timing in samples.timings],
+                    "share": [timing.share for timing in samples.timings],
                     "step_bytes": samples.engine.step_bytes(result.work),
                     "bandwidth": result.bandwidths,
                     "limit": result.limit(samples.engine),

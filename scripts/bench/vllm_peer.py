@@ -10,9 +10,9 @@ from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
-from bench.engines import BenchEngine, BenchError, StepBytes
+from bench.engines import BenchEngine, BenchError, StepBytes, checked
 from bench.process import PeerProcess
-from bench.work import STEP_TOKENS, BatchTiming, SequenceTiming
+from bench.work import STEP_TOKENS, BatchTiming
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 
@@ -67,10 +67,10 @@ class VllmPeer(BenchEngine):
             self._process.close()
             raise
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> BatchTiming:
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""
         answer = self._ask({"prompts": prompts, "max_tokens": max_tokens}, "generating")
-        return BatchTiming(answer["seconds"], tuple(SequenceTiming(*sequence) for sequence in answer["sequences"]))
+        return BatchTiming(answer["seconds"], checked("vLLM", answer["sequences"], len(prompts), max_tokens))
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -13,57 +13,52 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any, TextIO
 
-Sequences = list[tuple[float, float, int]]  # times of the first and the last token, and the number after the first
+Sequences = list[list[tuple[float, int]]]  # of each sequence the times at which tokens arrived, and how many each time
 
 
 class Worker(ABC):
     """A loaded model."""
 
     @abstractmethod
-    def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
-        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> Sequences:
+        """Generate `max_tokens` tokens for each prompt, greedily."""
 
     @abstractmethod
     def close(self) -> None:
         """End the engine."""
 
 
-def sampling(count: int, **options: Any) -> Any:
-    """Return greedy parameters for exactly `count` tokens."""
+def sampling(count: int) -> Any:
+    """Return greedy parameters for exactly `count` tokens, whose outputs have only what is new."""
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
-    return SamplingParams(temperature=0, max_tokens=count, min_tokens=count, ignore_eos=True, **options)
-
-
-def check_count(count: int, wanted: int) -> None:
-    """Raise RuntimeError if there are more or fewer tokens than requested."""
-    if count != wanted:
-        raise RuntimeError(f"{count} tokens instead of {wanted}")
+    kind = RequestOutputKind.DELTA
+    return SamplingParams(temperature=0, max_tokens=count, min_tokens=count, ignore_eos=True, output_kind=kind)
 
 
 class OfflineWorker(Worker):
-    """`vllm.LLM`; the times are those of its engine core."""
+    """`vllm.LLM`, whose engine is stepped as its own `generate` does; the times are those at which a step returns."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM
 
-        self._llm = LLM(**options, disable_log_stats=False)  # without statistics there are no times
+        self._engine = LLM(**options).llm_engine
 
-    def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
-        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
-        params = [sampling(count) for count in max_tokens]
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._llm.generate(inputs, params, use_tqdm=False)
-        for output, count in zip(outputs, max_tokens, strict=True):
-            check_count(len(output.outputs[0].token_ids), count)
-        return [
-            (output.metrics.first_token_ts, output.metrics.last_token_ts, count - 1)
-            for output, count in zip(outputs, max_tokens, strict=True)
-        ]
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> Sequences:
+        """Generate `max_tokens` tokens for each prompt, greedily."""
+        sequences: Sequences = [[] for _ in prompts]
+        for number, prompt in enumerate(prompts):
+            self._engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling(max_tokens))
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if new := len(output.outputs[0].token_ids):
+                    sequences[int(output.request_id)].append((time.perf_counter(), new))
+        return sequences
 
     def close(self) -> None:
         """End the engine."""
-        self._llm.llm_engine.engine_core.shutdown()
+        self._engine.engine_core.shutdown()
 
 
 class StreamingWorker(Worker):
@@ -82,30 +77,17 @@ class StreamingWorker(Worker):
     async def _start(kind: Any, arguments: Any) -> Any:
         return kind.from_engine_args(arguments)
 
-    def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
-        """Generate exactly `max_tokens` tokens for each prompt, greedily."""
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> Sequences:
+        """Generate `max_tokens` tokens for each prompt, greedily."""
         return self._loop.run_until_complete(self._generate(prompts, max_tokens))
 
-    async def _generate(self, prompts: list[list[int]], max_tokens: list[int]) -> Sequences:
-        return list(await asyncio.gather(*map(self._stream, prompts, max_tokens)))
+    async def _generate(self, prompts: list[list[int]], max_tokens: int) -> Sequences:
+        return list(await asyncio.gather(*(self._stream(prompt, max_tokens) for prompt in prompts)))
 
-    async def _stream(self, prompt: list[int], max_tokens: int) -> tuple[float, float, int]:
-        from vllm.sampling_params import RequestOutputKind
-
+    async def _stream(self, prompt: list[int], max_tokens: int) -> list[tuple[float, int]]:
         self._count += 1
-        params = sampling(max_tokens, output_kind=RequestOutputKind.DELTA)
-        first = last = 0.0
-        count = later = 0
-        async for output in self._llm.generate({"prompt_token_ids": prompt}, params, str(self._count)):
-            last = time.perf_counter()
-            new = len(output.outputs[0].token_ids)
-            if count == 0:
-                first = last
-            else:
-                later += new
-            count += new
-        check_count(count, max_tokens)
-        return first, last, later
+        outputs = self._llm.generate({"prompt_token_ids": prompt}, sampling(max_tokens), str(self._count))
+        return [(time.perf_counter(), new) async for output in outputs if (new := len(output.outputs[0].token_ids))]
 
     def close(self) -> None:
         """End the engine."""

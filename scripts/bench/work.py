@@ -10,21 +10,38 @@ STEP_TOKENS = 2048
 """Limit of a step's tokens in every engine; Quire's default."""
 
 
-@dataclass(frozen=True)
-class SequenceTiming:
-    """Timing of one sequence: the times of its first and last token on one clock, and the number after the first."""
+LEAST_SHARE = 0.5
+"""Least share of a decode, from its first token to its last, in which all sequences must run."""
 
-    first: float
-    last: float
-    later_tokens: int
+Arrivals = Sequence[tuple[float, int]]
+"""When tokens of one sequence arrived, on the clock of its batch, and how many each time."""
 
 
 @dataclass(frozen=True)
 class BatchTiming:
-    """Timing of a batch: the seconds from its submission to its end, and its sequences."""
+    """Timing of a batch: the seconds from its submission to its end, and the arrivals of each sequence."""
 
     seconds: float
-    sequences: tuple[SequenceTiming, ...]
+    sequences: tuple[Arrivals, ...]
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """When the last sequence had its first token, and when the first one had its last."""
+        return max(arrivals[0][0] for arrivals in self.sequences), min(arrivals[-1][0] for arrivals in self.sequences)
+
+    @property
+    def share(self) -> float:
+        """Share of the time between the first token and the last one in which all sequences ran; negative if never."""
+        begin, end = self.window
+        first = min(arrivals[0][0] for arrivals in self.sequences)
+        last = max(arrivals[-1][0] for arrivals in self.sequences)
+        return (end - begin) / (last - first) if last > first else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all sequences together while all of them ran."""
+        begin, end = self.window
+        return sum(count for arrivals in self.sequences for at, count in arrivals if begin < at <= end) / (end - begin)
 
 
 @dataclass(frozen=True)
@@ -44,27 +61,22 @@ class Prefill:
         """Tokens of the longest sequence."""
         return self.context + 1
 
-    def max_tokens(self) -> list[int]:
-        """Return the number of tokens that each sequence generates."""
-        return [1]
+    @property
+    def length(self) -> int:
+        """Tokens that the sequence generates."""
+        return 1
 
     def rate(self, timing: BatchTiming) -> float:
         """Return tokens per second."""
         return self.context / timing.seconds
-
-    def overlap(self, timing: BatchTiming) -> float:
-        """Return the share of the measured time in which all sequences ran."""
-        del timing
-        return 1.0
 
 
 @dataclass(frozen=True)
 class Decode:
     """`batch` sequences with prompts of `context` tokens, each of which generates `length` tokens.
 
-    The rate is batch * (G2 - G1) / (t2 - t1), where t1 is when the sequence that started last had its first token
-    (G1 = 1), and t2 when it had all of them (G2 = length): prefill, start and submission are not included. Prompts
-    longer than a step start one after the other, so earlier ones generate some more tokens, and all end together.
+    The rate is that of all tokens that arrive while all sequences run: after the first token of the sequence that
+    starts last, up to the last token of the one that ends first. No prompt is computed meanwhile.
     """
 
     batch: int
@@ -79,36 +91,24 @@ class Decode:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
-        return self.context + max(self.max_tokens())
+        return self.context + self.length
 
     @property
     def mean_context(self) -> float:
         """Mean over its steps of the tokens that a sequence attends to."""
         return self.context + self.length / 2
 
-    def max_tokens(self) -> list[int]:
-        """Return the number of tokens that each sequence generates, in the order of submission."""
-        started = [-(-(number * self.context) // STEP_TOKENS) for number in range(1, self.batch + 1)]
-        return [self.length + started[-1] - step for step in started]
-
     def rate(self, timing: BatchTiming) -> float:
-        """Return tokens per second of the whole batch. Raises `ValueError` when all tokens arrived at once."""
-        last = _last_started(timing)
-        if last.last <= last.first:
-            raise ValueError(f"{self.name}: all tokens of a sequence arrived at once; choose a longer --gen")
-        return self.batch * last.later_tokens / (last.last - last.first)
-
-    def overlap(self, timing: BatchTiming) -> float:
-        """Return the share of the measured time in which all sequences ran."""
-        last = _last_started(timing)
-        return (min(one.last for one in timing.sequences) - last.first) / (last.last - last.first)
+        """Return tokens per second. Raises `ValueError` if all sequences ran together too briefly."""
+        if timing.share < LEAST_SHARE:
+            raise ValueError(
+                f"{self.name}: all {self.batch} sequences ran together for {max(0.0, timing.share):.0%} of the decode, "
+                f"and less than {LEAST_SHARE:.0%} says nothing about such batches; choose a longer --gen"
+            )
+        return timing.rate
 
 
 Work = Prefill | Decode
-
-
-def _last_started(timing: BatchTiming) -> SequenceTiming:
-    return max(timing.sequences, key=lambda one: one.first)
 
 
 def random_prompts(seed: int, batch: int, context: int, vocab_size: int) -> list[list[int]]:

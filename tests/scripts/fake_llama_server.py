@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import socketserver
 import sys
+import time
 from http.server import BaseHTTPRequestHandler
+
+TOKEN_SECONDS = 0.01  # as test_bench_model.py expects
 
 
 class FakeLlamaHandler(BaseHTTPRequestHandler):
@@ -16,8 +19,13 @@ class FakeLlamaHandler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert request["ignore_eos"]
         assert not request["cache_prompt"]
-        count = request["n_predict"]
-        self._answer({"timings": {"predicted_n": count, "predicted_ms": 2.0 * (count - 1)}})
+        assert request["stream"]
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(request["n_predict"]):
+            time.sleep(TOKEN_SECONDS)
+            self.wfile.write(b"data: " + json.dumps({"tokens": [8], "stop": False}).encode() + b"\n\n")
+        self.wfile.write(b"data: " + json.dumps({"tokens": [], "stop": True}).encode() + b"\n\n")
 
     def _answer(self, content: dict[str, object]) -> None:
         body = json.dumps(content).encode()
