@@ -37,6 +37,7 @@ def instruction_sets() -> list[str]:
     avx512 = {"avx512f", "avx512bw", "avx512vl"}
     needs = {
         "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+        "avx512-bf16": avx512 | {"avx512_vnni", "avx512_bf16"},
         "avx512-vnni": avx512 | {"avx512_vnni"},
         "avx512": avx512,
         "avx2-vnni": {"avx2", "fma", "avx_vnni"},
@@ -169,7 +170,7 @@ def test_on_any_number_of_threads(demo: Subject, engine: EngineFactory, threads:
     assert demo.ask(engine(**demo.options, threads=threads)) == demo.together
 
 
-@pytest.mark.parametrize("isa", ["amx", "avx512-vnni", "avx512", "avx2-vnni", "avx2"])
+@pytest.mark.parametrize("isa", ["amx", "avx512-bf16", "avx512-vnni", "avx512", "avx2-vnni", "avx2"])
 def test_on_any_instruction_set(
     demo: Subject, engine: EngineFactory, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

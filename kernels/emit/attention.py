@@ -49,7 +49,7 @@ def tokens_per_entry(group: int) -> int:
 @dataclass(frozen=True)
 class Frame:
     """Stack of one work item: scores or probabilities, output, state of each row, and the scales of int8 K and V of a
-    block's tokens. All are f32, except that `p` is bf16 for AMX."""
+    block's tokens. All are f32, except that `p` is stored as activations."""
 
     u: Value
     p: Value
@@ -124,7 +124,7 @@ class AttentionKernel(Kernel):
     def _frame(self, b: Builder, products: Products) -> Frame:
         rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
         u = b.scratch(rows * BLOCK_TOKENS * 4)
-        p = b.scratch(rows * BLOCK_TOKENS * 2) if products.uses_tiles else u
+        p = b.scratch(rows * BLOCK_TOKENS * 2) if products.dtypes.activation_bytes == 2 else u
         out = b.scratch(rows * blocks_of(self.heads) * BLOCK * 4)
         m, l, a, c = (b.scratch(rows * 4) for _ in range(4))  # noqa: E741
         return Frame(u, p, out, m, l, a, c, b.scratch(2 * BLOCK_TOKENS * 4))

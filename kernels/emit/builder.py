@@ -253,6 +253,12 @@ class Builder:
         operation = f"vector.shuffle {low.name}, {high.name} [{mask}] : {low.type}, {high.type}"
         return self._result(vector(element_of(low.type), lanes), operation)
 
+    def permute(self, value: Value, order: Sequence[int]) -> Value:
+        """Return the lanes of a vector whose numbers `order` lists."""
+        return self._result(
+            value.type, f"vector.shuffle {value.name}, {value.name} {[*order]} : {value.type}, {value.type}"
+        )
+
     def lanes_as(self, value: Value, element: str) -> Value:
         """Reinterpret the bits as lanes of an integer type of another width."""
         lanes = lanes_of(value.type) * int(element_of(value.type)[1:]) // int(element[1:])

@@ -5,7 +5,8 @@ columns; a tile holds 16 pairs of k, each pair 16 columns by (even k, odd k). In
 B operand: `[n/32][k/32][2][16 pairs][16 n][2 k]`. In f32 the even and odd halves are separate, so both load as whole
 vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`. int8, used in KV pages, has the layout of f32.
 
-**Packed activations** `x[m, k]`, the inputs of a product: `[m/16][k/32][16][32]`, AMX's A operand.
+**Packed activations** `x[m, k]`, the inputs of a product: `[m/16][k/32][16][32]`, AMX's A operand. Paired activations,
+the operand of `vdpbf16ps`, are bf16 with each four of k as (2, 0), (3, 1): see products.py.
 
 **Packed quantized weights**: blocks of 32 columns n, each a sequence of groups along k. A group holds the scales of its
 32 columns, their zero points if it has any, then its values as lines of 64 bytes, alternating between two tiles of 16
@@ -19,6 +20,7 @@ and the sums (int32) of its 16 rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels import _native
@@ -32,7 +34,12 @@ PAIRS = _native.TILE_PAIRS
 
 QuantizedFormat = _native.QuantizedFormat
 
-ELEMENT_BYTES = {I8: 1, BF16: 2, F32: 4}
+PAIRED = "bf16-paired"
+"""Storage of activations as bf16 in the order of PAIRED_ORDER."""
+PAIRED_ORDER = (2, 0, 3, 1)
+"""Which of four consecutive k is stored first, second, third, last."""
+
+ELEMENT_BYTES = {I8: 1, BF16: 2, PAIRED: 2, F32: 4}
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -46,8 +53,8 @@ class Dtypes:
 
     `weights`: storage of packed weights and KV pages. `rounding`: what activations are rounded to before a product
     (bf16, or f32 for no rounding). `activations`: storage of the rounded values; f32 where products are FMAs, so that
-    they load by broadcast, bf16 where products are AMX tiles. `quantized_kv`: KV pages hold int8, with a scale for each
-    token and head.
+    they load by broadcast, bf16 where products are AMX tiles, PAIRED where they are `vdpbf16ps`. `quantized_kv`: KV
+    pages hold int8, with a scale for each token and head.
     """
 
     weights: str
@@ -76,6 +83,11 @@ class Dtypes:
         return ELEMENT_BYTES[self.activations]
 
 
+def bf16_activations(isa: str) -> str:
+    """Return how an instruction set stores activations that are rounded to bf16."""
+    return {"amx": BF16, "avx512-bf16": PAIRED}.get(isa, F32)
+
+
 def load_pair(b: Builder, dtypes: Dtypes, tile: Value, pair: Value) -> tuple[Value, Value]:
     """Load the even and the odd k of one pair of a tile, for its 16 columns, as f32 lanes."""
     if dtypes.weights == F32:
@@ -89,6 +101,17 @@ def load_pair(b: Builder, dtypes: Dtypes, tile: Value, pair: Value) -> tuple[Val
     return (both << 16).bitcast(F32), (both & -65536).bitcast(F32)
 
 
+def load_quad(b: Builder, dtypes: Dtypes, tile: Value, pair: Value) -> tuple[Value, Value]:
+    """Load two pairs of a tile for `vdpbf16ps`: i32 lanes of (k, k + 2) and of (k + 1, k + 3), the first one's bf16 in
+    the upper half."""
+    if dtypes.weights == BF16:
+        first, second = (b.load(tile, (pair + i) * 64, VI32, 64) for i in range(2))
+        return first << 16 | second & 0xFFFF, first & -65536 | second >> 16
+    pairs = [load_pair(b, dtypes, tile, pair + i) for i in range(2)]  # of int8, whose f32 are bf16 with zeros
+    even, odd = (first.bitcast(I32) | second.bitcast(I32) >> 16 for first, second in zip(*pairs, strict=True))
+    return even, odd
+
+
 def packed_offset(dtypes: Dtypes, columns: int, row: Value, column: Value) -> Value:
     """Return the byte offset of x[row, column] in packed activations of `columns` columns."""
     panel = row // TILE_ROWS * (round_up(columns, BLOCK) // BLOCK) + column // BLOCK
@@ -97,17 +120,29 @@ def packed_offset(dtypes: Dtypes, columns: int, row: Value, column: Value) -> Va
 
 def store_activation(b: Builder, dtypes: Dtypes, value: Value, base: Value, offset: Value) -> None:
     """Store f32 lanes as activations: rounded, and in their storage dtype."""
-    if dtypes.activations == BF16:
-        b.store(to_bf16_bits(b, value), base, offset, 4)
-    else:
+    if dtypes.activations == F32:
         b.store(round_activation(b, dtypes, value), base, offset, 4)
+        return
+    bits = to_bf16_bits(b, value)
+    if dtypes.activations == PAIRED:
+        bits = b.permute(bits, _in_fours(PAIRED_ORDER))
+    b.store(bits, base, offset, 4)
+
+
+def _in_fours(order: Sequence[int]) -> list[int]:
+    """Return the order of LANES lanes in which each four have the order `order`."""
+    return [first + i for first in range(0, LANES, 4) for i in order]
 
 
 def load_activation(b: Builder, dtypes: Dtypes, base: Value, offset: Value, lanes: int = LANES) -> Value:
     """Load activations as f32 lanes, or a single one as a scalar."""
     if dtypes.activations == F32:
         return b.load(base, offset, vector(F32, lanes) if lanes > 1 else F32, 4)
+    if lanes == 1 and dtypes.activations == PAIRED:
+        offset = offset // 8 * 8 + (offset % 8 + 1) % 5 * 2
     bits = b.load(base, offset, vector(I16, lanes) if lanes > 1 else I16, 2)
+    if lanes > 1 and dtypes.activations == PAIRED:
+        bits = b.permute(bits, _in_fours([PAIRED_ORDER.index(i) for i in range(4)]))
     return (b.convert("arith.extui", bits, with_element(bits.type, I32)) << 16).bitcast(F32)
 
 

@@ -3,6 +3,11 @@
 For each output: blocks of 32 along k; within a block one f32 accumulator for even k and one for odd k, each starting
 from zero, in order, by FMA; then `acc += even + odd`. GEMM, attention scores and attention values all use this module,
 so their bits are the same on every instruction set and for any number of rows.
+
+`vdpbf16ps` multiplies pairs of bf16 and adds the product of the upper halves, then that of the lower ones, each by an
+FMA. Pairs of (k, k + 2) and of (k + 1, k + 3), the first one above, therefore continue the chains of even and of odd k.
+Weights are paired when they are loaded, which is little work next to the products of a few rows, so that all
+instruction sets share their layout. Activations are stored in pairs.
 """
 
 from __future__ import annotations
@@ -10,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, Builder, Value
-from quire.kernels.emit.layout import PAIRS, TILE_ROWS, Dtypes, load_pair
+from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VF32, Builder, Value, vector
+from quire.kernels.emit.layout import PAIRED, PAIRS, TILE_ROWS, Dtypes, load_pair, load_quad
 
 NEAR_BYTES, FAR_BYTES = 512, 4096
 """Prefetch distances of weights: into the first-level cache, which allows few outstanding misses, and into the second.
@@ -22,7 +27,9 @@ RowSink = Callable[[Value, Sequence[Value]], None]
 """Called with a row number and its two vectors of 16 columns."""
 
 _MANY, _FEW = (8, 4, 2, 1), (2, 1)
-ROW_CHUNKS = {"amx": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": _FEW}
+ROW_CHUNKS = {
+    "amx": _MANY, "avx512-bf16": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": _FEW
+}  # fmt: skip
 """Numbers of rows computed at once: as many as the registers hold, then smaller chunks for the remainder."""
 
 PAIRS_PER_ITERATION = 4
@@ -68,7 +75,12 @@ class Products:
     @property
     def uses_tiles(self) -> bool:
         """True if products are AMX tiles."""
-        return self.dtypes.activations != F32
+        return self.dtypes.activations == BF16
+
+    @property
+    def uses_pairs(self) -> bool:
+        """True if products are `vdpbf16ps`."""
+        return self.dtypes.activations == PAIRED
 
     def emit(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of x times the columns."""
@@ -109,16 +121,24 @@ class Products:
         with b.loop(0, PAIRS, PAIRS_PER_ITERATION, state=[b.constant(0.0, VF32)] * (2 * chunk)) as pairs:
             state = list(pairs.state)
             self._prefetch(b, columns, tile, later, pairs.index)
-            for offset in range(PAIRS_PER_ITERATION):
+            load, element, step = (load_quad, I32, 2) if self.uses_pairs else (load_pair, F32, 1)
+            for offset in range(0, PAIRS_PER_ITERATION, step):
                 pair = pairs.index + offset
-                even_weights, odd_weights = load_pair(b, self.dtypes, tile, pair)
-                at = b.address(values, pair * 8)
+                weights = load(b, self.dtypes, tile, pair)
+                at = b.address(values, pair * (2 * self.dtypes.activation_bytes))
                 for r in range(chunk):
-                    even, odd = (b.broadcast(b.load(at, r * row_bytes + 4 * i, F32)) for i in range(2))
-                    state[2 * r] = b.fma(even, even_weights, state[2 * r])
-                    state[2 * r + 1] = b.fma(odd, odd_weights, state[2 * r + 1])
+                    for parity in range(2):
+                        x = b.broadcast(b.load(at, r * row_bytes + 4 * parity, element))
+                        state[2 * r + parity] = self._multiply_add(b, x, weights[parity], state[2 * r + parity])
             pairs.carry(*state)
         return [pairs.results[2 * r] + pairs.results[2 * r + 1] for r in range(chunk)]
+
+    def _multiply_add(self, b: Builder, x: Value, weights: Value, total: Value) -> Value:
+        """Add the products of f32 lanes, or of pairs of bf16 in i32 lanes, to `total`."""
+        if not self.uses_pairs:
+            return b.fma(x, weights, total)
+        halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
+        return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
 
     def _prefetch(self, b: Builder, columns: PackedColumns, tile: Value, later: Sequence[Value], pair: Value) -> None:
         """Prefetch as many bytes as the next PAIRS_PER_ITERATION pairs of the tile have."""

@@ -22,7 +22,9 @@ LINES_PER_ITERATION = 2
 """Lines of each tile in one iteration of the innermost loop."""
 
 _MANY, _FEW = (4, 2, 1), (2, 1)
-ROW_CHUNKS = {"amx": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": (1,)}
+ROW_CHUNKS = {
+    "amx": _MANY, "avx512-bf16": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": (1,)
+}  # fmt: skip
 """Numbers of rows computed at once, then smaller chunks for the remainder. Eight rows with groups of 32 would spill
 their sums at the end of each group and be a quarter slower."""
 
@@ -139,7 +141,7 @@ class QuantizedProducts:
 
     def _dot(self, b: Builder, acc: Value, weights: Value, quad: Value) -> Value:
         """Add the sum of unsigned `weights` times signed `quad` over four bytes to each lane of `acc`."""
-        if self.isa in ("amx", "avx512-vnni"):
+        if self.isa in ("amx", "avx512-bf16", "avx512-vnni"):
             return b.call("llvm.x86.avx512.vpdpbusd.512", [acc, b.lanes_as(weights, I8), b.lanes_as(quad, I8)], VI32)
         if self.isa == "avx512":
             return acc + self._multiply_add(b, weights, quad, "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")

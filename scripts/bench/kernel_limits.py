@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Jit, Plan, Runner, ThreadPool
-from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VI32, Builder, Value, vector
+from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VI32, Builder, Value, vector
 from quire.kernels.emit.products import NEAR_BYTES
 from quire.kernels.host import InstructionSet, available_memory, cache_folder
 
@@ -61,6 +61,14 @@ def _vnni(b: Builder, data: Value, lanes: int, chains: int) -> None:
     _keep(b, data, loop.results)
 
 
+def _pairs(b: Builder, data: Value, lanes: int, chains: int) -> None:
+    x, y = (b.load(data, i * LINE, vector(BF16, 2 * lanes), LINE) for i in range(2))
+    starts = [b.load(data, (2 + i) * LINE, vector(F32, lanes), LINE) for i in range(chains)]
+    with b.loop(0, ITERATIONS, state=starts) as loop:
+        loop.carry(*(b.call("llvm.x86.avx512bf16.dpbf16ps.512", [acc, x, y], acc.type) for acc in loop.state))
+    _keep(b, data, loop.results)
+
+
 def _keep(b: Builder, data: Value, results: list[Value]) -> None:
     """Store the sum of the results, so that they are computed."""
     total = results[0]
@@ -101,6 +109,8 @@ def units(isa: InstructionSet) -> list[Unit]:
     found = [Unit("fma", _fma, lanes, chains, lanes * 2)]
     if "vnni" in isa.features:
         found.append(Unit("vnni", _vnni, lanes, chains, lanes * 8))
+    if "avx512bf16" in isa.features:
+        found.append(Unit("avx512-bf16", _pairs, lanes, chains, lanes * 4))
     if "amx-tile" in isa.needs:
         found.append(Unit("amx-bf16", _amx_bf16, 0, 4, 16 * 16 * 32 * 2))
         found.append(Unit("amx-int8", _amx_int8, 0, 4, 16 * 16 * 64 * 2))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
 import numpy as np
 import pytest
+import soft_tiles
 from kernel_calls import Array, aligned, pack, pack_activations, run, to_bf16, unpack_activations
 
 from quire.kernels import host
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.layout import PAIRED, Dtypes
 from quire.kernels.emit.math import ACTIVATIONS
 from quire.kernels.emit.rows import EmbeddingKernel, NormKernel
 
@@ -56,17 +58,20 @@ def contract(x: Array, w: Array) -> Array:
     return total
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("isa", "form"), [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs")])
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 32, 32), (3, 96, 80), (7, 400, 33), (70, 64, 64)])
 def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: int, n: int) -> None:
+    dtypes = Dtypes("bf16", "bf16", PAIRED) if form == "pairs" else FORMATS[form]
+    form = dtypes.weights
     x, w, bias = inputs(m, k, n, form)
     width = -(-n // 32) * 32
     y = aligned(np.full((m, width), np.nan, np.float32))
     padded = aligned(np.pad(bias, (0, width - n)))
-    text = GemmKernel("g", k, n, "store", bias=True).emit(EmitContext(isa, FORMATS[form]))
+    text = GemmKernel("g", k, n, "store", bias=True).emit(EmitContext(isa, dtypes))
     items = width // 32 * -(-m // 64)
-    run(isa, text, "g", [pack_activations(x), pack(w, form), y, padded], [m], (0, items))
+    if isa not in ISAS:
+        isa, text = "avx2", soft_tiles.software(text)
+    run(isa, text, "g", [pack_activations(x, dtypes.activations), pack(w, form), y, padded], [m], (0, items))
     expected = contract(x, w) + bias
     if form == "bf16":  # products are exact in f32, so the emulation is exact
         assert np.array_equal(y[:, :n], expected)

@@ -24,7 +24,7 @@ from graph_reference import (
 from quire.kernels import host, runner
 from quire.kernels._native import SamplingConfig
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.layout import Dtypes, bf16_activations
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Heads, Linear, Norm
@@ -47,8 +47,8 @@ def log_probabilities(
 ) -> F64:
     """Return the log probability of every token but the first, as the native runner computes it."""
     dtypes, quantized_kv, mode, _ = FORMATS[form]
-    if isa == "amx" and dtypes == BF16:
-        dtypes = ("bf16", "bf16", "bf16")
+    if isa is not None and dtypes == BF16:
+        dtypes = ("bf16", "bf16", bf16_activations(isa))
     checkpoint = MemoryCheckpoint(random_tensors(model))
     quantization = choose_quantization(mode, checkpoint, ModelConfig({}))
     limits = PlanLimits(64, POSITIONS, 32)
@@ -138,14 +138,15 @@ def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(form:
     assert np.array_equal(log_probabilities(EVERYTHING, form, tokens, threads=16, chunk=1), expected)
 
 
+@pytest.mark.parametrize("isa", ["amx", "avx512-bf16"])
 @pytest.mark.parametrize("form", ["bfloat16", "int8"])
-def test_tiles_in_software_give_the_same_bits(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_in_software_give_the_same_bits(
+    form: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = random_tokens(300)
     expected = log_probabilities(EVERYTHING, form, tokens)
-    soft_tiles.load_library(tmp_path)
-    monkeypatch.setattr(runner, "Jit", soft_tiles.SoftJit)
-    monkeypatch.setattr(host, "choose_isa", soft_tiles.choose_amx)
-    assert np.array_equal(log_probabilities(EVERYTHING, form, tokens, isa="amx"), expected)
+    soft_tiles.use(monkeypatch, tmp_path, isa)
+    assert np.array_equal(log_probabilities(EVERYTHING, form, tokens, isa=isa), expected)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import soft_tiles
-from kernel_calls import Array, aligned, pack_activations, pack_quantized, pack_quantized_activations, run
+from kernel_calls import Array, aligned, pack_activations, pack_quantized, pack_quantized_activations, run, to_bf16
 
 from quire.kernels import host
 from quire.kernels._native import MatrixView, QuantizedWeights, Runner, RunnerConfig
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.layout import Dtypes, QuantizedFormat
+from quire.kernels.emit.layout import PAIRED, Dtypes, QuantizedFormat
 from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
 
 DTYPES = Dtypes("bf16", "bf16", "f32")
@@ -95,17 +95,19 @@ def quantized(x: Array, form: QuantizedFormat) -> Array:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("form", [QuantizedFormat(8), QuantizedFormat(4, 32), QuantizedFormat(4, 128)], ids=str)
 @pytest.mark.parametrize("gather", [False, True])
-@pytest.mark.parametrize("k", [40, 208])
-def test_quantize(isa: str, form: QuantizedFormat, gather: bool, k: int) -> None:
+@pytest.mark.parametrize(("k", "activations"), [(40, "f32"), (208, "f32"), (80, PAIRED)])
+def test_quantize(isa: str, form: QuantizedFormat, gather: bool, k: int, activations: str) -> None:
     m = 19
     rng = np.random.default_rng(4)
     x = rng.standard_normal((m, k), np.float32) * rng.uniform(0.01, 10, (m, 1)).astype(np.float32)
     x[3], x[5, 64:] = 0, 0
+    if activations == PAIRED:
+        x = to_bf16(x)
     order = rng.permutation(k).astype(np.int32)
     expected = quantized(x[:, order] if gather else x, form)
     out = aligned(np.zeros_like(expected))
-    text = QuantizeKernel("q", k, form, gather).emit(EmitContext(isa, Dtypes("f32", "f32", "f32")))
-    run(isa, text, "q", [pack_activations(x), out, *([order] if gather else [])], [], (0, m))
+    text = QuantizeKernel("q", k, form, gather).emit(EmitContext(isa, Dtypes("bf16", "bf16", activations)))
+    run(isa, text, "q", [pack_activations(x, activations), out, *([order] if gather else [])], [], (0, m))
     assert np.array_equal(out, expected)
 
 

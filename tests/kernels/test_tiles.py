@@ -1,4 +1,4 @@
-"""Kernels for AMX give the same bits as FMA kernels: on AMX itself, and elsewhere on tiles in software."""
+"""Kernels for AMX and AVX512-BF16 give the same bits as FMA kernels: on those units, and elsewhere in software."""
 
 from __future__ import annotations
 
@@ -46,35 +46,33 @@ def generate(
     return outputs
 
 
-@pytest.fixture
-def soft_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    soft_tiles.load_library(tmp_path)
-    monkeypatch.setattr(runner, "Jit", soft_tiles.SoftJit)
-    monkeypatch.setattr(host, "choose_isa", soft_tiles.choose_amx)
-
-
 CASES: list[tuple[int, tuple[int, ...], dict[str, str]]] = [
     (7, (1, 2, 17, 70, 290), {}),
     (512, (1, 2, 17, 70, 290), {}),
     (64, (1, 70), {"quantization": "int8", "kv_cache_dtype": "int8"}),
+    (64, (3, 290), {"kv_cache_dtype": "int8"}),
     (7, (1, 40), {"quantization": "int4"}),
     (64, (1, 40), {"quantization": "int4-g32"}),
 ]
 
 
+@pytest.mark.parametrize("isa", ["amx", "avx512-bf16"])
 @pytest.mark.parametrize(("chunk", "lengths", "formats"), CASES)
-def test_tiles_in_software_give_the_bits_of_fma(
-    demo_model: Path, chunk: int, lengths: tuple[int, ...], formats: dict[str, str], request: pytest.FixtureRequest
-) -> None:
+def test_units_in_software_give_the_bits_of_fma(
+    demo_model: Path, chunk: int, lengths: tuple[int, ...], formats: dict[str, str], isa: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     expected = generate(str(demo_model), lengths, 512, "avx2", **formats)
-    request.getfixturevalue("soft_amx")
+    soft_tiles.use(monkeypatch, tmp_path, isa)
     assert generate(str(demo_model), lengths, chunk, None, **formats) == expected
 
 
-@pytest.mark.skipif("amx" not in host.available_isas(), reason="this host has no AMX")
+@pytest.mark.parametrize("isa", ["amx", "avx512-bf16"])
 @pytest.mark.parametrize(("chunk", "lengths", "formats"), CASES)
-def test_amx_gives_the_bits_of_fma(
-    demo_model: Path, chunk: int, lengths: tuple[int, ...], formats: dict[str, str]
+def test_units_give_the_bits_of_fma(
+    demo_model: Path, chunk: int, lengths: tuple[int, ...], formats: dict[str, str], isa: str
 ) -> None:
+    if isa not in host.available_isas():
+        pytest.skip(f"this host has no {isa}")
     model = str(demo_model)
-    assert generate(model, lengths, chunk, "amx", **formats) == generate(model, lengths, 512, "avx512", **formats)
+    assert generate(model, lengths, chunk, isa, **formats) == generate(model, lengths, 512, "avx512", **formats)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Jit
+from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER
 from quire.kernels.host import INSTRUCTION_SETS
 
 Array = npt.NDArray[Any]
@@ -52,12 +53,16 @@ def pack(w: Array, weights: str) -> Array:
     return aligned(bits)
 
 
-def pack_activations(x: Array) -> Array:
-    """Pack the f32 activations x[m, k]."""
+def pack_activations(x: Array, storage: str = "f32") -> Array:
+    """Pack the activations x[m, k], f32 or rounded to bf16."""
     m, k = -(-x.shape[0] // 16) * 16, -(-x.shape[1] // 32) * 32
     padded = np.zeros((m, k), np.float32)
     padded[: x.shape[0], : x.shape[1]] = x
-    return aligned(padded.reshape(m // 16, 16, k // 32, 32).transpose(0, 2, 1, 3).copy())
+    packed = padded.reshape(m // 16, 16, k // 32, 32).transpose(0, 2, 1, 3).copy()
+    if storage == PAIRED:
+        fours = (packed.view(np.uint32) >> 16).astype(np.uint16).reshape(-1, 4)
+        packed = fours[:, PAIRED_ORDER].reshape(packed.shape)
+    return aligned(packed)
 
 
 def unpack_activations(x: Array, shape: tuple[int, int]) -> Array:

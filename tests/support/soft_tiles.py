@@ -1,8 +1,9 @@
-"""AMX tiles in software, to run kernels for AMX and compare their bits on hosts without AMX.
+"""AMX tiles and `vdpbf16ps` in software, to run kernels that use them and compare their bits on hosts without them.
 
 The tile intrinsics of a kernel's MLIR become calls of a small C library. Tiles are handles into a ring that is much
 longer than the number of live tiles of a kernel. `tdpbf16ps` adds in the order of the instruction: per output, one FMA
-chain over even k and one over odd k, each from zero, then C += even + odd.
+chain over even k and one over odd k, each from zero, then C += even + odd. `vdpbf16ps` adds the product of the upper
+halves, then that of the lower ones, each by an FMA.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import re
 import subprocess
 from pathlib import Path
 
-from quire.kernels import _native
-from quire.kernels.host import INSTRUCTION_SETS, InstructionSet
+import pytest
+
+from quire.kernels import _native, host, runner
+from quire.kernels.host import INSTRUCTION_SETS
 
 SOURCE = r"""
 #include <math.h>
@@ -81,7 +84,7 @@ def load_library(folder: Path) -> None:
 
 
 def _vnni_in_software(call: re.Match[str]) -> str:
-    """Emit VNNI, which kernels for AMX use for few rows, as plain vector operations."""
+    """Emit VNNI as plain vector operations."""
     result, total, weights, values = call.groups()
     own = f"%vnni{result[1:]}"
     lines = [
@@ -98,21 +101,45 @@ def _vnni_in_software(call: re.Match[str]) -> str:
     return "\n".join(lines)
 
 
+def _pairs_in_software(call: re.Match[str]) -> str:
+    """Emit `vdpbf16ps` as FMAs."""
+    result, total, *operands = call.groups()
+    own = f"%pairs{result[1:]}"
+    lines = [
+        f"{own}_mask = arith.constant dense<-65536> : vector<16xi32>",
+        f"{own}_bits = arith.constant dense<16> : vector<16xi32>",
+    ]
+    for name, operand in zip("wx", operands, strict=True):
+        lines += [
+            f"{own}_{name} = vector.bitcast {operand} : vector<32xbf16> to vector<16xi32>",
+            f"{own}_{name}_high = arith.andi {own}_{name}, {own}_mask : vector<16xi32>",
+            f"{own}_{name}_low = arith.shli {own}_{name}, {own}_bits : vector<16xi32>",
+        ]
+        for half in ("high", "low"):
+            value = f"{own}_{name}_{half}"
+            lines.append(f"{value}_f = arith.bitcast {value} : vector<16xi32> to vector<16xf32>")
+    lines += [
+        f"{own}_first = math.fma {own}_w_high_f, {own}_x_high_f, {total} : vector<16xf32>",
+        f"{result} = math.fma {own}_w_low_f, {own}_x_low_f, {own}_first : vector<16xf32>",
+    ]
+    return "\n".join(lines)
+
+
 def software(text: str) -> str:
-    """Return the kernel with tile intrinsics replaced by calls of the library, and VNNI by vector operations."""
-    vnni = r'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.avx512\.vpdpbusd\.512"\((%[\w#]+), (%[\w#]+), (%[\w#]+)\) : .*'
-    text = re.sub(vnni, _vnni_in_software, text)
+    """Return the kernel with tile intrinsics replaced by calls of the library, VNNI and pairs by vector operations."""
+    operands = r"\((%[\w#]+), (%[\w#]+), (%[\w#]+)\) : .*"
+    for name, emit in (("avx512.vpdpbusd.512", _vnni_in_software), ("avx512bf16.dpbf16ps.512", _pairs_in_software)):
+        text = re.sub(rf'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.{re.escape(name)}"{operands}', emit, text)
     calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)
     return DECLARATIONS + calls.replace("!llvm.x86_amx", "i64")
 
 
 class SoftJit:
-    """A Jit that compiles kernels for AMX to run without AMX."""
+    """A Jit that compiles kernels for AMX or AVX512-BF16 to run without them."""
 
     def __init__(self, cpu: str, features: str, vector_bits: int, cache_dir: str = "") -> None:
         avx2 = INSTRUCTION_SETS["avx2"]
         self._jit = _native.Jit(avx2.cpu, avx2.features, avx2.vector_bits, "")
-        self.tile_kernels = 0
 
     @property
     def rejected(self) -> list[str]:
@@ -123,10 +150,11 @@ class SoftJit:
         return self._jit.compiled
 
     def compile(self, source: str, symbols: list[str]) -> list[int]:
-        self.tile_kernels += "tdpbf16ps" in source
         return self._jit.compile(software(source), symbols)
 
 
-def choose_amx(name: str | None = None) -> InstructionSet:
-    """Replace `host.choose_isa`."""
-    return INSTRUCTION_SETS["amx"]
+def use(monkeypatch: pytest.MonkeyPatch, folder: Path, isa: str) -> None:
+    """Have the runner choose `isa`, and run its kernels in software; the library is built in `folder`."""
+    load_library(folder)
+    monkeypatch.setattr(runner, "Jit", SoftJit)
+    monkeypatch.setattr(host, "choose_isa", lambda _=None: INSTRUCTION_SETS[isa])

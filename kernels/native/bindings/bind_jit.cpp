@@ -2,6 +2,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "compute/bf16_pairs.h"
 #include "jit/jit.h"
 
 namespace nb = nanobind;
@@ -11,6 +12,16 @@ namespace quire {
 
 void bind_jit(nb::module_& m) {
   m.def("host_features", &host_features, "Return the CPU features that this host grants, by LLVM's names.");
+  m.def(
+      "adds_pairs_by_fma",
+      [](Address function) {
+        const auto products = function == 0 ? host_pair_products() : reinterpret_cast<PairProducts>(function);
+        return products != nullptr && adds_by_fma(products);
+      },
+      "function"_a = 0,
+      "Return True if `vdpbf16ps`, or the function at this address, has the bits of FMAs: see compute/bf16_pairs.h.");
+  m.def("pair_products_cost", &pair_products_cost,
+        "Return the time of a `vdpbf16ps` relative to that of an FMA; 0 if the host has none.");
   m.def("llvm_version", &llvm_version, "Return the version of the LLVM that compiles kernels.");
   nb::class_<Jit>(m, "Jit", "Compiler of MLIR text to functions of this process, with a cache of objects on disk.")
       .def(
