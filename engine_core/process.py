@@ -277,6 +277,7 @@ def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineSha
         attention_context=runner.attention_context,
         enable_prefix_caching=parsed.enable_prefix_caching,
         scheduling_policy=parsed.scheduling_policy,
+        target_itl=parsed.target_itl,
         long_prefill_token_threshold=parsed.long_prefill_token_threshold,
         max_waiting_requests=parsed.max_waiting_requests,
         max_waiting_tokens=parsed.max_waiting_tokens,

@@ -27,6 +27,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 SECONDS = Range(0, 10**9, closed=False)  # 30 years, which every clock can count
 SECONDS_OR_ZERO = Range(0, 10**9)
+MILLISECONDS_OR_ZERO = Range(0, 10**9)
 COUNT = Range(1, MAX_INT32)
 STEP_TOKENS = 1 << 20
 DEFAULT_DISK_SIZE = "16GiB"
@@ -66,7 +67,9 @@ class EngineOptions:
         max_num_batched_tokens: Token budget of a step.
         scheduling_policy: Order of waiting requests: fcfs (first come, first served), priority (lowest `priority`
             first), lpm (longest cached prefix first), sjf (fewest tokens to prefill first).
-        long_prefill_token_threshold: Tokens of one prompt in a step; 0: as many as hardly slow decoding requests down.
+        target_itl: Milliseconds that a step with prompts may take in any case. Where decoding alone takes longer than
+            some half of that, prompts may make steps 1.7 times as long, or up to 4 times while many wait. 0: only that.
+        long_prefill_token_threshold: Tokens of one prompt in a step, whatever its time; 0: as target_itl allows.
         max_waiting_requests: Most waiting requests; more are rejected.
         max_waiting_tokens: Most prompt tokens of waiting requests; more are rejected.
         max_waiting_requests_per_client: Most waiting requests of one client, or of one API key of an HTTP server; more
@@ -99,6 +102,7 @@ class EngineOptions:
     max_num_seqs: Annotated[int, Option("N", Range(1, 1 << 16))] = 256
     max_num_batched_tokens: Annotated[int, Option("TOKENS", Range(1, STEP_TOKENS))] = 2048
     scheduling_policy: Annotated[str, Option("NAME", choices=SCHEDULING_POLICIES)] = "fcfs"
+    target_itl: Annotated[float, Option("MS", MILLISECONDS_OR_ZERO)] = 25.0
     long_prefill_token_threshold: Annotated[int, Option("TOKENS", Range(0, STEP_TOKENS))] = 0
     max_waiting_requests: Annotated[int, Option("N", COUNT)] = 4096
     max_waiting_tokens: Annotated[int, Option("TOKENS", COUNT)] = 1 << 24

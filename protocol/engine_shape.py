@@ -22,6 +22,7 @@ class EngineShape(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     attention_context: _Size = 4096.0  # tokens whose attention costs a token as much as all else
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    target_itl: Annotated[float, msgspec.Meta(ge=0)] = 25.0  # milliseconds
     long_prefill_token_threshold: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_waiting_requests: _Count = 4096
     max_waiting_tokens: _Count = 1 << 24

@@ -13,40 +13,58 @@ from quire.engine_core.request import Request
 from quire.protocol.engine_shape import EngineShape
 
 _OLDEST_SHARE = 4  # the oldest prompt gets at least one part in four
+_WAITED_SECONDS = 0.1  # that each prompt seems to have waited for before it came: until then the shortest is first
 _LEAST_COST = 24.0  # of a step's prompts: less does not show in a step's time
+_FIRST_COST = 32.0  # beside decoding requests, while the time of prompts is not known
 _UNBOUNDED = 1e15  # only max_num_batched_tokens bounds the step
 _BLEND = 0.1  # weight of a new measurement
-_STRETCH = 1.7  # a step with prompts may take this many times a step without
+_STRETCH = 1.7  # a step with prompts may take this many times a step without, however long the target
 _MAX_STRETCH = 4.0
 _BACKLOG_SECONDS = 4.0  # of waiting prefill that stretch a step by its own time once more
 _ALONE_SECONDS = 0.5  # of a step in which no request decodes: how long a new request may have to wait
 
 
 class PrefillBudget:
-    """Learns from measured steps how many seconds prefill and decode take, and budgets prefill accordingly."""
+    """Learns from measured steps how many seconds prefill and decode take, and budgets prefill accordingly.
+
+    A step may take as long as the target, or if decoding alone takes nearly as long or longer, some times as long as
+    that: small models gain nothing from shorter steps, and large ones can't have them.
+    """
 
     def __init__(self, limits: EngineShape) -> None:
         self._limits = limits
+        self._target_seconds = limits.target_itl / 1e3
         self._token_seconds = 0.0  # for a cost of 1
         self._decode_seconds = 0.0  # of a step without prompts
+        self._has_learned = False
 
     def learn(self, prefill_cost: float, num_decodes: int, seconds: float) -> None:
         """Learn from one step's time. A few prompt tokens do not show in it and teach nothing."""
+        least = 0.1 * seconds  # that either part of a step takes
         if prefill_cost == 0:
             self._decode_seconds = _blend(self._decode_seconds, seconds)
         elif prefill_cost >= _LEAST_COST:
+            if num_decodes and self._has_learned and not self._decode_seconds:
+                self._decode_seconds = max(seconds - prefill_cost * self._token_seconds, least)
             rest = seconds - (self._decode_seconds if num_decodes else 0.0)
-            self._token_seconds = _blend(self._token_seconds, max(rest, 0.1 * seconds) / prefill_cost)
+            self._token_seconds = _blend(self._token_seconds, max(rest, least) / prefill_cost)
+            self._has_learned = True
 
     def max_cost(self, num_decodes: int, backlog: int) -> float:
         """Return the cost that the prompts of the next step may have, with `backlog` prompt tokens left to compute."""
-        if self._token_seconds == 0.0 or self._limits.long_prefill_token_threshold:
+        if self._limits.long_prefill_token_threshold:
             return _UNBOUNDED
-        seconds = _ALONE_SECONDS
-        if num_decodes and self._decode_seconds:
-            stretch = min(_STRETCH + backlog * self._token_seconds / _BACKLOG_SECONDS, _MAX_STRETCH)
-            seconds = (stretch - 1) * self._decode_seconds
-        return max(_LEAST_COST, min(seconds / self._token_seconds, _UNBOUNDED))  # infinite after steps of no time
+        if not self._has_learned:
+            return _FIRST_COST if num_decodes else _UNBOUNDED
+        seconds = self._seconds_beside(self._decode_seconds, backlog) if num_decodes else _ALONE_SECONDS
+        if not self._token_seconds:  # after steps of no time
+            return _UNBOUNDED
+        return max(_LEAST_COST, min(seconds / self._token_seconds, _UNBOUNDED))
+
+    def _seconds_beside(self, decode_seconds: float, backlog: int) -> float:
+        """Return how long the prompts of a step may take whose decodes take `decode_seconds`."""
+        stretch = min(_STRETCH + backlog * self._token_seconds / _BACKLOG_SECONDS, _MAX_STRETCH)
+        return max((stretch - 1) * decode_seconds, self._target_seconds - decode_seconds)
 
     def seconds(self, start: int, end: int) -> float:
         """Return the time that computing tokens [start, end) of a prompt takes; infinite before it was measured."""
@@ -65,11 +83,14 @@ class PrefillBudget:
         """Return the tokens of the smallest chunk of a prompt that is worth a row: a tile, or all that is left."""
         return min(request.num_new_tokens, self._limits.tile)
 
-    def share(self, prefills: Sequence[Request], max_tokens: int, max_cost: float) -> list[tuple[Request, int]]:
+    def share(
+        self, prefills: Sequence[Request], max_tokens: int, max_cost: float, now: float
+    ) -> list[tuple[Request, int]]:
         """Return how many of `max_tokens`, at a cost of at most `max_cost`, each prompt gets.
 
-        Prompts with the fewest tokens left come first, but the oldest never gets less than its share. Chunks end with
-        whole tiles where that is possible. The oldest gets one of the remaining tokens, whatever the cost.
+        Prompts that have waited longest for the tokens they have left come first, as in highest response ratio next:
+        of those that have just come the shortest. The oldest never gets less than its share. Chunks end with whole
+        tiles where that is possible. The oldest gets one of the remaining tokens, whatever the cost.
         """
         if not prefills:
             return []
@@ -77,7 +98,8 @@ class PrefillBudget:
         shares: list[tuple[Request, int]] = []
         kept_tokens = min(oldest.num_new_tokens, -(-max_tokens // _OLDEST_SHARE))
         kept_cost = max_cost / _OLDEST_SHARE
-        for request in sorted(prefills, key=lambda request: (request.num_new_tokens, request.number)):
+        now += _WAITED_SECONDS
+        for request in sorted(prefills, key=lambda request: request.num_new_tokens / (now - request.arrival)):
             if request is oldest:
                 kept_tokens, kept_cost = 0, 0.0
             cost = self.token_cost(request.num_computed_tokens)

@@ -139,7 +139,7 @@ class Scheduler:
         """Give each decoding sequence a token; the prompts get what is left, at a cost of `max_cost` at most."""
         self.admission.decoded(running.num_decode_requests)
         tokens = self.limits.max_num_batched_tokens - running.num_decode_rows
-        shares = self.prefill_budget.share(running.prefills, tokens, max_cost)
+        shares = self.prefill_budget.share(running.prefills, tokens, max_cost, self._clock())
         batch.prefill_cost = self.prefill_budget.cost(shares)
         batch.fill(running, shares)
 

@@ -110,7 +110,7 @@ class SimulatedCore(EngineCore):
         tokens, kv_tokens = self.limits.max_num_batched_tokens - size, _kv_tokens(running.decodes)
         for _ in range(most):
             max_cost = budget.max_cost(size, self.scheduler.prefill_backlog(running))
-            shares = budget.share(running.prefills, tokens, max_cost)
+            shares = budget.share(running.prefills, tokens, max_cost, now)
             if any(count == request.num_new_tokens for request, count in shares):
                 return
             chunks = Chunks(shares, budget.cost(shares))

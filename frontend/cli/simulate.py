@@ -90,8 +90,8 @@ class ShapeFlags(Flags):
         EngineOptions,
         (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_pages", "scheduling_policy",
-            "enable_prefix_caching", "long_prefill_token_threshold", "max_waiting_requests", "max_waiting_tokens",
-            "max_waiting_requests_per_client",
+            "enable_prefix_caching", "target_itl", "long_prefill_token_threshold", "max_waiting_requests",
+            "max_waiting_tokens", "max_waiting_requests_per_client",
         ),
         section="Engines",
         unset="as calibrated",

@@ -124,6 +124,48 @@ def test_a_long_prompt_among_chats_slows_them_twofold_at_most_and_lets_a_short_o
     assert found["short_ttft_seconds"] < found["long_ttft_seconds"]
 
 
+SMALL = StepTime(0.002, 1e-4, 5e-5)
+"""Steps of a small model: decoding alone takes 2 ms."""
+
+
+def first_tokens(requests: list[WorkloadRequest], **changes: Any) -> tuple[list[float], float]:
+    """Return the seconds to each first token, and the longest inter-token latency."""
+    simulation = Simulation(limits(requests, **changes), SMALL)
+    simulation.run(requests)
+    firsts = [first_token_seconds(answer) for answer in simulation.answers]
+    return firsts, simulation.report()["itl_seconds"]["most"]
+
+
+def prompt(arrival: float, tokens: int, number: int, output: int = 1) -> WorkloadRequest:
+    """Return a request that shares nothing with others of other numbers."""
+    return WorkloadRequest(arrival, tokens, output, tuple(range(20 * number, 20 * number + 20)))
+
+
+def test_a_burst_of_prompts_fills_steps_up_to_the_target() -> None:
+    chats = [prompt(0.1 * number, 40, number, 1000) for number in range(8)]
+    burst = [prompt(1.0, 300, 100 + number) for number in range(20)]  # that take 0.6 s in all
+    slow, short_gap = first_tokens(chats + burst, target_itl=0.0)
+    fast, long_gap = first_tokens(chats + burst, target_itl=25.0)
+    assert max(slow[8:]) > 1.0
+    assert max(fast[8:]) < 0.75
+    assert short_gap < 0.01 < long_gap < 0.03
+
+
+def test_no_stream_of_short_prompts_starves_a_long_one() -> None:
+    """Short ones alone are twice as much as the engine can do, for 12 s of computing. Tiles halve the quarter here."""
+    chat, long = prompt(0.0, 40, 0, 3000), prompt(1.0, 8000, 1)
+    flood = [prompt(1.001 + 0.002 * number, 40, 10 + number) for number in range(3000)]
+    (_, first, *others), _ = first_tokens([chat, long, *flood], attention_context=1e6)
+    assert first < 8 * 0.8
+    assert sum(others) / len(others) < first
+
+
+def test_requests_of_a_burst_are_answered_shortest_first() -> None:
+    lengths = [700, 100, 400, 250]
+    firsts, _ = first_tokens([prompt(0.0, 1500, 0), *(prompt(0.01, n, 10 + n) for n in lengths)])
+    assert sorted(firsts[1:]) == [firsts[1 + lengths.index(length)] for length in sorted(lengths)]
+
+
 def test_the_script_reports_hit_rates_of_all_policies_and_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def assert_served(outcome: FleetRun, requests: list[SimulatedRequest]) -> None:
             "scheduling_policy": st.sampled_from(["fcfs", "lpm", "sjf"]),
             "num_pages": st.sampled_from([80, 150, 2000]),
             "max_num_seqs": st.sampled_from([3, 8]),
+            "target_itl": st.sampled_from([0.0, 25.0, 100.0]),
             "enable_prefix_caching": st.booleans(),
             "tells_lengths": st.booleans(),
             "concurrency": st.sampled_from([None, 1, 4]),
