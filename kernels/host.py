@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ _WORTHWHILE_COST = 1.5
 def available_isas() -> list[str]:
     """Return the instruction sets that this host can run, the best first."""
     features = set(host_features())
-    granted = {"amx": request_amx, "avx512-bf16": pairs_are_exact}
+    granted: dict[str, Callable[[], bool]] = {"amx": request_amx, "avx512-bf16": pairs_are_exact}
     names = [isa.name for isa in INSTRUCTION_SETS.values() if isa.needs <= features]
     return [name for name in names if name not in granted or granted[name]()]
 

@@ -159,7 +159,7 @@ class EngineServer:
         """Send what waits, for at most `linger` seconds, and EngineGoodbye to all; remove the socket file."""
         self._end(linger, EngineGoodbye(reason))
 
-    def give_way(self, linger: float = 0.1) -> None:
+    def give_way(self, linger: float = 1.0) -> None:
         """Do so for an engine that takes this one's place: the folder of the socket file stays."""
         self._end(linger, EngineGoodbye("another engine takes its place", gives_way=True))
 

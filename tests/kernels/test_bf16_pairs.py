@@ -11,6 +11,7 @@ import pytest
 
 from quire.kernels import host
 from quire.kernels._native import adds_pairs_by_fma, host_features, pair_products_cost
+from quire.kernels.errors import ModelError
 
 VARIANTS = r"""
 #include <math.h>
@@ -122,5 +123,5 @@ def test_pairs_of_other_bits_are_logged_once_and_not_used(
     assert [record.message for record in caplog.records] == [
         "this CPU's vdpbf16ps rounds in another way than FMAs; computing without it (avx512-bf16)"
     ]
-    with pytest.raises(host.ModelError, match="instruction set 'avx512-bf16' is not available here"):
+    with pytest.raises(ModelError, match="instruction set 'avx512-bf16' is not available here"):
         host.choose_isa("avx512-bf16")

@@ -27,6 +27,7 @@ EXEMPT = {
     *("Plan.add", "Plan.run", "Plan.profile", "adds_pairs_by_fma"),  # functions and buffers are bare addresses
     *("Jit.compile", "Jit.assembly"),  # LLVM takes long
     *("Vocabulary", "Matcher", "Constraint"),  # of llguidance, see tests/engine_core/grammar
+    "KvPages",  # for tests alone; what it has in common with Runner is called there
 }
 """Functions and classes that are not called."""
 EXAMPLES = 60
