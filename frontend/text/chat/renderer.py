@@ -44,15 +44,10 @@ class TemplateRenderer:
         Raises ChatTemplateError if the template is broken or rejects the messages, or needs too much time or memory.
         """
         frame = _encode(RenderRequest(template, messages, options))
-        process = self._take()
         try:
-            reply = process.answer(frame)
-        except BaseException:
-            self._end(process)
-            raise
-        self._idle.put(process)
-        if self._is_closed:
-            self.close()
+            reply = self._answer(frame)
+        except _ProcessKilledError:  # perhaps before it had the request, or for what others did to this host
+            reply = self._answer(frame)
         if reply.text is None:
             raise ChatTemplateError(reply.error or "the chat template failed")
         return reply.text
@@ -63,6 +58,19 @@ class TemplateRenderer:
         with suppress(queue.Empty):
             while True:
                 self._end(self._idle.get_nowait())
+
+    def _answer(self, frame: bytes) -> RenderReply:
+        """Return the reply of one process, which is kept unless it fails."""
+        process = self._take()
+        try:
+            reply = process.answer(frame)
+        except BaseException:
+            self._end(process)
+            raise
+        self._idle.put(process)
+        if self._is_closed:
+            self.close()
+        return reply
 
     def _take(self) -> _RenderProcess:
         """Return an idle process, or a new one if none becomes idle soon; most renderings take less than 1 ms."""
@@ -82,6 +90,10 @@ class TemplateRenderer:
         process.kill()
         with self._lock:
             self._num_processes -= 1
+
+
+class _ProcessKilledError(ChatTemplateError):
+    """The process ended for another reason than its limit of CPU time."""
 
 
 class _RenderProcess:
@@ -112,7 +124,7 @@ class _RenderProcess:
             status = self._process.wait()
             if status != -signal.SIGPROF:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-                raise ChatTemplateError(f"the process that rendered the model's chat template {how}") from None
+                raise _ProcessKilledError(f"the process that rendered the model's chat template {how}") from None
         raise ChatTemplateError(
             f"the model's chat template did not end within {RENDER_SECONDS:g} s of CPU time with these messages; send "
             "fewer or shorter ones, or use another template"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from quire.frontend.text.chat.template_files import TemplateSource, find_templat
 
 HELLO = [{"role": "user", "content": "Hello"}]
 ECHO = "{{ bos_token }}{{ messages[0].content }}"
+SLOW = "{% for i in range(999) %}{% for j in range(999) %}{% endfor %}{% endfor %}" + ECHO
 LOOP = (
     "{% for i in range(9999) %}{% for j in range(9999) %}{% if messages[0].content == i %}x{% endif %}{% endfor %}"
     "{% endfor %}"
@@ -107,6 +110,17 @@ def test_a_process_that_was_killed_is_replaced(renderer: TemplateRenderer) -> No
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not children(), "a process survives SIGKILL")
     assert renderer.render(template(ECHO), HELLO) == "<s>Hello"
+
+
+def test_a_rendering_whose_process_is_killed_is_done_again() -> None:
+    renderer = TemplateRenderer()
+    before = set(children())
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(renderer):
+        text = pool.submit(renderer.render, template(SLOW), HELLO)
+        wait_until(lambda: set(children()) > before, "no process starts")
+        for pid in set(children()) - before:
+            os.kill(pid, signal.SIGKILL)
+        assert text.result() == "<s>Hello"
 
 
 def test_no_process_stays_after_the_renderer_is_closed() -> None:
