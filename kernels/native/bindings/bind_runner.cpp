@@ -179,7 +179,7 @@ void bind_runner(nb::module_& m) {
           "pinned", [](Runner& r) { return r.threads().pinned(); }, "True if every thread has a CPU of its own.")
       .def_prop_ro(
           "num_prefaulted_pages", [](Runner& r) { return r.kv().num_prefaulted(); },
-          "Number of KV pages whose memory is resident.")
+          "Number of KV pages that are as large as the memory that is resident ahead of use.")
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,

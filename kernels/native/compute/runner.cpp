@@ -99,8 +99,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   const auto begun = TokenConstraint::Clock::now();
   if (sampler_.has_left()) throw std::logic_error("collect what is pending of the last step before the next one");
   check(slots, starts, counts, num_drafts);
-  if (const PagePool& pages = sequences().pages(); pages.held_pages() > pages.committed() / 4)
-    kv_cache_->memory.prefault(pages.committed() + kv().extent());  // at a half the next extent is committed
+  kv_cache_->prefault();
   Dims dims{};
   dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
   dim(dims, Dim::kv_tiles) = kv().tiles();
