@@ -163,8 +163,8 @@ void bind_runner(nb::module_& m) {
               field("logit_stride", &RunnerConfig::logit_stride), field("hidden_size", &RunnerConfig::hidden_size),
               field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
               field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
-              option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
-              option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+              option("window", &RunnerConfig::window), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
+              option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&>(), "config"_a)
