@@ -68,8 +68,10 @@ void KvMemory::work() {
   using Clock = std::chrono::steady_clock;
   const auto thread = static_cast<id_t>(gettid());
   setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + kNiceness);  // of this thread alone, on Linux
-  for (std::uint32_t chunk = 0; !stopping_;) {
-    if (chunk == wanted_.load()) {
+  for (std::uint32_t chunk = 0;;) {
+    const std::uint32_t wanted = wanted_.load();
+    if (stopping_) return;  // the destructor wants one more than there may be
+    if (chunk == wanted) {
       wanted_.sleep_while(chunk);
       continue;
     }
