@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import KvLayout
@@ -78,6 +79,12 @@ class ModelPlan:
     def array_bytes(self) -> int:
         """Bytes of all weights that are plain arrays, without the padding of their ends."""
         return sum(weight.bytes for weight in self.weights if isinstance(weight, ArrayWeight))
+
+    @property
+    def window(self) -> int:
+        """The last tokens that any layer attends to at most, itself included; 0 if a layer attends to all."""
+        windows = [kernel.window for kernel in self.kernels if isinstance(kernel, AttentionKernel)]
+        return max(windows) if all(windows) else 0
 
     @property
     def kv_layout(self) -> KvLayout:

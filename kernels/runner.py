@@ -231,8 +231,8 @@ def assemble(
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
-        value_offset=layout.value_offset, kv_memory_fd=fd, kv_model="" if file is None else file.model,
-        log_sealed_pages=log_sealed_pages,
+        value_offset=layout.value_offset, window=plan.window, kv_memory_fd=fd,
+        kv_model="" if file is None else file.model, log_sealed_pages=log_sealed_pages,
     )  # fmt: skip
     native = Runner(config)
     if options.pin_threads and not native.pinned:

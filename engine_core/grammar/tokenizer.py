@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import Vocabulary
 from quire.kernels.weights.checkpoint import Checkpoint
+from quire.protocol.resident_memory import trim_heap
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -44,6 +45,7 @@ class GrammarTokenizer:
     def _try(self) -> None:
         with contextlib.suppress(ValueError, RuntimeError):
             self.get()
+            trim_heap()  # reading leaves much of it free
 
     def _load(self) -> Vocabulary:
         from llguidance import LLTokenizer, _lib  # takes a while, and many engines never need it

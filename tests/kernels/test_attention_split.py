@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,48 @@ def test_many_threads_do_split(demo_model: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(AssertionError):
         answer(demo_model, 600, MANY_THREADS)
     assert answer(demo_model, 600, 1) == expected
+
+
+def with_window(demo_model: Path, folder: Path, layers: list[str]) -> Path:
+    """Return a copy of the demo model whose sliding layers attend to 300 tokens."""
+    model = folder / "model"
+    shutil.copytree(demo_model, model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 300, "layer_types": layers}
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("full_layers", "position", "blocks"),
+    [(0, 299, 2), (0, 554, 3), (0, 555, 2), (0, 1499, 2), (0, 1534, 2), (0, 1578, 3), (1, 1499, 6)],
+)
+def test_blocks_before_the_window_get_no_kv_split(
+    demo_model: Path, tmp_path: Path, full_layers: int, position: int, blocks: int
+) -> None:
+    """Only what a layer attends to is split: from block (position - 299) // 256 on, unless a layer attends to all."""
+    types = ["full_attention"] * full_layers + ["sliding_attention"] * (6 - full_layers)
+    chosen = options.LoadOptions(str(with_window(demo_model, tmp_path, types)), num_pages=64, threads=MANY_THREADS)
+    plan, _ = runner.describe(chosen)
+    native = runner.assemble(plan, chosen).native
+    entry = np.array([0, 1, position, 0], np.int64)
+    ctypes.memmove(native.inputs["entries"], entry.ctypes.data, entry.nbytes)
+    found = native.split_attention({"entries": 1})
+    assert {name: found[name] for name in ("entries", "kv_splits", "reductions")} == {
+        "entries": 0,
+        "kv_splits": blocks,
+        "reductions": 1,
+    }
+    kv_splits = np.ctypeslib.as_array((ctypes.c_int64 * (4 * blocks)).from_address(native.inputs["kv_splits"]))
+    last = position // 256
+    assert kv_splits.reshape(blocks, 4)[:, 3].tolist() == list(range(last + 1 - blocks, last + 1))
+
+
+@pytest.mark.parametrize("full_layers", [0, 2])
+@pytest.mark.parametrize("length", [555, 600, 1500])
+def test_a_split_window_gives_the_bits_of_an_unsplit_one(
+    demo_model: Path, tmp_path: Path, full_layers: int, length: int
+) -> None:
+    types = ["full_attention"] * full_layers + ["sliding_attention"] * (6 - full_layers)
+    model = with_window(demo_model, tmp_path, types)
+    assert answer(model, length, MANY_THREADS) == answer(model, length, 1)

@@ -49,13 +49,15 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
 
     assert is_resident(extent)
     slots = []
-    for committed in (extent, 2 * extent):
+    for share in range(1, 10):  # eighths of an extent: an extent is committed every four, and ready after two
         tokens = [5] * plan.limits.max_model_len
-        while sequences.held_pages < committed * 2 // 5:
+        while sequences.held_pages < share * extent // 8:
             slots.append(sequences.open(tokens, len(tokens)))
-            assert sequences.reserve(slots[-1], len(tokens))
+            assert sequences.reserve(slots[-1], len(tokens) // 2)
+        assert sequences.held_pages == share * extent // 8
         native.step([slots[-1]], [0], [8])
-        assert is_resident(committed + extent)
+        committed = (share + 3) // 4 * extent
+        assert is_resident(committed + extent * min(2, (share - 1) % 4 + 1) // 2)
     for slot in slots:
         sequences.close(slot)
     assert sequences.free_pages == 2048

@@ -57,7 +57,7 @@ ANY_ARRAYS = [np.zeros(0), np.zeros((2, 3)), np.array(["text"]), np.zeros((4, 4)
 RUNNER_SIZES: dict[str, Any] = {
     "threads": 1, "num_pages": 8, "block_size": 32, "vocab_size": 50, "kv_heads": 1, "max_num_batched_tokens": 64,
     "max_logit_rows": 4, "logit_stride": 64, "hidden_size": 8, "tokens_per_entry": 4, "layers": 1, "tile_bytes": 64,
-    "value_offset": 32,
+    "value_offset": 32, "window": 5,
 }  # fmt: skip
 
 # What would take long, or have effects outside the process, otherwise.

@@ -163,8 +163,8 @@ void bind_runner(nb::module_& m) {
               field("logit_stride", &RunnerConfig::logit_stride), field("hidden_size", &RunnerConfig::hidden_size),
               field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
               field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
-              option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
-              option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+              option("window", &RunnerConfig::window), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
+              option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&>(), "config"_a)
@@ -179,7 +179,7 @@ void bind_runner(nb::module_& m) {
           "pinned", [](Runner& r) { return r.threads().pinned(); }, "True if every thread has a CPU of its own.")
       .def_prop_ro(
           "num_prefaulted_pages", [](Runner& r) { return r.kv().num_prefaulted(); },
-          "Number of KV pages whose memory is resident.")
+          "Number of KV pages that are as large as the memory that is resident ahead of use.")
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,

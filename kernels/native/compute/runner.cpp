@@ -43,6 +43,7 @@ const RunnerConfig& checked(const RunnerConfig& config) {
   require("layers", config.layers, 1, kMost);
   require("tile_bytes", config.tile_bytes, 1, kMost);
   require("value_offset", config.value_offset, 0, config.tile_bytes);
+  require("window", config.window, 0, kMost);
   const std::int64_t tiles = std::int64_t{config.num_pages} * (config.block_size / kTileTokens);
   require("bytes of KV of a layer's head", config.tile_bytes, 1, kMostBytes / tiles);
   require("layers times kv_heads", config.layers * config.kv_heads, 1, kMostBytes / (tiles * config.tile_bytes));
@@ -99,8 +100,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   const auto begun = TokenConstraint::Clock::now();
   if (sampler_.has_left()) throw std::logic_error("collect what is pending of the last step before the next one");
   check(slots, starts, counts, num_drafts);
-  if (const PagePool& pages = sequences().pages(); pages.held_pages() > pages.committed() / 4)
-    kv_cache_->memory.prefault(pages.committed() + kv().extent());  // at a half the next extent is committed
+  kv_cache_->prefault();
   Dims dims{};
   dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
   dim(dims, Dim::kv_tiles) = kv().tiles();
@@ -258,13 +258,14 @@ void Runner::split_attention(Dims& dims) {
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];
-    const std::int64_t blocks = (entry.position + kBlockTokens) / kBlockTokens;
+    const std::int64_t unseen = config_.window > 0 ? std::max<std::int64_t>(0, entry.position + 1 - config_.window) : 0;
+    const std::int64_t first = unseen / kBlockTokens, blocks = entry.position / kBlockTokens + 1 - first;
     if (entry.tokens > 1 || blocks == 1 || kv_splits + blocks > kMaxKvSplits) {
       inputs_.entries[kept++] = entry;
       continue;
     }
     inputs_.reductions[reductions++] = {entry.row, kv_splits, blocks};
-    for (std::int64_t block = 0; block < blocks; block++)
+    for (std::int64_t block = first; block < first + blocks; block++)
       inputs_.kv_splits[kv_splits++] = {entry.row, entry.position, entry.pages, block};
   }
   entries = kept;

@@ -36,6 +36,7 @@ struct RunnerConfig {
   std::int64_t layers;            ///< that have KV
   std::int64_t tile_bytes;        ///< of a KV tile of one head (emit/kv.py)
   std::int64_t value_offset;      ///< where V begins in it, in bytes
+  std::int64_t window;            ///< last tokens that some layer attends to at most; 0: all
 
   /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
   /// besides tokens. Without a file KV memory ends with the runner.
@@ -93,7 +94,7 @@ class Runner {
   Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
   /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
-  /// them. Throws std::invalid_argument if they count more than there can be.
+  /// them. Blocks before the window get no split. Throws std::invalid_argument if they count more than there can be.
   void split_attention(Dims& dims);
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's

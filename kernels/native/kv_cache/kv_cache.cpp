@@ -1,6 +1,8 @@
 #include "kv_cache/kv_cache.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 
 namespace quire {
@@ -32,7 +34,13 @@ KvCache::KvCache(const KvConfig& config, Arena& arena, ThreadPool& threads)
       sealed_pages(open_log(config)),
       ledger(open_ledger(file.get(), memory, threads, config.model, sealed_pages.get())),
       sequences(config.shape.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get()) {
-  if (ledger) memory.prefault(sequences.pages().committed());  // maps what is resident
+  prefault();  // maps what is resident in a file
+}
+
+void KvCache::prefault() {
+  const std::int64_t committed = sequences.pages().committed(), held = sequences.pages().held_pages();
+  const std::int64_t extent = memory.extent(), last = (committed - extent) / 2;  // held when `committed` grew
+  memory.prefault(committed, committed + std::clamp<std::int64_t>(4 * (held - last), 0, extent));
 }
 
 }  // namespace quire

@@ -33,6 +33,10 @@ struct KvCache {
   /// std::invalid_argument where that is impossible.
   KvCache(const KvConfig& config, Arena& arena, ThreadPool& threads);
 
+  /// Has memory touched at the pace at which pages are taken. An extent is committed (PagePool) whenever half an extent
+  /// of pages has been taken; it is to be ready when half of these have.
+  void prefault();
+
   std::unique_ptr<KvFile> file;
   KvMemory memory;
   std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged

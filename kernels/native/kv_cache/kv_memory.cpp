@@ -1,6 +1,10 @@
 #include "kv_cache/kv_memory.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -10,6 +14,9 @@
 
 namespace quire {
 namespace {
+
+constexpr int kNiceness = 5;  // added to that of the process; a step's threads go first, and yet this one isn't starved
+constexpr int kRest = 2;      // times as long as the chunk before it took: a core is left to the steps for two thirds
 
 std::int32_t extent_of(const KvMemory::Shape& shape) {
   const std::int64_t page_bytes = shape.block_size / kTileTokens * shape.tile_bytes;
@@ -31,7 +38,7 @@ KvMemory::KvMemory(std::byte* base, const ThreadPool& threads, const Shape& shap
     : shape_(shape), base_(base), extent_(extent_of(shape)) {
   for (int thread = 0; threads.nodes() > 1 && thread < threads.size(); thread++)
     if (std::cmp_equal(threads.place(thread).node, places_.size())) places_.push_back(&threads.place(thread));
-  prefault(extent_);
+  prefault(extent_, extent_);
   worker_ = std::thread([this] { work(); });
 }
 
@@ -41,32 +48,48 @@ KvMemory::~KvMemory() {
   worker_.join();
 }
 
-void KvMemory::prefault(std::int32_t pages) {
-  const auto wanted = static_cast<std::uint32_t>(std::min(pages, shape_.num_pages));
-  if (wanted > wanted_.load()) wanted_.store(wanted);
+void KvMemory::prefault(std::int64_t due, std::int64_t ahead) {
+  due_.store(chunks(due), std::memory_order_relaxed);
+  if (const std::uint32_t wanted = chunks(std::max(due, ahead)); wanted > wanted_.load()) wanted_.store(wanted);
+}
+
+std::int32_t KvMemory::num_prefaulted() const {
+  const std::int64_t pages = num_touched_.load(std::memory_order_acquire) * extent_ / runs_of_page();
+  return static_cast<std::int32_t>(std::min<std::int64_t>(pages, shape_.num_pages));
+}
+
+/// Returns the number of chunks with these pages: all runs of whole extents, and of the last one as many as its share.
+std::uint32_t KvMemory::chunks(std::int64_t pages) const {
+  const std::int64_t whole = (shape_.num_pages + extent_ - 1) / extent_ * runs_of_page();
+  return static_cast<std::uint32_t>(std::min((pages * runs_of_page() + extent_ - 1) / extent_, whole));
 }
 
 void KvMemory::work() {
-  while (!stopping_) {
-    const std::int32_t done = num_prefaulted_;
-    const auto wanted = static_cast<std::int32_t>(wanted_.load());
-    if (wanted > done) {
-      const std::int32_t end = std::min(wanted, done + extent_);
-      touch(done, end);
-      num_prefaulted_.store(end, std::memory_order_release);
-    } else {
-      wanted_.sleep_while(static_cast<std::uint32_t>(done));
+  using Clock = std::chrono::steady_clock;
+  const auto thread = static_cast<id_t>(gettid());
+  setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + kNiceness);  // of this thread alone, on Linux
+  for (std::uint32_t chunk = 0;;) {
+    const std::uint32_t wanted = wanted_.load();
+    if (stopping_) return;  // the destructor wants one more than there may be
+    if (chunk == wanted) {
+      wanted_.sleep_while(chunk);
+      continue;
     }
+    const auto begun = Clock::now();
+    touch(chunk++);
+    num_touched_.store(chunk, std::memory_order_release);
+    if (chunk > due_.load(std::memory_order_relaxed)) std::this_thread::sleep_for(kRest * (Clock::now() - begun));
   }
 }
 
-void KvMemory::touch(std::int32_t begin, std::int32_t end) {
-  for (std::int64_t head = 0; head < shape_.heads && !stopping_; head++) {
-    std::optional<ScopedAffinity> affinity;
-    if (!places_.empty()) affinity.emplace(places_[static_cast<std::size_t>(head) % places_.size()]->cpus);
-    for (std::int64_t layer = 0; layer < shape_.layers && !stopping_; layer++)
-      touch_huge_pages(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
-  }
+/// Touches the pages of an extent in one run.
+void KvMemory::touch(std::int64_t chunk) {
+  const std::int64_t layer = chunk % runs_of_page() / shape_.heads, head = chunk % shape_.heads;
+  const std::int64_t begin = chunk / runs_of_page() * extent_;
+  const std::int64_t end = std::min<std::int64_t>(begin + extent_, shape_.num_pages);
+  std::optional<ScopedAffinity> affinity;
+  if (!places_.empty()) affinity.emplace(places_[static_cast<std::size_t>(head) % places_.size()]->cpus);
+  touch_huge_pages(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
 }
 
 }  // namespace quire

@@ -16,7 +16,9 @@ namespace quire {
 /// The KV tiles of a model, by layer and head; each head holds the tiles of all pages.
 ///
 /// The system allocates and clears memory when it is touched: the first write to an extent would fault in a huge page
-/// for every head of every layer and delay the step. So a background thread touches extents before they are used.
+/// for every head of every layer and delay the step. So a background thread touches memory before it is used, in
+/// chunks: the pages of an extent in one run, a huge page. As it competes with steps for cores and for the memory's
+/// bandwidth, it has a low priority and rests after each chunk, unless the chunk's pages may be handed out already.
 class KvMemory {
  public:
   struct Shape {
@@ -55,22 +57,25 @@ class KvMemory {
   const Shape& shape() const { return shape_; }
   std::int32_t extent() const { return extent_; }  ///< pages of which a head's tiles fill a huge page
 
-  /// Lets the background thread touch pages [0, pages), if it has not yet. Returns immediately.
-  void prefault(std::int32_t pages);
+  /// Lets the background thread touch pages [0, due) without rests, and then those up to `ahead`; if that is not the
+  /// end of an extent, as many of its chunks as make up the share. Returns immediately.
+  void prefault(std::int64_t due, std::int64_t ahead);
 
-  std::int32_t num_prefaulted() const { return num_prefaulted_.load(std::memory_order_acquire); }  ///< pages from 0
+  std::int32_t num_prefaulted() const;  ///< pages that are as large as the touched chunks together
 
  private:
+  std::uint32_t chunks(std::int64_t pages) const;
   void work();
-  void touch(std::int32_t begin, std::int32_t end);
+  void touch(std::int64_t chunk);
 
   Shape shape_;
   std::byte* base_;
   std::int32_t extent_;
-  std::vector<const Place*> places_;  ///< of a thread on each node, if there are several
-  Waitable wanted_;                   ///< pages to prefault
+  std::vector<const Place*> places_;          ///< of a thread on each node, if there are several
+  Waitable wanted_;                           ///< chunks to touch
+  std::atomic<std::uint32_t> due_{0};         ///< chunks to touch without rests
+  std::atomic<std::int64_t> num_touched_{0};  ///< chunks
   std::atomic<bool> stopping_{false};
-  std::atomic<std::int32_t> num_prefaulted_{0};
   std::thread worker_;
 };
 
