@@ -12,25 +12,35 @@ instruction sets share their layout. Activations are stored in pairs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire.kernels import _native
 from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VF32, Builder, Value, vector
 from quire.kernels.emit.layout import PAIRED, PAIRS, TILE_ROWS, Dtypes, load_pair, load_quad
 
 NEAR_BYTES, FAR_BYTES = 512, 4096
-"""Prefetch distances of weights: into the first-level cache, which allows few outstanding misses, and into the second.
-With both, one thread of a Zen 4 reads 33 GB/s (26 with a single prefetch 4096 bytes ahead into the first), and products
-of 8 to 32 rows lose nothing to misses. More or nearer prefetches slow down one case or the other."""
+"""Prefetch distances of weights that are read once: into the first-level cache, which allows few outstanding misses,
+and into the second."""
+
+LINE = _native.CACHE_LINE
+PREFETCHED_LINES = 8
+"""Lines of each block in one iteration of the loop that prefetches."""
 
 RowSink = Callable[[Value, Sequence[Value]], None]
 """Called with a row number and its two vectors of 16 columns."""
 
-_MANY, _FEW = (8, 4, 2, 1), (2, 1)
+_MANY, _FEW = ((8, 2), (4, 2), (2, 2), (1, 2)), ((6, 1), (4, 1), (3, 1), (2, 2), (1, 2))
 ROW_CHUNKS = {
     "amx": _MANY, "avx512-bf16": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": _FEW
 }  # fmt: skip
-"""Numbers of rows computed at once: as many as the registers hold, then smaller chunks for the remainder."""
+"""Numbers of rows computed at once, as many as the registers hold, then smaller ones for the remainder; and whether the
+chains of even and of odd k are computed together (2) or one after the other (1). One after the other, 12 of the 16
+registers of AVX2 are accumulators for each two vectors of weights and six values of x that are loaded."""
+
+ROWS_PER_BLOCK = 64
+"""Rows that use a block of weights while it is in the first-level cache."""
 
 PAIRS_PER_ITERATION = 4
 """Pairs of k in one iteration of the innermost loop. Fully unrolled, LLVM would hoist and spill its loads."""
@@ -55,14 +65,14 @@ class Panels:
 class PackedColumns:
     """A packed block of 32 columns: `blocks` blocks of 32 along k; block j is at `at(j)`.
 
-    While block j is computed, the blocks `prefetch(j)` are prefetched into the second-level cache, and the memory
-    `near` bytes ahead into the first-level cache, unless `near` is 0.
+    Before block j is computed, the blocks `prefetch(j)` are prefetched into the second-level cache, and if `stream` the
+    block that follows j in memory into the first-level cache.
     """
 
     blocks: Value | int
     at: Callable[[Value], Value]
     prefetch: Callable[[Value], Sequence[Value]]
-    near: int = 0
+    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,51 +97,75 @@ class Products:
         if self.uses_tiles:
             self._emit_tiles(b, x, rows, columns, sink)
             return
+        totals = b.scratch(ROWS_PER_BLOCK * 2 * LINE)
+        with b.loop(0, rows, ROWS_PER_BLOCK) as first:
+            count = (rows - first.index).min(ROWS_PER_BLOCK)
+            with b.loop(0, count * 2) as line:
+                b.store(b.constant(0.0, VF32), totals, line.index * LINE, LINE)
+            with b.loop(0, columns.blocks) as block:
+                self._prefetch(b, columns, block.index)
+                values = b.address(x.panel(b, first.index), block.index * x.block_bytes)
+                self._add_block(b, replace(x, base=values), count, columns.at(block.index), totals)
+            with b.loop(0, count) as row:
+                at = b.address(totals, row.index * (2 * LINE))
+                sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
+
+    def _prefetch(self, b: Builder, columns: PackedColumns, block: Value) -> None:
+        start, wanted, size = columns.at(block), columns.prefetch(block), self.dtypes.block_bytes
+        with b.loop(0, size, PREFETCHED_LINES * LINE) as part:
+            for offset in range(0, PREFETCHED_LINES * LINE, LINE):
+                if columns.stream:
+                    b.prefetch(start, part.index + (size + offset), level=1)
+                for base in wanted:
+                    b.prefetch(base, part.index + offset, level=2)
+
+    def _add_block(self, b: Builder, x: Panels, rows: Value, weights: Value, totals: Value) -> None:
+        """Add the products of a block of x and one of weights to `totals`, f32 [row][32 columns].
+
+        All rows use the weights before the next block is read. The totals are in memory, so that the registers are left
+        to the chains.
+        """
         with b.loop(0, rows, TILE_ROWS) as panel:
-            done, count = b.index(0), (rows - panel.index).min(TILE_ROWS)
-            for chunk in ROW_CHUNKS[self.isa]:
+            base, done = x.panel(b, panel.index), b.index(0)
+            count = (rows - panel.index).min(TILE_ROWS)
+            for chunk, chains in ROW_CHUNKS[self.isa]:
                 stop = done + (count - done) // chunk * chunk
                 with b.loop(done, stop, chunk) as row:
-                    at = b.address(x.panel(b, panel.index), row.index * x.row_bytes)
-                    for r, values in enumerate(self._chunk(b, x, at, chunk, columns)):
-                        sink(panel.index + row.index + r, values)
+                    values = b.address(base, row.index * x.row_bytes)
+                    total = b.address(totals, (panel.index + row.index) * (2 * LINE))
+                    for column in range(2):
+                        tile = b.address(weights, column * self.dtypes.tile_bytes)
+                        sums = self._tile_sums(b, values, x.row_bytes, chunk, chains, tile)
+                        for r, value in enumerate(sums):
+                            at = r * (2 * LINE) + column * LINE
+                            b.store(b.load(total, at, VF32, LINE) + value, total, at, LINE)
                 done = stop
 
-    def _chunk(self, b: Builder, x: Panels, rows: Value, chunk: int, columns: PackedColumns) -> list[list[Value]]:
-        """Return the two vectors of each of `chunk` rows."""
-        with b.loop(0, columns.blocks, state=[b.constant(0.0, VF32)] * (2 * chunk)) as block:
-            values = b.address(rows, block.index * x.block_bytes)
-            start, wanted = columns.at(block.index), columns.prefetch(block.index)
-            sums: list[Value] = []
-            for column in range(2):
-                tile, *later = (b.address(base, column * self.dtypes.tile_bytes) for base in (start, *wanted))
-                sums += self._tile_sums(b, columns, values, x.row_bytes, chunk, tile, later)
-            block.carry(*(c + s for c, s in zip(block.state, sums, strict=True)))
-        return [[block.results[r], block.results[chunk + r]] for r in range(chunk)]
-
     def _tile_sums(
-        self, b: Builder, columns: PackedColumns, values: Value, row_bytes: int, chunk: int, tile: Value,
-        later: Sequence[Value],
-    ) -> list[Value]:  # fmt: skip
-        """Return even + odd of one tile for each row.
+        self, b: Builder, values: Value, row_bytes: int, chunk: int, chains: int, tile: Value
+    ) -> list[Value]:
+        """Return even + odd of one tile for each row."""
+        passes = [range(2)] if chains == 2 else [range(1), range(1, 2)]
+        even, odd = (sums for parities in passes for sums in self._chains(b, values, row_bytes, chunk, parities, tile))
+        return [e + o for e, o in zip(even, odd, strict=True)]
 
-        Tiles are read one after the other, in memory order: reading two at a time confuses the hardware prefetcher and
-        halves the speed (11 against 21 GB/s on a Zen 4).
-        """
-        with b.loop(0, PAIRS, PAIRS_PER_ITERATION, state=[b.constant(0.0, VF32)] * (2 * chunk)) as pairs:
+    def _chains(
+        self, b: Builder, values: Value, row_bytes: int, chunk: int, parities: range, tile: Value
+    ) -> list[list[Value]]:
+        """Return the chain of each row over even k, odd k, or both."""
+        load, element, step = (load_quad, I32, 2) if self.uses_pairs else (load_pair, F32, 1)
+        zeros = [b.constant(0.0, VF32)] * (len(parities) * chunk)
+        with b.loop(0, PAIRS, PAIRS_PER_ITERATION, state=zeros) as pairs:
             state = list(pairs.state)
-            self._prefetch(b, columns, tile, later, pairs.index)
-            load, element, step = (load_quad, I32, 2) if self.uses_pairs else (load_pair, F32, 1)
             for offset in range(0, PAIRS_PER_ITERATION, step):
                 pair = pairs.index + offset
                 weights = load(b, self.dtypes, tile, pair)
                 at = b.address(values, pair * (2 * self.dtypes.activation_bytes))
-                for r in range(chunk):
-                    for parity in range(2):
-                        x = b.broadcast(b.load(at, r * row_bytes + 4 * parity, element))
-                        state[2 * r + parity] = self._multiply_add(b, x, weights[parity], state[2 * r + parity])
+                for i, (parity, r) in enumerate(itertools.product(parities, range(chunk))):
+                    x = b.broadcast(b.load(at, r * row_bytes + 4 * parity, element))
+                    state[i] = self._multiply_add(b, x, weights[parity], state[i])
             pairs.carry(*state)
-        return [pairs.results[2 * r] + pairs.results[2 * r + 1] for r in range(chunk)]
+        return [pairs.results[i * chunk : (i + 1) * chunk] for i in range(len(parities))]
 
     def _multiply_add(self, b: Builder, x: Value, weights: Value, total: Value) -> Value:
         """Add the products of f32 lanes, or of pairs of bf16 in i32 lanes, to `total`."""
@@ -139,15 +173,6 @@ class Products:
             return b.fma(x, weights, total)
         halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
         return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
-
-    def _prefetch(self, b: Builder, columns: PackedColumns, tile: Value, later: Sequence[Value], pair: Value) -> None:
-        """Prefetch as many bytes as the next PAIRS_PER_ITERATION pairs of the tile have."""
-        pair_bytes = self.dtypes.tile_bytes // PAIRS
-        for line in range(0, PAIRS_PER_ITERATION * pair_bytes, 64):
-            if columns.near:
-                b.prefetch(tile, pair * pair_bytes + (columns.near + line), level=1)
-            for other in later:
-                b.prefetch(other, pair * pair_bytes + line, level=2)
 
     def _emit_tiles(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
         """Multiply two panels of 16 rows at a time with AMX tiles, so that each loaded tile is used twice; then the
