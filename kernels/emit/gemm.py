@@ -17,7 +17,7 @@ from quire.kernels.emit.layout import (
     store_activation,
 )
 from quire.kernels.emit.math import ACTIVATIONS, softcap
-from quire.kernels.emit.products import FAR_BYTES, ROWS_PER_BLOCK, PackedColumns, Panels, RowSink
+from quire.kernels.emit.products import FAR_BYTES, ROWS_PER_BLOCK, STREAM_BYTES, PackedColumns, Panels, RowSink
 from quire.kernels.emit.quantized import QuantizedProducts
 
 ROWS_PER_ITEM = ROWS_PER_BLOCK
@@ -98,8 +98,12 @@ class GemmKernel(Kernel):
         operand = Panels(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
         base = b.address(w, block * (blocks * dtypes.block_bytes))
         size = dtypes.block_bytes
+        far = [FAR_BYTES] if context.products.uses_tiles else []
         packed = PackedColumns(
-            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + FAR_BYTES)], stream=True
+            blocks,
+            lambda j: b.address(base, j * size),
+            lambda j: [b.address(base, j * size + ahead) for ahead in far],
+            STREAM_BYTES[dtypes.weights],
         )
         context.products.emit(b, operand, rows, packed, sink)
 
