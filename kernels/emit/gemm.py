@@ -98,12 +98,8 @@ class GemmKernel(Kernel):
         operand = Panels(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
         base = b.address(w, block * (blocks * dtypes.block_bytes))
         size = dtypes.block_bytes
-        far = [FAR_BYTES] if context.products.uses_tiles else []
         packed = PackedColumns(
-            blocks,
-            lambda j: b.address(base, j * size),
-            lambda j: [b.address(base, j * size + ahead) for ahead in far],
-            STREAM_BYTES[dtypes.weights],
+            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + FAR_BYTES)], STREAM_BYTES
         )
         context.products.emit(b, operand, rows, packed, sink)
 

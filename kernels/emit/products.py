@@ -20,14 +20,11 @@ from quire.kernels import _native
 from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VF32, Builder, Value, vector
 from quire.kernels.emit.layout import PAIRED, PAIRS, TILE_ROWS, Dtypes, load_pair, load_quad
 
-NEAR_BYTES, FAR_BYTES = 512, 4096
-"""Prefetch distances of weights that are read once: into the first-level cache, which allows few outstanding misses,
-and into the second."""
-
-STREAM_BYTES = {BF16: 1536, F32: 768}
-"""Prefetch distances into the first-level cache of weights that several rows share, by dtype. Measured on a Zen 4:
-twice as far costs 10 % for one row, less far 10 % for eight. Prefetches into the second-level cache besides these cost
-as much for 1 to 8 rows."""
+NEAR_BYTES, STREAM_BYTES, FAR_BYTES = 512, 2048, 4096
+"""Prefetch distances of weights: into the first-level cache, which allows few outstanding misses, for products that
+read weights once (NEAR) and for those that share blocks among rows (STREAM); and into the second-level cache (FAR).
+Measured on a Zen 4; other distances gain up to 10 % for one number of rows, dtype and instruction set and lose as much
+for another one."""
 
 LINE = _native.CACHE_LINE
 
@@ -45,7 +42,10 @@ chains of even k (0) and of odd k (1) are computed together or in turn. In turn,
 accumulate: six rows by one tile, and each value that is loaded is used for as many FMAs as the loads allow."""
 
 ROWS_PER_BLOCK = 64
-"""Rows that use a block of weights while it is in the first-level cache."""
+"""Rows that use blocks of weights while these are in the first-level cache."""
+
+BLOCKS_PER_PASS = 4
+"""Blocks that all rows use before the next ones: few enough for the first-level cache."""
 
 PAIRS_PER_ITERATION = 4
 """Pairs of k in one iteration of the innermost loop. Fully unrolled, LLVM would hoist and spill its loads."""
@@ -116,43 +116,52 @@ class Products:
             count = (rows - first.index).min(ROWS_PER_BLOCK)
             with b.loop(0, count * 2) as line:
                 b.store(b.constant(0.0, VF32), totals, line.index * LINE, LINE)
-            with b.loop(0, columns.blocks) as block:
-                values = b.address(x.panel(b, first.index), block.index * x.block_bytes)
-                self._add_block(b, replace(x, base=values), count, columns, block.index, totals)
+            panels = replace(x, base=x.panel(b, first.index))
+            with b.loop(0, columns.blocks, BLOCKS_PER_PASS) as start:
+                stop = (start.index + BLOCKS_PER_PASS).min(columns.blocks)
+                self._add_blocks(b, panels, count, columns, start.index, stop, totals)
             with b.loop(0, count) as row:
                 at = b.address(totals, row.index * (2 * LINE))
                 sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
 
-    def _add_block(
-        self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, block: Value, totals: Value
+    def _add_blocks(
+        self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, start: Value, stop: Value, totals: Value
     ) -> None:
-        """Add the products of a block of x and of block number `block` of weights to `totals`, f32 [row][32 columns].
+        """Add the products with the blocks [start, stop) to `totals`, f32 [row][32 columns].
 
-        All rows use the weights before the next block is read. The totals are in memory, so that the registers are left
-        to the chains. Tiles are read one after the other, in memory order: reading two at a time confuses the hardware
-        prefetcher and halves the speed (11 against 21 GB/s on a Zen 4).
+        All rows use these weights before the next ones are read. The totals are in memory, so that the registers are
+        left to the chains.
         """
         with b.loop(0, rows, TILE_ROWS) as panel:
             base, done = x.panel(b, panel.index), b.index(0)
             count = (rows - panel.index).min(TILE_ROWS)
             for chunk, passes in ROW_CHUNKS[self.isa]:
-                stop = done + (count - done) // chunk * chunk
-                with b.loop(done, stop, chunk) as row:
-                    values = b.address(base, row.index * x.row_bytes)
+                end = done + (count - done) // chunk * chunk
+                with b.loop(done, end, chunk) as row, b.loop(start, stop) as block:
+                    values = b.address(base, row.index * x.row_bytes + block.index * x.block_bytes)
                     total = b.address(totals, (panel.index + row.index) * (2 * LINE))
-                    for column in range(2):
-                        offset = column * self.dtypes.tile_bytes
-                        starts = [b.address(start, offset) for start in (columns.at(block), *columns.prefetch(block))]
-                        tile = Tile(starts[0], columns.near, starts[1:])
-                        even, odd = (
-                            chain
-                            for parities in passes
-                            for chain in self._chains(b, values, x.row_bytes, chunk, tile, parities)
-                        )
-                        for r in range(chunk):
-                            at = r * (2 * LINE) + column * LINE
-                            b.store(b.load(total, at, VF32, LINE) + (even[r] + odd[r]), total, at, LINE)
-                done = stop
+                    self._add_block(b, values, x.row_bytes, chunk, passes, columns, block.index, total)
+                done = end
+
+    def _add_block(
+        self, b: Builder, values: Value, row_bytes: int, rows: int, passes: Sequence[Sequence[int]],
+        columns: PackedColumns, block: Value, total: Value,
+    ) -> None:  # fmt: skip
+        """Add the products of `rows` rows with one block.
+
+        Tiles are read one after the other, in memory order: reading two at a time confuses the hardware prefetcher and
+        halves the speed (11 against 21 GB/s on a Zen 4).
+        """
+        starts = columns.at(block), *columns.prefetch(block)
+        for column in range(2):
+            first, *later = (b.address(start, column * self.dtypes.tile_bytes) for start in starts)
+            tile = Tile(first, columns.near, later)
+            even, odd = (
+                chain for parities in passes for chain in self._chains(b, values, row_bytes, rows, tile, parities)
+            )
+            for r in range(rows):
+                at = r * (2 * LINE) + column * LINE
+                b.store(b.load(total, at, VF32, LINE) + (even[r] + odd[r]), total, at, LINE)
 
     def _chains(
         self, b: Builder, values: Value, row_bytes: int, rows: int, tile: Tile, parities: Sequence[int]
