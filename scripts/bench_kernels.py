@@ -105,8 +105,8 @@ class Benchmark:
         choose = min if self._best else statistics.median
         for kernel, seconds_of_all in times.items():
             self._seconds.setdefault((case, kernel), []).append(choose(seconds_of_all))
-        for launch in first_of_each(launches) if self._torch else []:
-            if isinstance(launch.kernel, GemmKernel):
+        for launch in first_of_each(launches):
+            if self._torch and isinstance(launch.kernel, GemmKernel):
                 seconds = choose(self._torch.profile(launch.kernel, case.step.rows(launch)))
                 self._torch_seconds.setdefault((case, launch.kernel), []).append(seconds)
 
