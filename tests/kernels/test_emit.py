@@ -82,7 +82,7 @@ def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: 
 @pytest.mark.parametrize(("isa", "form"), [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs")])
 def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str) -> None:
     dtypes = Dtypes("bf16", "bf16", PAIRED) if form == "pairs" else FORMATS[form]
-    k, n = 200, 32
+    k, n = 550, 32
     x, w, _ = inputs(150, k, n, dtypes.weights)
     text = GemmKernel("g", k, n).emit(EmitContext(isa, dtypes))
     if isa not in ISAS:
