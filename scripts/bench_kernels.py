@@ -30,11 +30,13 @@ from bench.kernel_steps import (
     page_bytes,
     reads_context,
 )
+from bench.torch_gemms import TorchGemms
 
 from quire.kernels import host
 from quire.kernels._native import ThreadPool
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.context import Kernel
+from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.info import host_info, plan_info
 from quire.kernels.operands import Launch, Matrix
@@ -64,13 +66,16 @@ class Benchmark:
     """Times the launches of cases, and the limits between them."""
 
     def __init__(
-        self, model: BenchModel, limits: HostLimits, isa: str, cases: list[StepCase], only: list[str], best: bool
-    ) -> None:
+        self, model: BenchModel, limits: HostLimits, isa: str, cases: list[StepCase], only: list[str], best: bool,
+        torch: TorchGemms | None,
+    ) -> None:  # fmt: skip
         self.limits = limits
         self._model, self.isa, self._only, self._best = model, isa, only, best
         split = [dataclasses.replace(case, step=model.split(case.step)) for case in cases]
         self.cases = [case for case in split if case.launches(model.plan, only)]
         self._seconds: dict[tuple[StepCase, Kernel], list[float]] = {}
+        self._torch = torch
+        self._torch_seconds: dict[tuple[StepCase, Kernel], list[float]] = {}
 
     def run(self, repetitions: int, longest: float) -> None:
         """Time every case `repetitions` times, in turn.
@@ -97,9 +102,13 @@ class Benchmark:
         times: dict[Kernel, list[float]] = {}
         for launch, seconds in zip(launches, self._model.profile(launches, case.step), strict=True):
             times.setdefault(launch.kernel, []).append(seconds)
+        choose = min if self._best else statistics.median
         for kernel, seconds_of_all in times.items():
-            choose = min if self._best else statistics.median
             self._seconds.setdefault((case, kernel), []).append(choose(seconds_of_all))
+        for launch in first_of_each(launches):
+            if self._torch and isinstance(launch.kernel, GemmKernel):
+                seconds = choose(self._torch.profile(launch.kernel, case.step.rows(launch)))
+                self._torch_seconds.setdefault((case, launch.kernel), []).append(seconds)
 
     def _bounds(self, case: StepCase, launch: Launch) -> dict[str, float]:
         work = work_of(self._model.plan, launch, case.step, self.isa)
@@ -114,10 +123,12 @@ class Benchmark:
             kernel, samples = launch.kernel, report.spread(self._seconds[case, launch.kernel])
             work = work_of(self._model.plan, launch, case.step, self.isa)
             context = case.context if reads_context(launch) else 0
+            torch_samples = self._torch_seconds.get((case, kernel))
             found.append(report.KernelResult(
                 kernel.name, kernel.shape, case.kind, case.step.rows(launch), context, counts[kernel],
                 samples["least" if self._best else "median"], samples["least"], samples["most"],
                 work.memory + work.activations, work.operations, work.unit, self._bounds(case, launch),
+                report.spread(torch_samples)["least" if self._best else "median"] if torch_samples else None,
             ))  # fmt: skip
         return found
 
@@ -171,6 +182,7 @@ def parse() -> argparse.Namespace:
     add("--kv-cache-memory-bytes", type=int, default=2 << 30, metavar="BYTES", help="KV memory at most (default 2 GiB)")
     add("--threads", type=int, help="compute threads (default: as in serving)")
     add("--isa", help=f"one of {', '.join(host.INSTRUCTION_SETS)} (default: the best)")
+    add("--torch", action="store_true", help="time torch.mm in f32 in turns with each GEMM, on as many threads")
     add("--json", type=Path, metavar="FILE", help="write all results to FILE")
     add("--figure", type=Path, metavar="FILE", help="draw the shares of the limits into FILE (needs matplotlib)")
     return parser.parse_args()
@@ -258,7 +270,8 @@ def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[ModelP
     least = plan.limits.max_num_batched_tokens // plan.limits.block_size * page
     model = BenchModel(assembly, pool, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
     limits = HostLimits(assembly.native, pool, isa)
-    return plan, Benchmark(model, limits, isa.name, cases, arguments.only, arguments.best), pool
+    torch = TorchGemms(pool.size, limits.cache_bytes) if arguments.torch else None
+    return plan, Benchmark(model, limits, isa.name, cases, arguments.only, arguments.best, torch), pool
 
 
 def main() -> int:

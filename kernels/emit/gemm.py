@@ -17,10 +17,10 @@ from quire.kernels.emit.layout import (
     store_activation,
 )
 from quire.kernels.emit.math import ACTIVATIONS, softcap
-from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, PackedColumns, Panels, RowSink
+from quire.kernels.emit.products import FAR_BYTES, ROWS_PER_BLOCK, STREAM_BYTES, PackedColumns, Panels, RowSink
 from quire.kernels.emit.quantized import QuantizedProducts
 
-ROWS_PER_ITEM = 64
+ROWS_PER_ITEM = ROWS_PER_BLOCK
 """Rows of one work item: few enough to spread a long prefill over threads, many enough to reuse a weight block."""
 
 
@@ -99,7 +99,7 @@ class GemmKernel(Kernel):
         base = b.address(w, block * (blocks * dtypes.block_bytes))
         size = dtypes.block_bytes
         packed = PackedColumns(
-            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + FAR_BYTES)], NEAR_BYTES
+            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + FAR_BYTES)], STREAM_BYTES
         )
         context.products.emit(b, operand, rows, packed, sink)
 

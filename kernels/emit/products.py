@@ -12,25 +12,41 @@ instruction sets share their layout. Activations are stored in pairs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire.kernels import _native
 from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VF32, Builder, Value, vector
 from quire.kernels.emit.layout import PAIRED, PAIRS, TILE_ROWS, Dtypes, load_pair, load_quad
 
-NEAR_BYTES, FAR_BYTES = 512, 4096
-"""Prefetch distances of weights: into the first-level cache, which allows few outstanding misses, and into the second.
-With both, one thread of a Zen 4 reads 33 GB/s (26 with a single prefetch 4096 bytes ahead into the first), and products
-of 8 to 32 rows lose nothing to misses. More or nearer prefetches slow down one case or the other."""
+NEAR_BYTES, STREAM_BYTES, FAR_BYTES = 512, 2048, 4096
+"""Prefetch distances of weights: into the first-level cache, which allows few outstanding misses, for products that
+read weights once (NEAR) and for those that share blocks among rows (STREAM); and into the second-level cache (FAR).
+Measured on a Zen 4; other distances gain up to 10 % for one number of rows, dtype and instruction set and lose as much
+for another one."""
+
+LINE = _native.CACHE_LINE
 
 RowSink = Callable[[Value, Sequence[Value]], None]
 """Called with a row number and its two vectors of 16 columns."""
 
-_MANY, _FEW = (8, 4, 2, 1), (2, 1)
+_TOGETHER, _IN_TURN = ((0, 1),), ((0,), (1,))
+_MANY = ((8, _TOGETHER), (4, _TOGETHER), (2, _TOGETHER), (1, _TOGETHER))
+_FEW = ((6, _IN_TURN), (4, _IN_TURN), (3, _IN_TURN), (2, _TOGETHER), (1, _TOGETHER))
 ROW_CHUNKS = {
     "amx": _MANY, "avx512-bf16": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": _FEW
 }  # fmt: skip
-"""Numbers of rows computed at once: as many as the registers hold, then smaller chunks for the remainder."""
+"""Numbers of rows computed at once, as many as the registers hold, then smaller ones for the remainder; and whether the
+chains of even k (0) and of odd k (1) are computed together or in turn. In turn, 12 of the 16 registers of AVX2
+accumulate: six rows by one tile, and each value that is loaded is used for as many FMAs as the loads allow."""
+
+ROWS_PER_BLOCK = 64
+"""Rows that use blocks of weights while these are in a cache."""
+
+BLOCKS_PER_PASS = 16
+"""Blocks that all rows use before the next ones: few enough for any second-level cache. With four, which fit into the
+first-level cache, the loops over rows take 7 % of the time of `vdpbf16ps` and nothing is gained."""
 
 PAIRS_PER_ITERATION = 4
 """Pairs of k in one iteration of the innermost loop. Fully unrolled, LLVM would hoist and spill its loads."""
@@ -66,6 +82,15 @@ class PackedColumns:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """A tile of weights, and what is prefetched while it is read: see PackedColumns."""
+
+    at: Value
+    near: int
+    later: Sequence[Value]
+
+
+@dataclass(frozen=True)
 class Products:
     """Emits products for one instruction set and its dtypes."""
 
@@ -87,51 +112,86 @@ class Products:
         if self.uses_tiles:
             self._emit_tiles(b, x, rows, columns, sink)
             return
+        totals = b.scratch(ROWS_PER_BLOCK * 2 * LINE)
+        with b.loop(0, rows, ROWS_PER_BLOCK) as first:
+            count = (rows - first.index).min(ROWS_PER_BLOCK)
+            with b.loop(0, count * 2) as line:
+                b.store(b.constant(0.0, VF32), totals, line.index * LINE, LINE)
+            panels = replace(x, base=x.panel(b, first.index))
+            with b.loop(0, columns.blocks, BLOCKS_PER_PASS) as start:
+                stop = (start.index + BLOCKS_PER_PASS).min(columns.blocks)
+                self._add_blocks(b, panels, count, columns, start.index, stop, totals)
+            with b.loop(0, count) as row:
+                at = b.address(totals, row.index * (2 * LINE))
+                sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
+
+    def _add_blocks(
+        self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, start: Value, stop: Value, totals: Value
+    ) -> None:
+        """Add the products with the blocks [start, stop) to `totals`, f32 [row][32 columns].
+
+        All rows use these weights before the next ones are read. The totals are in memory, so that the registers are
+        left to the chains.
+        """
         with b.loop(0, rows, TILE_ROWS) as panel:
-            done, count = b.index(0), (rows - panel.index).min(TILE_ROWS)
-            for chunk in ROW_CHUNKS[self.isa]:
-                stop = done + (count - done) // chunk * chunk
-                with b.loop(done, stop, chunk) as row:
-                    at = b.address(x.panel(b, panel.index), row.index * x.row_bytes)
-                    for r, values in enumerate(self._chunk(b, x, at, chunk, columns)):
-                        sink(panel.index + row.index + r, values)
-                done = stop
+            base, done = x.panel(b, panel.index), b.index(0)
+            count = (rows - panel.index).min(TILE_ROWS)
+            for chunk, passes in ROW_CHUNKS[self.isa]:
+                end = done + (count - done) // chunk * chunk
+                with b.loop(done, end, chunk) as row, b.loop(start, stop) as block:
+                    values = b.address(base, row.index * x.row_bytes + block.index * x.block_bytes)
+                    total = b.address(totals, (panel.index + row.index) * (2 * LINE))
+                    self._add_block(b, values, x.row_bytes, chunk, passes, columns, block.index, total)
+                done = end
 
-    def _chunk(self, b: Builder, x: Panels, rows: Value, chunk: int, columns: PackedColumns) -> list[list[Value]]:
-        """Return the two vectors of each of `chunk` rows."""
-        with b.loop(0, columns.blocks, state=[b.constant(0.0, VF32)] * (2 * chunk)) as block:
-            values = b.address(rows, block.index * x.block_bytes)
-            start, wanted = columns.at(block.index), columns.prefetch(block.index)
-            sums: list[Value] = []
-            for column in range(2):
-                tile, *later = (b.address(base, column * self.dtypes.tile_bytes) for base in (start, *wanted))
-                sums += self._tile_sums(b, columns, values, x.row_bytes, chunk, tile, later)
-            block.carry(*(c + s for c, s in zip(block.state, sums, strict=True)))
-        return [[block.results[r], block.results[chunk + r]] for r in range(chunk)]
-
-    def _tile_sums(
-        self, b: Builder, columns: PackedColumns, values: Value, row_bytes: int, chunk: int, tile: Value,
-        later: Sequence[Value],
-    ) -> list[Value]:  # fmt: skip
-        """Return even + odd of one tile for each row.
+    def _add_block(
+        self, b: Builder, values: Value, row_bytes: int, rows: int, passes: Sequence[Sequence[int]],
+        columns: PackedColumns, block: Value, total: Value,
+    ) -> None:  # fmt: skip
+        """Add the products of `rows` rows with one block.
 
         Tiles are read one after the other, in memory order: reading two at a time confuses the hardware prefetcher and
         halves the speed (11 against 21 GB/s on a Zen 4).
         """
-        with b.loop(0, PAIRS, PAIRS_PER_ITERATION, state=[b.constant(0.0, VF32)] * (2 * chunk)) as pairs:
+        starts = columns.at(block), *columns.prefetch(block)
+        for column in range(2):
+            first, *later = (b.address(start, column * self.dtypes.tile_bytes) for start in starts)
+            tile = Tile(first, columns.near, later)
+            even, odd = (
+                chain for parities in passes for chain in self._chains(b, values, row_bytes, rows, tile, parities)
+            )
+            for r in range(rows):
+                at = r * (2 * LINE) + column * LINE
+                b.store(b.load(total, at, VF32, LINE) + (even[r] + odd[r]), total, at, LINE)
+
+    def _chains(
+        self, b: Builder, values: Value, row_bytes: int, rows: int, tile: Tile, parities: Sequence[int]
+    ) -> list[list[Value]]:
+        """Return the chains of `rows` rows over the even k (0) and the odd ones (1), as far as in `parities`."""
+        load, element, step = (load_quad, I32, 2) if self.uses_pairs else (load_pair, F32, 1)
+        zeros = [b.constant(0.0, VF32)] * (len(parities) * rows)
+        with b.loop(0, PAIRS, PAIRS_PER_ITERATION, state=zeros) as pairs:
             state = list(pairs.state)
-            self._prefetch(b, columns, tile, later, pairs.index)
-            load, element, step = (load_quad, I32, 2) if self.uses_pairs else (load_pair, F32, 1)
+            if 0 in parities:
+                self._prefetch(b, tile, pairs.index)
             for offset in range(0, PAIRS_PER_ITERATION, step):
                 pair = pairs.index + offset
-                weights = load(b, self.dtypes, tile, pair)
+                weights = load(b, self.dtypes, tile.at, pair)
                 at = b.address(values, pair * (2 * self.dtypes.activation_bytes))
-                for r in range(chunk):
-                    for parity in range(2):
-                        x = b.broadcast(b.load(at, r * row_bytes + 4 * parity, element))
-                        state[2 * r + parity] = self._multiply_add(b, x, weights[parity], state[2 * r + parity])
+                for i, (parity, row) in enumerate(itertools.product(parities, range(rows))):
+                    x = b.broadcast(b.load(at, row * row_bytes + 4 * parity, element))
+                    state[i] = self._multiply_add(b, x, weights[parity], state[i])
             pairs.carry(*state)
-        return [pairs.results[2 * r] + pairs.results[2 * r + 1] for r in range(chunk)]
+        return [pairs.results[i * rows : (i + 1) * rows] for i in range(len(parities))]
+
+    def _prefetch(self, b: Builder, tile: Tile, pair: Value) -> None:
+        """Prefetch as many bytes as the next PAIRS_PER_ITERATION pairs of the tile have."""
+        pair_bytes = self.dtypes.tile_bytes // PAIRS
+        for line in range(0, PAIRS_PER_ITERATION * pair_bytes, LINE):
+            if tile.near:
+                b.prefetch(tile.at, pair * pair_bytes + (tile.near + line), level=1)
+            for other in tile.later:
+                b.prefetch(other, pair * pair_bytes + line, level=2)
 
     def _multiply_add(self, b: Builder, x: Value, weights: Value, total: Value) -> Value:
         """Add the products of f32 lanes, or of pairs of bf16 in i32 lanes, to `total`."""
@@ -139,15 +199,6 @@ class Products:
             return b.fma(x, weights, total)
         halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
         return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
-
-    def _prefetch(self, b: Builder, columns: PackedColumns, tile: Value, later: Sequence[Value], pair: Value) -> None:
-        """Prefetch as many bytes as the next PAIRS_PER_ITERATION pairs of the tile have."""
-        pair_bytes = self.dtypes.tile_bytes // PAIRS
-        for line in range(0, PAIRS_PER_ITERATION * pair_bytes, 64):
-            if columns.near:
-                b.prefetch(tile, pair * pair_bytes + (columns.near + line), level=1)
-            for other in later:
-                b.prefetch(other, pair * pair_bytes + line, level=2)
 
     def _emit_tiles(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
         """Multiply two panels of 16 rows at a time with AMX tiles, so that each loaded tile is used twice; then the

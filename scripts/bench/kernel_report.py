@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 from quire.kernels.work import Work
 
-HEADINGS = ("kernel", "shape", "rows", "context", "us", "+-", "GB/s", "of memory", "GOP/s", "of peak", "limit", "share")
+HEADINGS = (
+    "kernel", "shape", "rows", "context", "us", "+-", "GB/s", "of memory", "GOP/s", "of peak", "limit", "share",
+    "torch us", "torch / us",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class KernelResult:
     """One kernel in one step. `seconds` is the median over repetitions of one launch, from `least` to `most`; `bounds`
-    are its lower bounds by limit, in seconds; `launches` is the number of launches in a step."""
+    are its lower bounds by limit, in seconds; `launches` is the number of launches in a step; `torch_seconds` is the
+    time of torch's f32 GEMM of the same shape, if it was measured."""
 
     kernel: str
     shape: str
@@ -28,6 +32,7 @@ class KernelResult:
     operations: int
     unit: str
     bounds: dict[str, float]
+    torch_seconds: float | None
 
     @property
     def limit(self) -> str:
@@ -90,14 +95,17 @@ def _cells(r: KernelResult) -> tuple[str, ...]:
         r.kernel, r.shape, str(r.rows), context, f"{r.seconds * 1e6:.1f}", _percent((r.most - r.least) / 2, r.seconds),
         f"{r.bytes / r.seconds / 1e9:.1f}", _percent(r.bounds["memory"], r.seconds),
         rate, peak, r.limit, _percent(r.bound, r.seconds),
+        *((f"{r.torch_seconds * 1e6:.1f}", f"{r.torch_seconds / r.seconds:.2f}") if r.torch_seconds else ("", "")),
     )  # fmt: skip
 
 
 def table(results: list[KernelResult]) -> str:
-    """Format a line for each result."""
-    lines = [HEADINGS, *(_cells(result) for result in results)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
-    left = {0, 1, HEADINGS.index("limit")}
+    """Format a line for each result, without the columns that are empty."""
+    rows = [_cells(result) for result in results]
+    used = [i for i in range(len(HEADINGS)) if any(row[i] for row in rows)]
+    lines = [[line[i] for i in used] for line in (HEADINGS, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = {i for i, number in enumerate(used) if HEADINGS[number] in ("kernel", "shape", "limit")}
     return "\n".join(
         "  ".join(
             cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))

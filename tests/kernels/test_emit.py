@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import soft_tiles
-from kernel_calls import Array, aligned, pack, pack_activations, run, to_bf16, unpack_activations
+from kernel_calls import Array, CompiledKernel, aligned, pack, pack_activations, run, to_bf16, unpack_activations
 
 from quire.kernels import host
 from quire.kernels.emit.context import EmitContext
@@ -77,6 +77,30 @@ def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: 
         assert np.array_equal(y[:, :n], expected)
     np.testing.assert_allclose(y[:, :n], expected, rtol=1e-5, atol=1e-4)
     assert not y[:, n:].any()
+
+
+@pytest.mark.parametrize(("isa", "form"), [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs")])
+def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str) -> None:
+    dtypes = Dtypes("bf16", "bf16", PAIRED) if form == "pairs" else FORMATS[form]
+    k, n = 550, 32
+    x, w, _ = inputs(150, k, n, dtypes.weights)
+    text = GemmKernel("g", k, n).emit(EmitContext(isa, dtypes))
+    if isa not in ISAS:
+        isa, text = "avx2", soft_tiles.software(text)
+    kernel, weights, expected = CompiledKernel(isa, text, "g"), pack(w, dtypes.weights), contract(x, w)
+    if form == "f32":  # the emulation may round twice
+        each = [rows_of(kernel, x[i : i + 1], weights, dtypes) for i in range(len(x))]
+        np.testing.assert_allclose(np.concatenate(each), expected, rtol=1e-5, atol=1e-4)
+        expected = np.concatenate(each)
+    for m in (*range(1, 18), 63, 64, 65, 127, 150):
+        assert np.array_equal(rows_of(kernel, x[:m], weights, dtypes), expected[:m]), f"{m} rows"
+
+
+def rows_of(kernel: CompiledKernel, x: Array, weights: Array, dtypes: Dtypes) -> Array:
+    """Return all rows of x times 32 packed columns."""
+    y = aligned(np.full((len(x), 32), np.nan, np.float32))
+    kernel.run([pack_activations(x, dtypes.activations), weights, y], [len(x)], (0, -(-len(x) // 64)))
+    return y
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,29 @@ def test_only_the_kernels_that_are_named(tmp_path: Path) -> None:
     assert {kind(r["kernel"]) for r in found["results"]} == {"linear_add"}
     assert not found["steps"]
     assert "linear_add" in bench(tmp_path, "--list")
+
+
+def test_gemms_are_timed_in_turns_with_those_of_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    output = tmp_path / "kernels.json"
+    text = bench(tmp_path, *SMALL, "--torch", "--json", str(output))
+    results = json.loads(output.read_text())["results"]
+    gemms = {r["kernel"] for r in results if r["torch_seconds"]}
+    assert {kind(name) for name in gemms} == {"linear", "linear_add", "linear_gate", "logits"}
+    assert all(bool(r["torch_seconds"]) == (r["kernel"] in gemms) for r in results)
+    assert "torch / us" in text
+    assert "torch / us" not in bench(tmp_path, *SMALL, "--only", "linear_add")
+
+
+def test_without_torch_the_comparison_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    command = [sys.executable, str(SCRIPT), "--model", str(tmp_path), *SMALL, "--torch"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
+    assert done.returncode == 1
+    assert done.stderr == "--torch needs torch; install it: pip install -e '.[reference]'\n"
 
 
 @pytest.mark.skipif("avx512" not in available_isas(), reason="assembled for AMX, but not run")

@@ -25,14 +25,24 @@ def aligned(array: Array) -> Array:
     return copy
 
 
+class CompiledKernel:
+    """The kernel `name` of a text, to run many times."""
+
+    def __init__(self, isa: str, text: str, name: str) -> None:
+        target = INSTRUCTION_SETS[isa]
+        self._jit = Jit(target.cpu, target.features, target.vector_bits)  # owns the code
+        self._kernel = _KERNEL(self._jit.compile(text, [name])[0])
+
+    def run(self, buffers: list[Array], dims: list[int], items: tuple[int, int]) -> None:
+        """Run work items [begin, end) over the buffers."""
+        addresses = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
+        sizes = (ctypes.c_int64 * len(dims))(*dims)
+        self._kernel(ctypes.addressof(addresses), ctypes.addressof(sizes), *items)
+
+
 def run(isa: str, text: str, name: str, buffers: list[Array], dims: list[int], items: tuple[int, int]) -> None:
     """Run work items [begin, end) of the kernel `name` over the buffers."""
-    target = INSTRUCTION_SETS[isa]
-    jit = Jit(target.cpu, target.features, target.vector_bits)
-    kernel = _KERNEL(jit.compile(text, [name])[0])
-    addresses = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
-    sizes = (ctypes.c_int64 * len(dims))(*dims)
-    kernel(ctypes.addressof(addresses), ctypes.addressof(sizes), *items)
+    CompiledKernel(isa, text, name).run(buffers, dims, items)
 
 
 def to_bf16(x: Array) -> Array:
