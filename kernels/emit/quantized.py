@@ -25,7 +25,6 @@ ROW_CHUNKS = (4, 2, 1)
 """Numbers of rows computed at once, then smaller chunks for the remainder. Eight rows with groups of 32 would spill
 their sums at the end of each group and be a quarter slower."""
 
-MIN_AVX2_ROWS = 2
 MIN_TILE_ROWS = 5
 """Fewest rows for which AMX tiles, which always compute 16, are faster than VNNI."""
 
@@ -39,20 +38,22 @@ class QuantizedProducts(QuantizedOperands):
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
         if self.isa == "amx":
-            few, emit_many = MIN_TILE_ROWS, self._emit_tiles
+            few, chunks, emit_many = MIN_TILE_ROWS, ROW_CHUNKS, self._emit_tiles
         elif self.isa.startswith("avx2"):
-            few, emit_many = MIN_AVX2_ROWS, Avx2Products(self.format, self.k, self.isa == "avx2-vnni").emit
+            few, chunks, emit_many = 2, (1,), Avx2Products(self.format, self.k, self.isa == "avx2-vnni").emit
         else:
             self._emit_chunks(b, x, rows, block, sink, ROW_CHUNKS)
             return
         with b.when(rows < few):
-            self._emit_chunks(b, x, rows, block, sink, (1,) if few < 4 else ROW_CHUNKS)
+            self._emit_chunks(b, x, rows, block, sink, chunks)
         with b.when(rows >= few):
             emit_many(b, x, rows, block, sink)
 
     # Rows times lines
 
-    def _emit_chunks(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink, chunks) -> None:
+    def _emit_chunks(
+        self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink, chunks: Sequence[int]
+    ) -> None:
         with b.loop(0, rows, TILE_ROWS) as first:
             panel = self.panel(b, x, first.index)
 
