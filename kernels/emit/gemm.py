@@ -56,6 +56,8 @@ class GemmKernel(Kernel):
         """See Kernel."""
         if self.quantized is None:
             return super().unit(context)
+        if context.isa in ("avx512", "avx2"):
+            return "vpmaddwd" if self.quantized.bits == 8 else "vpmaddubsw"
         return "amx-int8" if context.isa == "amx" else "vnni"
 
     @property

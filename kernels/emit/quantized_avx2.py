@@ -99,7 +99,9 @@ class Avx2Products(QuantizedOperands):
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
         table, words = SHARING_ROWS * 2 * LINE, self.part * 2
-        scratch = _Scratch(*(b.scratch(n) for n in (BLOCK * words, TILE_ROWS * words, table, table, 2 * LINE, 2 * LINE)))
+        scratch = _Scratch(
+            *(b.scratch(n) for n in (BLOCK * words, TILE_ROWS * words, table, table, 2 * LINE, 2 * LINE))
+        )
         if not self.by_words:
             self._emit(b, x, rows, block, scratch, sink, unpacked=False)
             return
@@ -146,9 +148,7 @@ class Avx2Products(QuantizedOperands):
                     sums = [b.load(at, v * REGISTER, INTS, REGISTER) for v in range(VECTORS)]
                     self._add_scaled(b, scratch, x_scales, row.index, tile, sums)
 
-    def _panel_part(
-        self, b: Builder, rows: _Rows, first: Value, group: Value, k: Value, weights: Value
-    ) -> None:
+    def _panel_part(self, b: Builder, rows: _Rows, first: Value, group: Value, k: Value, weights: Value) -> None:
         """Add the products of a part, which starts with `k`, and the panel of rows that starts with `first`."""
         panel, count = self.panel(b, rows.panels, first), (rows.count - first).min(TILE_ROWS)
         x, row_bytes = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE), LINE
@@ -212,9 +212,7 @@ class Avx2Products(QuantizedOperands):
 
     # Sums
 
-    def _sums(
-        self, b: Builder, weights: Value, x: Value, row_bytes: int, chunk: int, unpacked: bool
-    ) -> list[Value]:
+    def _sums(self, b: Builder, weights: Value, x: Value, row_bytes: int, chunk: int, unpacked: bool) -> list[Value]:
         """Return a part's sums of products of `chunk` rows with a tile, the registers of each row together."""
         lines, count = BLOCK // self.format.line_depth, chunk * VECTORS
         with b.loop(0, self.part // BLOCK, state=[b.constant(0, INTS)] * count) as block:
