@@ -5,6 +5,8 @@ ascending, acc from 0. `I` is exact in any order, so every instruction set gives
 
 Values of w are unsigned and values of x signed, as VNNI requires. The zero point contributes a start value of
 `-zero * sum x`, whose sum is computed when x is quantized.
+
+The 16 registers of AVX2 need another order of loops for several rows, which is in quantized_avx2.py.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import F32, I8, I16, I32, VF32, VI32, Builder, Value, vector
+from quire.kernels.emit.builder import I8, I16, I32, Builder, Value, vector
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS
 from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, RowSink
+from quire.kernels.emit.quantized_accumulators import INTS, LANES, REGISTER, VECTORS, Accumulators
 from quire.kernels.emit.quantized_operands import LINE, QuantizedOperands
 
 SHARING_ROWS = 64
@@ -36,23 +37,16 @@ AHEAD_BYTES = 2048
 """Prefetch distance of lines that are multiplied as they are read. A second one into another level costs up to a third
 of the speed of few rows."""
 
-LANES, REGISTER = 8, 32
-VECTORS = 2
-"""Registers of a tile's 16 columns."""
-FLOATS, INTS, WORDS, BYTES = vector(F32, LANES), vector(I32, LANES), vector(I16, 2 * LANES), vector(I8, 4 * LANES)
+WORDS, BYTES = vector(I16, 2 * LANES), vector(I8, 4 * LANES)
 
 
 @dataclass(frozen=True)
 class _Scratch:
-    """Memory of a call: a part's weights and 16 rows of x in 16 bits; sums of a group (int32) and results (f32), both
-    [row][32 columns]; scales and zero points of a group."""
+    """Memory of a call. `weights` and `x` are in 16 bits: a part's weights, and a part of 16 rows."""
 
     weights: Value
     x: Value
-    sums: Value
-    results: Value
-    scales: Value
-    zeros: Value
+    accumulators: Accumulators
 
 
 @dataclass(frozen=True)
@@ -98,10 +92,9 @@ class Avx2Products(QuantizedOperands):
 
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
-        table, words = SHARING_ROWS * 2 * LINE, self.part * 2
-        scratch = _Scratch(
-            *(b.scratch(n) for n in (BLOCK * words, TILE_ROWS * words, table, table, 2 * LINE, 2 * LINE))
-        )
+        words = self.part * 2
+        accumulators = Accumulators.reserve(b, self, SHARING_ROWS)
+        scratch = _Scratch(b.scratch(BLOCK * words), b.scratch(TILE_ROWS * words), accumulators)
         if not self.by_words:
             self._emit(b, x, rows, block, scratch, sink, unpacked=False)
             return
@@ -115,41 +108,35 @@ class Avx2Products(QuantizedOperands):
     ) -> None:
         with b.loop(0, rows, SHARING_ROWS) as first:
             some = _Rows((rows - first.index).min(SHARING_ROWS), self.panel(b, x, first.index), scratch, unpacked)
-            self._clear(b, scratch.results, some.count)
+            scratch.accumulators.clear_results(b, some.count)
             with b.loop(0, self.format.groups(self.k)) as group:
                 self._group(b, some, group.index, self.header(b, block, group.index))
             with b.loop(0, some.count) as row:
-                at = self._cell(b, scratch.results, row.index, 0)
-                sink(first.index + row.index, [b.load(at, tile * LINE, VF32, LINE) for tile in range(2)])
+                sink(first.index + row.index, scratch.accumulators.result(b, row.index))
 
     def _group(self, b: Builder, rows: _Rows, group: Value, header: Value) -> None:
         """Add the scaled sums of a group to the results."""
-        scratch = rows.scratch
-        for tile, scales in enumerate(self.scales(b, header)):
-            b.store(scales, scratch.scales, tile * LINE, LINE)
-        for tile, zeros in enumerate(self.zeros(b, header) if self.format.zeros else []):
-            b.store(zeros, scratch.zeros, tile * LINE, LINE)
+        accumulators = rows.scratch.accumulators
+        accumulators.open_group(b, header)
         if self.parts > 1:
-            self._clear(b, scratch.sums, rows.count)
+            accumulators.clear_sums(b, rows.count)
         with b.loop(0, self.parts) as part:
             lines = b.address(header, part.index * (self.part // self.format.line_depth * 2 * LINE))
             lines = b.address(lines, self.format.header_bytes)
             if rows.unpacked:
-                self._unpack(b, lines, scratch.weights)
+                self._unpack(b, lines, rows.scratch.weights)
             k = group * self.format.span(self.k) + part.index * self.part
             with b.loop(0, rows.count, TILE_ROWS) as first:
-                self._panel_part(b, rows, first.index, group, k, scratch.weights if rows.unpacked else lines)
+                self._panel_part(b, rows, first.index, group, k, rows.scratch.weights if rows.unpacked else lines)
         if self.parts > 1:
             with b.loop(0, rows.count) as row:
                 x_scales = self.panel_scales(b, self.panel(b, rows.panels, row.index), group)
                 x_scales = b.address(x_scales, row.index % TILE_ROWS * 4)
-                for tile in range(2):
-                    at = self._cell(b, scratch.sums, row.index, tile)
-                    sums = [b.load(at, v * REGISTER, INTS, REGISTER) for v in range(VECTORS)]
-                    self._add_scaled(b, scratch, x_scales, row.index, tile, sums)
+                accumulators.add_scaled_sums(b, x_scales, row.index)
 
     def _panel_part(self, b: Builder, rows: _Rows, first: Value, group: Value, k: Value, weights: Value) -> None:
         """Add the products of a part, which starts with `k`, and the panel of rows that starts with `first`."""
+        accumulators = rows.scratch.accumulators
         panel, count = self.panel(b, rows.panels, first), (rows.count - first).min(TILE_ROWS)
         x, row_bytes = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE), LINE
         if self.by_words:
@@ -164,9 +151,9 @@ class Avx2Products(QuantizedOperands):
                     at = b.address(weights, tile * LINE)
                     sums = self._sums(b, at, values, row_bytes, chunk, rows.unpacked)
                     if self.parts > 1:
-                        self._add(b, rows.scratch.sums, number, tile, sums)
+                        accumulators.add(b, number, tile, sums)
                     else:
-                        self._add_scaled(b, rows.scratch, b.address(x_scales, row.index * 4), number, tile, sums)
+                        accumulators.add_scaled(b, b.address(x_scales, row.index * 4), number, tile, sums)
             done = stop
 
     # Operands
@@ -248,38 +235,3 @@ class Avx2Products(QuantizedOperands):
         """Return `sums` plus the pairs of `narrow` sums."""
         ones = b.constant(1, WORDS)
         return [total + self._add_pairs(b, words, ones) for total, words in zip(sums, narrow, strict=True)]
-
-    # Results
-
-    @staticmethod
-    def _cell(b: Builder, table: Value, row: Value, tile: int) -> Value:
-        return b.address(table, row * (2 * LINE) + tile * LINE)
-
-    def _clear(self, b: Builder, table: Value, rows: Value) -> None:
-        with b.loop(0, rows) as row:
-            for tile in range(2):
-                b.store(b.constant(0, VI32), self._cell(b, table, row.index, tile), 0, LINE)
-
-    def _add(self, b: Builder, table: Value, row: Value, tile: int, sums: Sequence[Value]) -> None:
-        """Add a part's sums, those of consecutive rows from `row` on, to those of its group."""
-        base = self._cell(b, table, row, tile)
-        for i, value in enumerate(sums):
-            at = i // VECTORS * (2 * LINE) + i % VECTORS * REGISTER
-            b.store(b.load(base, at, INTS, REGISTER) + value, base, at, REGISTER)
-
-    def _add_scaled(
-        self, b: Builder, scratch: _Scratch, x_scales: Value, row: Value, tile: int, sums: Sequence[Value]
-    ) -> None:
-        """Add a group's scaled sums, those of consecutive rows from `row` on, to the results."""
-        base = self._cell(b, scratch.results, row, tile)
-        for i, value in enumerate(sums):
-            r, column = i // VECTORS, i % VECTORS * REGISTER
-            zero: Value | int = self.format.middle
-            if self.format.zeros:
-                zero = b.load(scratch.zeros, tile * LINE + column, INTS, REGISTER)
-            x_sum = b.broadcast(b.load(x_scales, (TILE_ROWS + r) * 4, I32), LANES)
-            total = b.convert("arith.sitofp", value - x_sum * zero, FLOATS)
-            factors = b.load(scratch.scales, tile * LINE + column, FLOATS, REGISTER)
-            factors = factors * b.broadcast(b.load(x_scales, r * 4, F32), LANES)
-            at = r * (2 * LINE) + column
-            b.store(b.fma(total, factors, b.load(base, at, FLOATS, REGISTER)), base, at, REGISTER)
