@@ -40,14 +40,14 @@ class QuantizedProducts(QuantizedOperands):
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
         if self.isa == "amx":
-            few, chunks, emit_many = MIN_TILE_ROWS, ROW_CHUNKS, self._emit_tiles
+            few, emit_many = MIN_TILE_ROWS, self._emit_tiles
         elif self.isa.startswith("avx2"):
-            few, chunks, emit_many = 2, (1,), Avx2Products(self.format, self.k, self.isa == "avx2-vnni").emit
+            few, emit_many = 2, Avx2Products(self.format, self.k, self.isa == "avx2-vnni").emit
         else:
             self._emit_chunks(b, x, rows, block, sink, ROW_CHUNKS)
             return
         with b.when(rows < few):
-            self._emit_chunks(b, x, rows, block, sink, chunks)
+            self._emit_chunks(b, x, rows, block, sink, [chunk for chunk in ROW_CHUNKS if chunk < few])
         with b.when(rows >= few):
             emit_many(b, x, rows, block, sink)
 
