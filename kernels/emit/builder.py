@@ -248,16 +248,16 @@ class Builder:
 
     def join(self, low: Value, high: Value) -> Value:
         """Concatenate the lanes of two vectors."""
-        lanes = 2 * lanes_of(low.type)
-        mask = ", ".join(str(i) for i in range(lanes))
-        operation = f"vector.shuffle {low.name}, {high.name} [{mask}] : {low.type}, {high.type}"
-        return self._result(vector(element_of(low.type), lanes), operation)
+        return self.shuffle(low, high, range(2 * lanes_of(low.type)))
 
     def permute(self, value: Value, order: Sequence[int]) -> Value:
         """Return the lanes of a vector whose numbers `order` lists."""
-        return self._result(
-            value.type, f"vector.shuffle {value.name}, {value.name} {[*order]} : {value.type}, {value.type}"
-        )
+        return self.shuffle(value, value, order)
+
+    def shuffle(self, low: Value, high: Value, order: Sequence[int]) -> Value:
+        """Return the lanes of two vectors whose numbers `order` lists; those of `high` follow those of `low`."""
+        operation = f"vector.shuffle {low.name}, {high.name} {[*order]} : {low.type}, {high.type}"
+        return self._result(vector(element_of(low.type), len(order)), operation)
 
     def lanes_as(self, value: Value, element: str) -> Value:
         """Reinterpret the bits as lanes of an integer type of another width."""
@@ -267,6 +267,11 @@ class Builder:
     def shift_right_signed(self, value: Value, bits: int) -> Value:
         """Shift right arithmetically."""
         return self.op("arith.shrsi", [value, self.constant(bits, value.type)], value.type)
+
+    def opaque(self, value: Value) -> Value:
+        """Return a vector as one that LLVM knows nothing about. Thus it does not reassociate chains of additions, which
+        would need more registers."""
+        return self._result(value.type, f'llvm.inline_asm "", "=x,0" {value.name} : ({value.type}) -> {value.type}')
 
     def _slice(self, value: Value, start: int, width: int) -> Value:
         part = f"{{offsets = [{start}], sizes = [{width}], strides = [1]}}"

@@ -56,6 +56,8 @@ class GemmKernel(Kernel):
         """See Kernel."""
         if self.quantized is None:
             return super().unit(context)
+        if context.isa in ("avx512", "avx2"):
+            return "vpmaddwd" if self.quantized.bits == 8 else "vpmaddubsw"
         return "amx-int8" if context.isa == "amx" else "vnni"
 
     @property
@@ -89,7 +91,7 @@ class GemmKernel(Kernel):
         if self.quantized is not None:
             panels = b.address(x, panel * self.quantized.panel_bytes(self.k))
             columns = b.address(w, block * self.quantized.block_bytes(self.k))
-            QuantizedProducts(context.isa, self.quantized, self.k).emit(b, panels, rows, columns, sink)
+            QuantizedProducts(self.quantized, self.k, context.isa).emit(b, panels, rows, columns, sink)
             return
         dtypes = context.dtypes
         blocks = round_up(self.k, BLOCK) // BLOCK

@@ -5,6 +5,8 @@ ascending, acc from 0. `I` is exact in any order, so every instruction set gives
 
 Values of w are unsigned and values of x signed, as VNNI requires. The zero point contributes a start value of
 `-zero * sum x`, whose sum is computed when x is quantized.
+
+The 16 registers of AVX2 need another order of loops for several rows, which is in quantized_avx2.py.
 """
 
 from __future__ import annotations
@@ -12,19 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels import _native
-from quire.kernels.emit.builder import F16, F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value, vector
-from quire.kernels.emit.layout import TILE_ROWS, QuantizedFormat
+from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
+from quire.kernels.emit.layout import TILE_ROWS
 from quire.kernels.emit.products import NEAR_BYTES, RowSink
+from quire.kernels.emit.quantized_avx2 import Avx2Products
+from quire.kernels.emit.quantized_operands import LINE, QuantizedOperands
 
-LINE = _native.CACHE_LINE
 LINES_PER_ITERATION = 2
 """Lines of each tile in one iteration of the innermost loop."""
 
-_MANY, _FEW = (4, 2, 1), (2, 1)
-ROW_CHUNKS = {
-    "amx": _MANY, "avx512-bf16": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": (1,)
-}  # fmt: skip
+ROW_CHUNKS = (4, 2, 1)
 """Numbers of rows computed at once, then smaller chunks for the remainder. Eight rows with groups of 32 would spill
 their sums at the end of each group and be a quarter slower."""
 
@@ -33,38 +32,38 @@ MIN_TILE_ROWS = 5
 
 
 @dataclass(frozen=True)
-class QuantizedProducts:
-    """Emits products with quantized columns of `k` elements, for one instruction set."""
+class QuantizedProducts(QuantizedOperands):
+    """Emits products with quantized columns, for one instruction set."""
 
     isa: str
-    format: QuantizedFormat
-    k: int
 
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
-        if self.isa != "amx":
-            self._emit_chunks(b, x, rows, block, sink)
+        if self.isa == "amx":
+            few, emit_many = MIN_TILE_ROWS, self._emit_tiles
+        elif self.isa.startswith("avx2"):
+            few, emit_many = 2, Avx2Products(self.format, self.k, self.isa == "avx2-vnni").emit
+        else:
+            self._emit_chunks(b, x, rows, block, sink, ROW_CHUNKS)
             return
-        with b.when(rows < MIN_TILE_ROWS):
-            self._emit_chunks(b, x, rows, block, sink)
-        with b.when(rows >= MIN_TILE_ROWS):
-            self._emit_tiles(b, x, rows, block, sink)
-
-    def _panel(self, b: Builder, x: Value, row: Value) -> Value:
-        """Return the address of the panel that starts with `row`."""
-        return b.address(x, row // TILE_ROWS * self.format.panel_bytes(self.k))
+        with b.when(rows < few):
+            self._emit_chunks(b, x, rows, block, sink, [chunk for chunk in ROW_CHUNKS if chunk < few])
+        with b.when(rows >= few):
+            emit_many(b, x, rows, block, sink)
 
     # Rows times lines
 
-    def _emit_chunks(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+    def _emit_chunks(
+        self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink, chunks: Sequence[int]
+    ) -> None:
         with b.loop(0, rows, TILE_ROWS) as first:
-            panel = self._panel(b, x, first.index)
+            panel = self.panel(b, x, first.index)
 
             def in_panel(row: Value, values: Sequence[Value]) -> None:
                 sink(first.index + row, values)
 
             done, count = b.index(0), (rows - first.index).min(TILE_ROWS)
-            for chunk in ROW_CHUNKS[self.isa]:
+            for chunk in chunks:
                 stop = done + (count - done) // chunk * chunk
                 with b.loop(done, stop, chunk) as row:
                     self._chunk(b, panel, row.index, chunk, block, in_panel)
@@ -73,14 +72,14 @@ class QuantizedProducts:
     def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value, sink: RowSink) -> None:
         zero = b.constant(0.0, VF32)
         with b.loop(0, self.format.groups(self.k), state=[zero] * (2 * chunk)) as group:
-            header = b.address(block, group.index * self.format.group_bytes(self.k))
-            scales = b.address(panel, self._scales_offset(group.index) + row * 4)
+            header = self.header(b, block, group.index)
+            scales = b.address(self.panel_scales(b, panel, group.index), row * 4)
             start = []
             for r in range(chunk):
                 total = b.load(scales, TILE_ROWS * 4 + r * 4, I32)
                 start += self._start(b, header, b.broadcast(total))
             sums = self._sums(b, panel, row, chunk, group.index, b.address(header, self.format.header_bytes), start)
-            factors = self._scales(b, header)
+            factors = self.scales(b, header)
             state = []
             for i, (total, acc) in enumerate(zip(sums, group.state, strict=True)):
                 scale = b.broadcast(b.load(scales, i // 2 * 4, F32))
@@ -89,22 +88,11 @@ class QuantizedProducts:
         for r in range(chunk):
             sink(row + r, group.results[2 * r : 2 * r + 2])
 
-    def _scales_offset(self, group: Value) -> Value:
-        return group * (2 * TILE_ROWS * 4) + TILE_ROWS * self.format.depth(self.k)
-
     def _start(self, b: Builder, header: Value, total: Value) -> list[Value]:
         """Return -zero * sum x for the two tiles of a row."""
         if not self.format.zeros:
             return [total * -self.format.middle] * 2
-        at = self.format.header_bytes - LINE
-        zeros = [b.convert("arith.extsi", b.load(header, at + 32 * c, vector(I16), 32), VI32) for c in range(2)]
-        return [zero * total * -1 for zero in zeros]
-
-    def _scales(self, b: Builder, header: Value) -> list[Value]:
-        """Load the scales of the two tiles' columns in a group."""
-        if not self.format.group:
-            return [b.load(header, 64 * c, VF32, 64) for c in range(2)]
-        return [b.convert("arith.extf", b.load(header, 32 * c, vector(F16), 32), VF32) for c in range(2)]
+        return [zero * total * -1 for zero in self.zeros(b, header)]
 
     def _sums(
         self, b: Builder, panel: Value, row: Value, chunk: int, group: Value, lines: Value, start: Sequence[Value]
@@ -175,16 +163,16 @@ class QuantizedProducts:
         for panels, start, stop in ((2, b.index(0), pairs), (1, pairs, rows)):
             with b.loop(start, stop, panels * TILE_ROWS) as first:
                 count = (rows - first.index).min(panels * TILE_ROWS)
-                bases = [self._panel(b, x, first.index + TILE_ROWS * i) for i in range(panels)]
+                bases = [self.panel(b, x, first.index + TILE_ROWS * i) for i in range(panels)]
                 with b.loop(0, panels * TILE_ROWS * 2) as line:
                     b.store(b.constant(0.0, VF32), result, line.index * LINE, 64)
                 with b.loop(0, self.format.groups(self.k)) as group:
-                    header = b.address(block, group.index * self.format.group_bytes(self.k))
+                    header = self.header(b, block, group.index)
                     lines = b.address(header, self.format.header_bytes)
                     self._tile_sums(b, bases, group.index, lines, totals, unpacked)
                     with b.loop(0, count) as row:
                         self._scale_row(
-                            b, self._panel(b, bases[0], row.index), row.index, group.index, header, totals, result
+                            b, self.panel(b, bases[0], row.index), row.index, group.index, header, totals, result
                         )
                 with b.loop(0, count) as row:
                     at = b.address(result, row.index * (2 * LINE))
@@ -194,10 +182,10 @@ class QuantizedProducts:
         self, b: Builder, panel: Value, row: Value, group: Value, header: Value, totals: Value, result: Value
     ) -> None:
         """Add a group's scaled sums of one row to its result."""
-        scales = b.address(panel, self._scales_offset(group) + row % TILE_ROWS * 4)
+        scales = b.address(self.panel_scales(b, panel, group), row % TILE_ROWS * 4)
         scale = b.broadcast(b.load(scales, 0, F32))
         start = self._start(b, header, b.broadcast(b.load(scales, TILE_ROWS * 4, I32)))
-        for column, factor in enumerate(self._scales(b, header)):
+        for column, factor in enumerate(self.scales(b, header)):
             at = row * (2 * LINE) + column * LINE
             total = b.convert("arith.sitofp", b.load(totals, at, VI32, 64) + start[column], VF32)
             b.store(b.fma(total, factor * scale, b.load(result, at, VF32, 64)), result, at, 64)

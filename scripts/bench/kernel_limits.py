@@ -61,6 +61,26 @@ def _vnni(b: Builder, data: Value, lanes: int, chains: int) -> None:
     _keep(b, data, loop.results)
 
 
+def _words(b: Builder, data: Value, lanes: int, chains: int) -> None:
+    _multiply_adds(b, data, lanes, chains, I16, "avx512.pmaddw.d.512" if lanes == 16 else "avx2.pmadd.wd")
+
+
+def _bytes(b: Builder, data: Value, lanes: int, chains: int) -> None:
+    _multiply_adds(b, data, lanes, chains, I8, "avx512.pmaddubs.w.512" if lanes == 16 else "avx2.pmadd.ub.sw")
+
+
+def _multiply_adds(b: Builder, data: Value, lanes: int, chains: int, element: str, name: str) -> None:
+    """Emit products of pairs, each added to its chain; a chain is an operand too, so that products are not hoisted."""
+    sums = {I8: I16, I16: I32}[element]
+    x = b.lanes_as(b.load(data, 0, vector(I32, lanes), LINE), element)
+    starts = [b.lanes_as(b.load(data, (2 + i) * LINE, vector(I32, lanes), LINE), sums) for i in range(chains)]
+    with b.loop(0, ITERATIONS, state=starts) as loop:
+        loop.carry(*(
+            acc + b.call(f"llvm.x86.{name}", [b.lanes_as(acc, element), x], acc.type) for acc in loop.state
+        ))  # fmt: skip
+    _keep(b, data, loop.results)
+
+
 def _pairs(b: Builder, data: Value, lanes: int, chains: int) -> None:
     x, y = (b.load(data, i * LINE, vector(BF16, 2 * lanes), LINE) for i in range(2))
     starts = [b.load(data, (2 + i) * LINE, vector(F32, lanes), LINE) for i in range(chains)]
@@ -109,6 +129,9 @@ def units(isa: InstructionSet) -> list[Unit]:
     found = [Unit("fma", _fma, lanes, chains, lanes * 2)]
     if "vnni" in isa.features:
         found.append(Unit("vnni", _vnni, lanes, chains, lanes * 8))
+    else:
+        found.append(Unit("vpmaddwd", _words, lanes, 14, lanes * 4))
+        found.append(Unit("vpmaddubsw", _bytes, lanes, 14, lanes * 8))
     if "avx512bf16" in isa.features:
         found.append(Unit("avx512-bf16", _pairs, lanes, chains, lanes * 4))
     if "amx-tile" in isa.needs:

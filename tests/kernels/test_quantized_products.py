@@ -19,6 +19,7 @@ from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
 
 DTYPES = Dtypes("bf16", "bf16", "f32")
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+IN_SOFTWARE = ("amx", "avx2-vnni")
 FORMATS = [
     QuantizedFormat(8),
     QuantizedFormat(4),
@@ -54,7 +55,7 @@ class ProductCase:
         return total
 
     def run(self, isa: str) -> Array:
-        """Return the kernel's result; AMX tiles run in software."""
+        """Return the kernel's result; AMX tiles, and AVX-VNNI where the host lacks it, run in software."""
         m, k, n = self.shape
         width = -(-n // 32) * 32
         y = aligned(np.full((m, width), np.nan, np.float32))
@@ -63,7 +64,7 @@ class ProductCase:
         assert w.shape[1] == self.form.block_bytes(k)
         assert x.shape[1] == self.form.panel_bytes(k)
         text = GemmKernel("g", k, n, quantized=self.form).emit(EmitContext(isa, DTYPES))
-        if isa == "amx":
+        if isa in IN_SOFTWARE and isa not in ISAS:
             isa, text = "avx2", soft_tiles.software(text)
         run(isa, text, "g", [x, w, y], [m], (0, width // 32 * -(-m // 64)))
         return y[:, :n]
@@ -165,6 +166,33 @@ def test_quantized_embedding(isa: str, form: QuantizedFormat) -> None:
 @pytest.fixture(scope="module")
 def tiles(tmp_path_factory: pytest.TempPathFactory) -> None:
     soft_tiles.load_library(tmp_path_factory.mktemp("tiles"))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 64, 32), (7, 400, 33), (70, 192, 48)])
+def test_avx_vnni_gives_the_same_sums(tiles: None, form: QuantizedFormat, m: int, k: int, n: int) -> None:
+    case = ProductCase(form, m, k, n)
+    assert np.array_equal(case.run("avx2-vnni"), case.run("avx2"))
+
+
+@pytest.mark.parametrize("isa", [*ISAS, *(isa for isa in IN_SOFTWARE if isa not in ISAS)])
+@pytest.mark.parametrize(
+    "form",
+    [QuantizedFormat(8), QuantizedFormat(8, 32, zeros=True), *(QuantizedFormat(4, group) for group in (32, 64, 128))],
+    ids=str,
+)
+@pytest.mark.parametrize("m", [1, 7, 23])
+def test_the_largest_operands_do_not_saturate(tiles: None, isa: str, form: QuantizedFormat, m: int) -> None:
+    """All scales are 1, and the sums are integers that f32 holds exactly."""
+    case = ProductCase(form, m, 256, 32)
+    case.values[:] = (1 << form.bits) - 1
+    case.values[16:, 1::2] = 0
+    case.q[::2], case.q[1::2] = -127, 127
+    case.scales[:] = case.x_scales[:] = 1
+    if case.zeros is not None:
+        case.zeros[:] = 0
+    zero = form.middle if case.zeros is None else 0
+    assert np.array_equal(case.run(isa), case.q.astype(np.int64) @ (case.values.astype(np.int64) - zero).T)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)

@@ -70,7 +70,7 @@ def test_quantized_weights_have_fewer_bytes_and_another_unit() -> None:
     for kernel in ("linear", "linear_add", "linear_gate", "logits"):
         for before, after in zip(floats[kernel], quantized[kernel], strict=True):
             assert before.memory / 2 < after.memory < before.memory
-            assert (after.operations, after.unit) == (before.operations, "vnni")
+            assert (after.operations, after.unit) == (before.operations, "vpmaddwd")
 
 
 def test_split_attention_has_the_work_of_the_whole() -> None:

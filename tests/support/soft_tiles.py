@@ -85,18 +85,19 @@ def load_library(folder: Path) -> None:
 
 def _vnni_in_software(call: re.Match[str]) -> str:
     """Emit VNNI as plain vector operations."""
-    result, total, weights, values = call.groups()
-    own = f"%vnni{result[1:]}"
+    result, bits, total, weights, values = call.groups()
+    count, own = int(bits) // 8, f"%vnni{result[1:]}"
+    bytes_, products = f"vector<{count}xi8>", f"vector<{count}xi32>"
     lines = [
-        f"{own}_w = arith.extui {weights} : vector<64xi8> to vector<64xi32>",
-        f"{own}_x = arith.extsi {values} : vector<64xi8> to vector<64xi32>",
-        f"{own}_p = arith.muli {own}_w, {own}_x : vector<64xi32>",
+        f"{own}_w = arith.extui {weights} : {bytes_} to {products}",
+        f"{own}_x = arith.extsi {values} : {bytes_} to {products}",
+        f"{own}_p = arith.muli {own}_w, {own}_x : {products}",
     ]
     for i in range(4):
-        lanes = ", ".join(str(4 * lane + i) for lane in range(16))
+        lanes = [*range(i, count, 4)]
         sum_ = result if i == 3 else f"{own}_s{i}"
-        lines.append(f"{own}_l{i} = vector.shuffle {own}_p, {own}_p [{lanes}] : vector<64xi32>, vector<64xi32>")
-        lines.append(f"{sum_} = arith.addi {total}, {own}_l{i} : vector<16xi32>")
+        lines.append(f"{own}_l{i} = vector.shuffle {own}_p, {own}_p {lanes} : {products}, {products}")
+        lines.append(f"{sum_} = arith.addi {total}, {own}_l{i} : vector<{count // 4}xi32>")
         total = sum_
     return "\n".join(lines)
 
@@ -128,8 +129,9 @@ def _pairs_in_software(call: re.Match[str]) -> str:
 def software(text: str) -> str:
     """Return the kernel with tile intrinsics replaced by calls of the library, VNNI and pairs by vector operations."""
     operands = r"\((%[\w#]+), (%[\w#]+), (%[\w#]+)\) : .*"
-    for name, emit in (("avx512.vpdpbusd.512", _vnni_in_software), ("avx512bf16.dpbf16ps.512", _pairs_in_software)):
-        text = re.sub(rf'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.{re.escape(name)}"{operands}', emit, text)
+    units = ((r"avx512\.vpdpbusd\.(256|512)", _vnni_in_software), (r"avx512bf16\.dpbf16ps\.512", _pairs_in_software))
+    for name, emit in units:
+        text = re.sub(rf'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.{name}"{operands}', emit, text)
     calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)
     return DECLARATIONS + calls.replace("!llvm.x86_amx", "i64")
 

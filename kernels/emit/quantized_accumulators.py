@@ -1,0 +1,103 @@
+"""Sums and results of quantized products in scratch memory, for registers of 8 lanes.
+
+Both are [row][32 columns]. Sums are int32, of the parts of a group; results are the scaled sums of all groups, f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import F32, I32, VF32, VI32, Builder, Value, vector
+from quire.kernels.emit.layout import TILE_ROWS
+from quire.kernels.emit.quantized_operands import LINE, QuantizedOperands
+
+LANES, REGISTER = 8, 32
+"""Lanes and bytes of a register."""
+VECTORS = 2
+"""Registers of a tile's 16 columns."""
+FLOATS, INTS = vector(F32, LANES), vector(I32, LANES)
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """Sums and results of some rows, and the scales and zero points of the current group.
+
+    Values of consecutive rows are passed as the registers of one tile, those of each row together.
+    """
+
+    operands: QuantizedOperands
+    sums: Value
+    results: Value
+    scales: Value
+    zeros: Value
+
+    @classmethod
+    def reserve(cls, b: Builder, operands: QuantizedOperands, rows: int) -> Accumulators:
+        """Reserve memory for `rows` rows."""
+        return cls(operands, *(b.scratch(size * 2 * LINE) for size in (rows, rows, 1, 1)))
+
+    def clear_sums(self, b: Builder, rows: Value) -> None:
+        """Set the sums of `rows` rows to 0."""
+        self._clear(b, self.sums, rows)
+
+    def clear_results(self, b: Builder, rows: Value) -> None:
+        """Set the results of `rows` rows to 0."""
+        self._clear(b, self.results, rows)
+
+    def result(self, b: Builder, row: Value) -> list[Value]:
+        """Return the two vectors of 16 columns of a row's results."""
+        at = self._cell(b, self.results, row, 0)
+        return [b.load(at, tile * LINE, VF32, LINE) for tile in range(2)]
+
+    def open_group(self, b: Builder, header: Value) -> None:
+        """Take the scales and zero points of the group at `header`."""
+        for tile, scales in enumerate(self.operands.scales(b, header)):
+            b.store(scales, self.scales, tile * LINE, LINE)
+        for tile, zeros in enumerate(self.operands.zeros(b, header) if self.operands.format.zeros else []):
+            b.store(zeros, self.zeros, tile * LINE, LINE)
+
+    def add(self, b: Builder, row: Value, tile: int, values: Sequence[Value]) -> None:
+        """Add int32 values to the sums of consecutive rows from `row` on."""
+        base = self._cell(b, self.sums, row, tile)
+        for i, value in enumerate(values):
+            at = self._offset(i)
+            b.store(b.load(base, at, INTS, REGISTER) + value, base, at, REGISTER)
+
+    def add_scaled(self, b: Builder, x_scales: Value, row: Value, tile: int, values: Sequence[Value]) -> None:
+        """Add the group's sums `values`, scaled, to the results of consecutive rows from `row` on.
+
+        `x_scales` is the address of the first row's scale; its sum of x is 16 scales further.
+        """
+        base = self._cell(b, self.results, row, tile)
+        for i, value in enumerate(values):
+            r, column = i // VECTORS, tile * LINE + i % VECTORS * REGISTER
+            zero: Value | int = self.operands.format.middle
+            if self.operands.format.zeros:
+                zero = b.load(self.zeros, column, INTS, REGISTER)
+            x_sum = b.broadcast(b.load(x_scales, (TILE_ROWS + r) * 4, I32), LANES)
+            total = b.convert("arith.sitofp", value - x_sum * zero, FLOATS)
+            x_scale = b.broadcast(b.load(x_scales, r * 4, F32), LANES)
+            factors = b.load(self.scales, column, FLOATS, REGISTER) * x_scale
+            at = self._offset(i)
+            b.store(b.fma(total, factors, b.load(base, at, FLOATS, REGISTER)), base, at, REGISTER)
+
+    def add_scaled_sums(self, b: Builder, x_scales: Value, row: Value) -> None:
+        """Add a row's sums, scaled, to its results."""
+        for tile in range(2):
+            at = self._cell(b, self.sums, row, tile)
+            values = [b.load(at, v * REGISTER, INTS, REGISTER) for v in range(VECTORS)]
+            self.add_scaled(b, x_scales, row, tile, values)
+
+    def _clear(self, b: Builder, table: Value, rows: Value) -> None:
+        with b.loop(0, rows) as row:
+            for tile in range(2):
+                b.store(b.constant(0, VI32), self._cell(b, table, row.index, tile), 0, LINE)
+
+    @staticmethod
+    def _cell(b: Builder, table: Value, row: Value, tile: int) -> Value:
+        return b.address(table, row * (2 * LINE) + tile * LINE)
+
+    @staticmethod
+    def _offset(number: int) -> int:
+        return number // VECTORS * (2 * LINE) + number % VECTORS * REGISTER

@@ -1,0 +1,237 @@
+"""Quantized products of several rows for AVX2, whose 16 registers of 8 lanes hold the sums of up to six rows and 16
+columns.
+
+A line of weights is one step or two: what one instruction multiplies by 32 bits of x. AVX-VNNI and int4 take four k a
+step. Without VNNI, `vpmaddubsw` adds products of int4 by pairs, at most 2 x 15 x 127 = 3,810, so that eight steps add
+up in 16 bits before `vpmaddwd` widens them. Pairs of products of int8 may exceed 16 bits, so int8 takes two k a step,
+both operands widened to 16 bits, by `vpmaddwd`.
+
+Columns are taken in parts of at most 128 k, which stay in the first-level cache while all rows use them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import I8, I16, I32, Builder, Value, vector
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS
+from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, RowSink
+from quire.kernels.emit.quantized_accumulators import INTS, LANES, REGISTER, VECTORS, Accumulators
+from quire.kernels.emit.quantized_operands import LINE, QuantizedOperands
+
+SHARING_ROWS = 64
+"""Rows that use a part of the columns before the next one."""
+
+MAX_PART = 128
+"""Most elements of k in a part."""
+
+ROW_CHUNKS, UNPACKED_ROW_CHUNKS = (4, 2, 1), (6, 4, 2, 1)
+"""Numbers of rows computed at once, then smaller chunks for the remainder. Unpacking a line takes registers too."""
+
+MIN_UNPACKED_ROWS = 9
+"""Fewest rows for which weights in 16 bits are stored for all rows, not made anew for each chunk."""
+
+AHEAD_BYTES = 2048
+"""Prefetch distance of lines that are multiplied as they are read. A second one into another level costs up to a third
+of the speed of few rows."""
+
+WORDS, BYTES = vector(I16, 2 * LANES), vector(I8, 4 * LANES)
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """Memory of a call. `weights` and `x` are in 16 bits: a part's weights, and a part of 16 rows."""
+
+    weights: Value
+    x: Value
+    accumulators: Accumulators
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one pass over the columns: their number, and the address of their panels."""
+
+    count: Value
+    panels: Value
+    scratch: _Scratch
+    unpacked: bool
+
+
+@dataclass(frozen=True)
+class Avx2Products(QuantizedOperands):
+    """Emits products with quantized columns, by AVX-VNNI if `vnni`."""
+
+    vnni: bool
+
+    @property
+    def part(self) -> int:
+        """Elements of k in a part; it divides a group."""
+        return math.gcd(self.format.span(self.k), MAX_PART)
+
+    @property
+    def parts(self) -> int:
+        """Parts of a group."""
+        return self.format.span(self.k) // self.part
+
+    @property
+    def by_words(self) -> bool:
+        """True if a step is two k in 16 bits each, otherwise four k in 8 bits each."""
+        return self.format.bits == 8 and not self.vnni
+
+    @property
+    def narrow(self) -> bool:
+        """True if steps add up in 16 bits."""
+        return self.format.bits == 4 and not self.vnni
+
+    @property
+    def line_steps(self) -> int:
+        """Steps of a line."""
+        return 1 if self.format.bits == 8 and self.vnni else 2
+
+    def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
+        words = self.part * 2
+        accumulators = Accumulators.reserve(b, self, SHARING_ROWS)
+        scratch = _Scratch(b.scratch(BLOCK * words), b.scratch(TILE_ROWS * words), accumulators)
+        if not self.by_words:
+            self._emit(b, x, rows, block, scratch, sink, unpacked=False)
+            return
+        with b.when(rows < MIN_UNPACKED_ROWS):
+            self._emit(b, x, rows, block, scratch, sink, unpacked=False)
+        with b.when(rows >= MIN_UNPACKED_ROWS):
+            self._emit(b, x, rows, block, scratch, sink, unpacked=True)
+
+    def _emit(
+        self, b: Builder, x: Value, rows: Value, block: Value, scratch: _Scratch, sink: RowSink, unpacked: bool
+    ) -> None:
+        with b.loop(0, rows, SHARING_ROWS) as first:
+            some = _Rows((rows - first.index).min(SHARING_ROWS), self.panel(b, x, first.index), scratch, unpacked)
+            scratch.accumulators.clear_results(b, some.count)
+            with b.loop(0, self.format.groups(self.k)) as group:
+                self._group(b, some, group.index, self.header(b, block, group.index))
+            with b.loop(0, some.count) as row:
+                sink(first.index + row.index, scratch.accumulators.result(b, row.index))
+
+    def _group(self, b: Builder, rows: _Rows, group: Value, header: Value) -> None:
+        """Add the scaled sums of a group to the results."""
+        accumulators = rows.scratch.accumulators
+        accumulators.open_group(b, header)
+        if self.parts > 1:
+            accumulators.clear_sums(b, rows.count)
+        with b.loop(0, self.parts) as part:
+            lines = b.address(header, part.index * (self.part // self.format.line_depth * 2 * LINE))
+            lines = b.address(lines, self.format.header_bytes)
+            if rows.unpacked:
+                self._unpack(b, lines, rows.scratch.weights)
+            k = group * self.format.span(self.k) + part.index * self.part
+            with b.loop(0, rows.count, TILE_ROWS) as first:
+                self._panel_part(b, rows, first.index, group, k, rows.scratch.weights if rows.unpacked else lines)
+        if self.parts > 1:
+            with b.loop(0, rows.count) as row:
+                x_scales = self.panel_scales(b, self.panel(b, rows.panels, row.index), group)
+                x_scales = b.address(x_scales, row.index % TILE_ROWS * 4)
+                accumulators.add_scaled_sums(b, x_scales, row.index)
+
+    def _panel_part(self, b: Builder, rows: _Rows, first: Value, group: Value, k: Value, weights: Value) -> None:
+        """Add the products of a part, which starts with `k`, and the panel of rows that starts with `first`."""
+        accumulators = rows.scratch.accumulators
+        panel, count = self.panel(b, rows.panels, first), (rows.count - first).min(TILE_ROWS)
+        x, row_bytes = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE), LINE
+        if self.by_words:
+            self._widen(b, x, count, rows.scratch.x)
+            x, row_bytes = rows.scratch.x, self.part * 2
+        x_scales, done = self.panel_scales(b, panel, group), b.index(0)
+        for chunk in UNPACKED_ROW_CHUNKS if rows.unpacked else ROW_CHUNKS:
+            stop = done + (count - done) // chunk * chunk
+            with b.loop(done, stop, chunk) as row:
+                values, number = b.address(x, row.index * row_bytes), first + row.index
+                for tile in range(2):
+                    at = b.address(weights, tile * LINE)
+                    sums = self._sums(b, at, values, row_bytes, chunk, rows.unpacked)
+                    if self.parts > 1:
+                        accumulators.add(b, number, tile, sums)
+                    else:
+                        accumulators.add_scaled(b, b.address(x_scales, row.index * 4), number, tile, sums)
+            done = stop
+
+    # Operands
+
+    def _unpack(self, b: Builder, lines: Value, target: Value) -> None:
+        """Store the steps of a part, [step][32 columns]."""
+        with b.loop(0, self.part // self.format.line_depth) as line:
+            source, steps = b.address(lines, line.index * (2 * LINE)), b.address(target, line.index * (4 * LINE))
+            for at in range(0, 2 * LINE, REGISTER):
+                if at % LINE == 0:
+                    b.prefetch(source, at + NEAR_BYTES, level=1)
+                    b.prefetch(source, at + FAR_BYTES, level=2)
+                for i, step in enumerate(self._steps_of(b, b.load(source, at, INTS, REGISTER))):
+                    b.store(step, steps, i * (2 * LINE) + at, REGISTER)
+
+    def _steps_of(self, b: Builder, line: Value) -> list[Value]:
+        """Return the steps of a register of a line."""
+        if self.line_steps == 1:
+            return [line]
+        if self.format.bits == 4:
+            return [line & 0x0F0F0F0F, (line >> 4) & 0x0F0F0F0F]
+        values, zero = b.lanes_as(line, I8), b.constant(0, BYTES)
+        orders = [[at + i for at in range(0, REGISTER, 4) for i in (k, REGISTER, k + 1, REGISTER)] for k in (0, 2)]
+        return [b.lanes_as(b.shuffle(values, zero, order), I32) for order in orders]
+
+    def _line(self, b: Builder, weights: Value, line: Value, unpacked: bool) -> list[list[Value]]:
+        """Return the steps of a line, each as the registers of a tile."""
+        if unpacked:
+            at = b.address(weights, line * (4 * LINE))
+            return [[b.load(at, i + v * REGISTER, INTS, REGISTER) for v in range(VECTORS)] for i in (0, 2 * LINE)]
+        at = b.address(weights, line * (2 * LINE))
+        b.prefetch(at, AHEAD_BYTES, level=1)
+        registers = [self._steps_of(b, b.load(at, v * REGISTER, INTS, REGISTER)) for v in range(VECTORS)]
+        return [list(step) for step in zip(*registers, strict=True)]
+
+    def _widen(self, b: Builder, x: Value, rows: Value, target: Value) -> None:
+        """Store rows of x in 16 bits, [row][part]."""
+        with b.loop(0, rows) as row:
+            source, words = b.address(x, row.index * LINE), b.address(target, row.index * (self.part * 2))
+            for k in range(0, self.part, 2 * LANES):
+                value = b.load(source, k // LINE * (TILE_ROWS * LINE) + k % LINE, vector(I8, 2 * LANES), 2 * LANES)
+                b.store(b.convert("arith.extsi", value, WORDS), words, k * 2, REGISTER)
+
+    # Sums
+
+    def _sums(self, b: Builder, weights: Value, x: Value, row_bytes: int, chunk: int, unpacked: bool) -> list[Value]:
+        """Return a part's sums of products of `chunk` rows with a tile, the registers of each row together."""
+        lines, count = BLOCK // self.format.line_depth, chunk * VECTORS
+        with b.loop(0, self.part // BLOCK, state=[b.constant(0, INTS)] * count) as block:
+            base = b.address(weights, block.index * (lines * (4 if unpacked else 2) * LINE))
+            offset = block.index // 2 * (TILE_ROWS * LINE) + block.index % 2 * BLOCK  # in a panel
+            values = b.address(x, block.index * (BLOCK * 2) if self.by_words else offset)
+            start = [b.constant(0, WORDS)] * count if self.narrow else block.state
+            with b.loop(0, lines, state=start) as line:
+                state = list(line.state)
+                for step, columns in enumerate(self._line(b, base, line.index, unpacked)):
+                    at = b.address(values, line.index * (self.line_steps * 4) + step * 4)
+                    for r in range(chunk):
+                        bits = b.broadcast(b.load(at, r * row_bytes, I32), LANES)
+                        for v, w in enumerate(columns):
+                            state[r * VECTORS + v] = self._multiply_add(b, state[r * VECTORS + v], w, bits)
+                line.carry(*state)
+            block.carry(*(self._widened(b, block.state, line.results) if self.narrow else line.results))
+        return block.results
+
+    def _multiply_add(self, b: Builder, acc: Value, weights: Value, x: Value) -> Value:
+        """Add the products of a step to `acc`, in 16 bits if they are narrow."""
+        if self.by_words:
+            return b.opaque(acc + self._add_pairs(b, b.lanes_as(weights, I16), b.lanes_as(x, I16)))
+        operands = [b.lanes_as(weights, I8), b.lanes_as(x, I8)]
+        if self.vnni:
+            return b.call("llvm.x86.avx512.vpdpbusd.256", [acc, *operands], INTS)
+        return b.opaque(acc + b.call("llvm.x86.avx2.pmadd.ub.sw", operands, WORDS))
+
+    def _add_pairs(self, b: Builder, words: Value, factors: Value) -> Value:
+        return b.call("llvm.x86.avx2.pmadd.wd", [words, factors], INTS)
+
+    def _widened(self, b: Builder, sums: Sequence[Value], narrow: Sequence[Value]) -> list[Value]:
+        """Return `sums` plus the pairs of `narrow` sums."""
+        ones = b.constant(1, WORDS)
+        return [total + self._add_pairs(b, words, ones) for total, words in zip(sums, narrow, strict=True)]
