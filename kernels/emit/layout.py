@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Builder, Value, vector, with_element
-from quire.kernels.emit.math import round_bf16, to_bf16_bits
+from quire.kernels.emit.math import round_bf16, upper_half
 
 BLOCK = _native.PACKED_BLOCK
 """Columns of a packed block, and the k of one accumulation of the numeric contract."""
@@ -120,10 +120,15 @@ def packed_offset(dtypes: Dtypes, columns: int, row: Value, column: Value) -> Va
 
 def store_activation(b: Builder, dtypes: Dtypes, value: Value, base: Value, offset: Value) -> None:
     """Store f32 lanes as activations: rounded, and in their storage dtype."""
+    store_rounded(b, dtypes, round_activation(b, dtypes, value), base, offset)
+
+
+def store_rounded(b: Builder, dtypes: Dtypes, value: Value, base: Value, offset: Value) -> None:
+    """Store f32 lanes that are rounded already, in the storage dtype of activations."""
     if dtypes.activations == F32:
-        b.store(round_activation(b, dtypes, value), base, offset, 4)
+        b.store(value, base, offset, 4)
         return
-    bits = to_bf16_bits(b, value)
+    bits = upper_half(b, value)
     if dtypes.activations == PAIRED:
         bits = b.permute(bits, _in_fours(PAIRED_ORDER))
     b.store(bits, base, offset, 4)
