@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
-from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Value
+from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KV_TILE, KvLayout, blocks_of
 from quire.kernels.emit.layout import (
@@ -40,6 +40,9 @@ BLOCK_TOKENS = _native.BLOCK_TOKENS
 NO_SCORE = -1e30
 QUERY_ROWS = 16
 """Query rows (tokens times heads of a group) of one work item."""
+SPAN = 64
+"""Tokens of a row whose probabilities are computed together: independent operations, which hide each other's latency."""
+_VSPAN = vector(F32, SPAN)
 
 
 def tokens_per_entry(group: int) -> int:
@@ -74,43 +77,46 @@ class Entry:
 
 
 class _Tokens:
-    """Groups of 16 tokens of a block, and which of them one row attends to.
+    """The spans of a block's `count` KV tiles, and which of their tokens one row attends to.
 
-    `position` is the row's, relative to the block; the groups are those of `count` KV tiles. All tokens of the first
-    `whole` groups are valid, so that only the others need masks.
+    `position` is the row's, relative to the block. All tokens of the first `whole` spans are valid, so that only the
+    others need masks. The last span may go beyond the tiles: what is there is masked, and its probabilities are unused.
     """
 
     def __init__(self, b: Builder, position: Value, count: Value, window: int) -> None:
         self._builder, self._window = b, window
-        self._last = b.broadcast(b.convert("arith.trunci", position, I32))
-        self.groups = count * (KV_TILE // LANES)
-        self.whole = ((position + 1).max(0) // LANES).min(self.groups)
+        self._last = b.broadcast(b.convert("arith.trunci", position, I32), SPAN)
+        self.count = (count * KV_TILE + (SPAN - 1)) // SPAN
+        self.whole = ((position + 1).max(0) // SPAN).min(self.count)
         if window:
             self.whole = b.select(position < window, self.whole, b.index(0))
 
-    def _valid(self, group: Value) -> Value:
+    def _valid(self, span: Value) -> Value:
         b = self._builder
-        token = b.lane_numbers() + b.broadcast(b.convert("arith.trunci", group * LANES, I32))
+        first = b.convert("arith.trunci", span * SPAN, I32)
+        token = b.lane_numbers(SPAN) + b.broadcast(first, SPAN)
         inside = token <= self._last
         return inside & (self._last - (self._window - 1) <= token) if self._window else inside
 
     def fold(self, step: Callable[[Value, Value | None, Value], Value], start: Value) -> Value:
-        """Return `start` carried through `step(group, valid, carried)` of all groups; `valid` is None if all are."""
-        with self._builder.loop(0, self.whole, state=[start]) as group:
-            group.carry(step(group.index, None, group.state[0]))
-        with self._builder.loop(self.whole, self.groups, state=group.results) as group:
-            group.carry(step(group.index, self._valid(group.index), group.state[0]))
-        return group.results[0]
+        """Return `start` carried through `step(span, valid, carried)` of all spans; `valid` is None if all are."""
+        with self._builder.loop(0, self.whole, state=[start]) as span:
+            span.carry(step(span.index, None, span.state[0]))
+        with self._builder.loop(self.whole, self.count, state=span.results) as span:
+            span.carry(step(span.index, self._valid(span.index), span.state[0]))
+        return span.results[0]
 
 
 @dataclass(frozen=True)
 class AttentionKernel(Kernel):
     """Attention of one layer.
 
-    Work items are entries times KV heads. Buffers: entries i64 [n][row, tokens, position, address of i32 page numbers],
-    queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of query * dim columns),
-    and if `sinks` one f32 score for each query head, which takes part in the softmax but has no value. `page_tiles` is
-    the number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens, itself included.
+    Work items are entries times KV heads, the last entry first: later tokens of a prompt attend to more, and threads
+    that begin with the longest items end together. Buffers: entries i64 [n][row, tokens, position, address of i32 page
+    numbers], queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of query * dim
+    columns), and if `sinks` one f32 score for each query head, which takes part in the softmax but has no value.
+    `page_tiles` is the number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens, itself
+    included.
 
     With `kv_split`, an entry is one query token and one block, i64 [n][row, position, pages, block], and `out` receives
     the block's result, f32 [n][kv][group][dim padded, then m, l and padding], for SplitReductionKernel.
@@ -137,7 +143,10 @@ class AttentionKernel(Kernel):
         frame = self._frame(b, products)
         with b.items() as item:
             size = KvSplit.BYTES if self.kv_split else AttentionEntry.BYTES
-            at, kv_head = b.address(entries, item // self.heads.kv * size), item % self.heads.kv
+            number, kv_head = item // self.heads.kv, item % self.heads.kv
+            if not self.kv_split:
+                number = b.dim("entries") - 1 - number
+            at = b.address(entries, number * size)
             if self.kv_split:
                 row, position, block = (b.load(at, i, I64) for i in (KvSplit.ROW, KvSplit.POSITION, KvSplit.BLOCK))
                 entry = Entry(row, 1, position, b.load(at, KvSplit.PAGES, PTR), kv_head)
@@ -261,30 +270,31 @@ class AttentionKernel(Kernel):
 
     def _largest(self, b: Builder, frame: Frame, row: Value, tokens: _Tokens) -> Value:
         """Return m_b of one row."""
-        none = b.constant(NO_SCORE, VF32)
         u = b.address(frame.u, row * (BLOCK_TOKENS * 4))
 
-        def step(group: Value, valid: Value | None, largest: Value) -> Value:
-            score = b.load(u, group * 64, VF32, 64)
-            return (score if valid is None else b.select(valid, score, none)).max(largest)
+        def step(span: Value, valid: Value | None, largest: Value) -> Value:
+            score = b.load(u, span * (SPAN * 4), _VSPAN, 64)
+            return (score if valid is None else b.select(valid, score, NO_SCORE)).max(largest)
 
-        return b.fold_lanes(tokens.fold(step, none), lambda left, right: left.max(right))
+        largest = tokens.fold(step, b.constant(NO_SCORE, _VSPAN))
+        return b.fold_lanes(largest, lambda left, right: left.max(right))
 
     def _probabilities(self, b: Builder, products: Products, frame: Frame, row: Value, tokens: _Tokens) -> Value:
         """Compute the probabilities of one row, whose m_b is in `c`, and return l_b."""
         dtypes = products.dtypes
         u = b.address(frame.u, row * (BLOCK_TOKENS * 4))
         p = b.address(frame.p, row * (BLOCK_TOKENS * dtypes.activation_bytes))
-        shift = b.broadcast(b.load(frame.c, row * 4, F32))
+        shift = b.broadcast(b.load(frame.c, row * 4, F32), SPAN)
 
-        def step(group: Value, valid: Value | None, total: Value) -> Value:
-            weight = round_activation(b, dtypes, exp2_bounded(b, b.load(u, group * 64, VF32, 64) - shift))
+        def step(span: Value, valid: Value | None, total: Value) -> Value:
+            weight = round_activation(b, dtypes, exp2_bounded(b, b.load(u, span * (SPAN * 4), _VSPAN, 64) - shift))
             if valid is not None:
                 weight = b.select(valid, weight, 0.0)
-            total = total + weight
-            at = group * (16 * dtypes.activation_bytes)
+            for part in b.parts(weight):
+                total = total + part
+            at = span * (SPAN * dtypes.activation_bytes)
             if dtypes.quantized_kv:
-                scale = b.load(frame.scales, group * 64 + BLOCK_TOKENS * 4, VF32, 64)
+                scale = b.load(frame.scales, span * (SPAN * 4) + BLOCK_TOKENS * 4, _VSPAN, 64)
                 store_activation(b, dtypes, weight * scale, p, at)
             else:
                 store_rounded(b, dtypes, weight, p, at)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels import _native
-from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Builder, Value, vector, with_element
+from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Builder, Value, lanes_of, vector, with_element
 from quire.kernels.emit.math import round_bf16, upper_half
 
 BLOCK = _native.PACKED_BLOCK
@@ -130,13 +130,13 @@ def store_rounded(b: Builder, dtypes: Dtypes, value: Value, base: Value, offset:
         return
     bits = upper_half(b, value)
     if dtypes.activations == PAIRED:
-        bits = b.permute(bits, _in_fours(PAIRED_ORDER))
+        bits = b.permute(bits, _in_fours(PAIRED_ORDER, lanes_of(bits.type)))
     b.store(bits, base, offset, 4)
 
 
-def _in_fours(order: Sequence[int]) -> list[int]:
-    """Return the order of LANES lanes in which each four have the order `order`."""
-    return [first + i for first in range(0, LANES, 4) for i in order]
+def _in_fours(order: Sequence[int], lanes: int) -> list[int]:
+    """Return the order of `lanes` lanes in which each four have the order `order`."""
+    return [first + i for first in range(0, lanes, 4) for i in order]
 
 
 def load_activation(b: Builder, dtypes: Dtypes, base: Value, offset: Value, lanes: int = LANES) -> Value:
@@ -147,7 +147,7 @@ def load_activation(b: Builder, dtypes: Dtypes, base: Value, offset: Value, lane
         offset = offset // 8 * 8 + (offset % 8 + 1) % 5 * 2
     bits = b.load(base, offset, vector(I16, lanes) if lanes > 1 else I16, 2)
     if lanes > 1 and dtypes.activations == PAIRED:
-        bits = b.permute(bits, _in_fours([PAIRED_ORDER.index(i) for i in range(4)]))
+        bits = b.permute(bits, _in_fours([PAIRED_ORDER.index(i) for i in range(4)], lanes))
     return (b.convert("arith.extui", bits, with_element(bits.type, I32)) << 16).bitcast(F32)
 
 
