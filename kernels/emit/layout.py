@@ -24,7 +24,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels import _native
-from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Builder, Value, lanes_of, vector, with_element
+from quire.kernels.emit.builder import (
+    BF16,
+    F32,
+    I8,
+    I16,
+    I32,
+    LANES,
+    VF32,
+    VI32,
+    Builder,
+    Value,
+    lanes_of,
+    vector,
+    with_element,
+)
 from quire.kernels.emit.math import round_bf16, upper_half
 
 BLOCK = _native.PACKED_BLOCK
