@@ -14,12 +14,12 @@ a few long sequences keep many threads busy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
-from quire.kernels.emit.builder import F32, I32, I64, PTR, VF32, Builder, Value
+from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KV_TILE, KvLayout, blocks_of
 from quire.kernels.emit.layout import (
@@ -30,15 +30,19 @@ from quire.kernels.emit.layout import (
     round_activation,
     round_up,
     store_activation,
+    store_rounded,
 )
-from quire.kernels.emit.math import LOG2_E, exp2, softcap
+from quire.kernels.emit.math import LOG2_E, exp2_bounded, softcap
 from quire.kernels.emit.products import PackedColumns, Panels, Products
 from quire.kernels.graph.operations import Heads
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
 NO_SCORE = -1e30
-QUERY_ROWS = 16
+QUERY_ROWS = 32
 """Query rows (tokens times heads of a group) of one work item."""
+SPAN = 64
+"""Tokens of a row whose probabilities are computed together, so that the latency of one hides behind the others."""
+_VSPAN = vector(F32, SPAN)
 
 
 def tokens_per_entry(group: int) -> int:
@@ -72,14 +76,47 @@ class Entry:
     kv_head: Value
 
 
+class _Tokens:
+    """The spans of a block's `count` KV tiles, and which of their tokens one row attends to.
+
+    `position` is the row's, relative to the block. All tokens of the first `whole` spans are valid, so that only the
+    others need masks. The last span may go beyond the tiles: what is there is masked, and its probabilities are unused.
+    """
+
+    def __init__(self, b: Builder, position: Value, count: Value, window: int) -> None:
+        self._builder, self._window = b, window
+        self._last = b.broadcast(b.convert("arith.trunci", position, I32), SPAN)
+        self.count = (count * KV_TILE + (SPAN - 1)) // SPAN
+        self.whole = ((position + 1).max(0) // SPAN).min(self.count)
+        if window:
+            self.whole = b.select(position < window, self.whole, b.index(0))
+
+    def _valid(self, span: Value) -> Value:
+        b = self._builder
+        first = b.convert("arith.trunci", span * SPAN, I32)
+        token = b.lane_numbers(SPAN) + b.broadcast(first, SPAN)
+        inside = token <= self._last
+        return inside & (self._last - (self._window - 1) <= token) if self._window else inside
+
+    def fold(self, step: Callable[[Value, Value | None, Value], Value], start: Value) -> Value:
+        """Return `start` carried through `step(span, valid, carried)` of all spans; `valid` is None if all are."""
+        with self._builder.loop(0, self.whole, state=[start]) as span:
+            span.carry(step(span.index, None, span.state[0]))
+        with self._builder.loop(self.whole, self.count, state=span.results) as span:
+            span.carry(step(span.index, self._valid(span.index), span.state[0]))
+        return span.results[0]
+
+
 @dataclass(frozen=True)
 class AttentionKernel(Kernel):
     """Attention of one layer.
 
-    Work items are entries times KV heads. Buffers: entries i64 [n][row, tokens, position, address of i32 page numbers],
-    queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of query * dim columns),
-    and if `sinks` one f32 score for each query head, which takes part in the softmax but has no value. `page_tiles` is
-    the number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens, itself included.
+    Work items are entries times KV heads, the last entry first: later tokens of a prompt attend to more, and threads
+    that begin with the longest items end together. Buffers: entries i64 [n][row, tokens, position, address of i32 page
+    numbers], queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of query * dim
+    columns), and if `sinks` one f32 score for each query head, which takes part in the softmax but has no value.
+    `page_tiles` is the number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens, itself
+    included.
 
     With `kv_split`, an entry is one query token and one block, i64 [n][row, position, pages, block], and `out` receives
     the block's result, f32 [n][kv][group][dim padded, then m, l and padding], for SplitReductionKernel.
@@ -106,7 +143,10 @@ class AttentionKernel(Kernel):
         frame = self._frame(b, products)
         with b.items() as item:
             size = KvSplit.BYTES if self.kv_split else AttentionEntry.BYTES
-            at, kv_head = b.address(entries, item // self.heads.kv * size), item % self.heads.kv
+            number, kv_head = item // self.heads.kv, item % self.heads.kv
+            if not self.kv_split:
+                number = b.dim("entries") - 1 - number
+            at = b.address(entries, number * size)
             if self.kv_split:
                 row, position, block = (b.load(at, i, I64) for i in (KvSplit.ROW, KvSplit.POSITION, KvSplit.BLOCK))
                 entry = Entry(row, 1, position, b.load(at, KvSplit.PAGES, PTR), kv_head)
@@ -156,8 +196,7 @@ class AttentionKernel(Kernel):
             if dtypes.quantized_kv:
                 self._copy_scales(b, products, entry, tiles, start // KV_TILE, count, frame)
             self._scores(b, products, entry, q, rows, tiles, start // KV_TILE, count, frame)
-            with b.loop(0, rows) as row:
-                self._softmax(b, products, frame, row.index, entry.position + row.index // h.group - start, count)
+            self._softmax(b, products, frame, rows, entry.position - start, count)
             self._values(b, products, entry, rows, tiles, start // KV_TILE, count, frame)
 
     def _tile(self, b: Builder, products: Products, entry: Entry, tiles: Value, number: Value) -> Value:
@@ -211,35 +250,57 @@ class AttentionKernel(Kernel):
         score = product if token_scale is None else product * token_scale
         return softcap(b, score, self.softcap, self.scale) * LOG2_E
 
-    def _softmax(self, b: Builder, products: Products, frame: Frame, row: Value, position: Value, count: Value) -> None:
-        """Compute one row's probabilities in the block, and its m, l, a and c; `position` is relative to the block."""
+    def _softmax(
+        self, b: Builder, products: Products, frame: Frame, rows: Value, position: Value, count: Value
+    ) -> None:
+        """Compute the probabilities of `rows` rows in the block, and their m, l, a and c.
+
+        `position`, of the first token, is relative to the block. Until the rows are reduced, their m_b are in `c` and
+        their l_b in `a`.
+        """
+        with b.loop(0, rows) as row:
+            tokens = _Tokens(b, position + row.index // self.heads.group, count, self.window)
+            b.store(self._largest(b, frame, row.index, tokens), frame.c, row.index * 4)
+        with b.loop(0, rows) as row:
+            tokens = _Tokens(b, position + row.index // self.heads.group, count, self.window)
+            b.store(self._probabilities(b, products, frame, row.index, tokens), frame.a, row.index * 4)
+        with b.loop(0, rows, LANES) as first:
+            m_block, l_block = (b.load(source, first.index * 4, VF32, 64) for source in (frame.c, frame.a))
+            _reduce_rows(b, first.index, m_block, l_block, frame.m, frame.l, frame.a, frame.c)
+
+    def _largest(self, b: Builder, frame: Frame, row: Value, tokens: _Tokens) -> Value:
+        """Return m_b of one row."""
         u = b.address(frame.u, row * (BLOCK_TOKENS * 4))
-        p_bytes = products.dtypes.activation_bytes
-        p = b.address(frame.p, row * (BLOCK_TOKENS * p_bytes))
-        last = b.broadcast(b.convert("arith.trunci", position, I32))
-        lanes = b.lane_numbers()
 
-        def valid(group: Value) -> Value:
-            token = lanes + b.broadcast(b.convert("arith.trunci", group * 16, I32))
-            inside = token <= last
-            return inside & (last - (self.window - 1) <= token) if self.window else inside
+        def step(span: Value, valid: Value | None, largest: Value) -> Value:
+            score = b.load(u, span * (SPAN * 4), _VSPAN, 64)
+            return (score if valid is None else b.select(valid, score, NO_SCORE)).max(largest)
 
-        none = b.constant(NO_SCORE, VF32)
-        with b.loop(0, count * 2, state=[none]) as group:
-            score = b.select(valid(group.index), b.load(u, group.index * 64, VF32, 64), none)
-            b.store(score, u, group.index * 64, 64)
-            group.carry(score.max(group.state[0]))
-        m_block = b.fold_lanes(group.results[0], lambda left, right: left.max(right))
-        shift = b.broadcast(m_block)
-        with b.loop(0, count * 2, state=[b.constant(0.0, VF32)]) as group:
-            weight = round_activation(b, products.dtypes, exp2(b, b.load(u, group.index * 64, VF32, 64) - shift))
-            weight = b.select(valid(group.index), weight, 0.0)
-            group.carry(group.state[0] + weight)
-            if products.dtypes.quantized_kv:
-                weight = weight * b.load(frame.scales, group.index * 64 + BLOCK_TOKENS * 4, VF32, 64)
-            store_activation(b, products.dtypes, weight, p, group.index * (16 * p_bytes))
-        l_block = b.fold_lanes(group.results[0], lambda left, right: left + right)
-        _reduce_row(b, row, m_block, l_block, frame.m, frame.l, frame.a, frame.c)
+        largest = tokens.fold(step, b.constant(NO_SCORE, _VSPAN))
+        return b.fold_lanes(largest, lambda left, right: left.max(right))
+
+    def _probabilities(self, b: Builder, products: Products, frame: Frame, row: Value, tokens: _Tokens) -> Value:
+        """Compute the probabilities of one row, whose m_b is in `c`, and return l_b."""
+        dtypes = products.dtypes
+        u = b.address(frame.u, row * (BLOCK_TOKENS * 4))
+        p = b.address(frame.p, row * (BLOCK_TOKENS * dtypes.activation_bytes))
+        shift = b.broadcast(b.load(frame.c, row * 4, F32), SPAN)
+
+        def step(span: Value, valid: Value | None, total: Value) -> Value:
+            weight = round_activation(b, dtypes, exp2_bounded(b, b.load(u, span * (SPAN * 4), _VSPAN, 64) - shift))
+            if valid is not None:
+                weight = b.select(valid, weight, 0.0)
+            for part in b.parts(weight):
+                total = total + part
+            at = span * (SPAN * dtypes.activation_bytes)
+            if dtypes.quantized_kv:
+                scale = b.load(frame.scales, span * (SPAN * 4) + BLOCK_TOKENS * 4, _VSPAN, 64)
+                store_activation(b, dtypes, weight * scale, p, at)
+            else:
+                store_rounded(b, dtypes, weight, p, at)
+            return total
+
+        return b.fold_lanes(tokens.fold(step, b.constant(0.0, VF32)), lambda left, right: left + right)
 
     def _values(
         self, b: Builder, products: Products, entry: Entry, rows: Value, tiles: Value, first: Value, count: Value,
@@ -307,7 +368,7 @@ class SplitReductionKernel(Kernel):
                 number = (block.index * h.kv + kv_head) * h.group + query.index
                 split = b.address(splits, number * split_bytes(h))
                 m_block, l_block = (b.load(split, width * 64 + 4 * i, F32) for i in range(2))
-                _reduce_row(b, query.index, m_block, l_block, m, l, a, c)
+                _reduce_rows(b, query.index, m_block, l_block, m, l, a, c)
                 factors = [b.broadcast(b.load(source, query.index * 4, F32)) for source in (a, c)]
                 with b.loop(0, width) as part:
                     place = (query.index * width + part.index) * 64
@@ -337,15 +398,16 @@ def _start(
             b.store(b.constant(0.0, VF32), out, (row.index * width + part.index) * 64, 64)
 
 
-def _reduce_row(
+def _reduce_rows(
     b: Builder, row: Value, m_block: Value, l_block: Value, m: Value, l: Value, a: Value, c: Value,  # noqa: E741
 ) -> None:  # fmt: skip
-    """Reduce a block's m and l into the row's, and store the factors a of the row's O and c of the block's O."""
+    """Reduce a block's m and l of one row, or of a vector of rows from `row` on, into the rows', and store the factors
+    a of the rows' O and c of the block's O."""
     at = row * 4
-    old = b.load(m, at, F32)
+    old = b.load(m, at, m_block.type)
     total = old.max(m_block)
-    factors = exp2(b, old - total), exp2(b, m_block - total)
-    b.store(b.fma(b.load(l, at, F32), factors[0], l_block * factors[1]), l, at)
+    factors = exp2_bounded(b, old - total), exp2_bounded(b, m_block - total)
+    b.store(b.fma(b.load(l, at, l_block.type), factors[0], l_block * factors[1]), l, at)
     for value, target in zip((total, *factors), (m, a, c), strict=True):
         b.store(value, target, at)
 

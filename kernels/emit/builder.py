@@ -227,14 +227,14 @@ class Builder:
         """Return a vector of copies of a scalar."""
         return self.convert("vector.broadcast", value, vector(value.type, lanes))
 
-    def lane_numbers(self) -> Value:
-        """Return the vector 0, 1, ... 15 as i32."""
-        numbers = ", ".join(str(i) for i in range(LANES))
-        return self._result(VI32, f"arith.constant dense<[{numbers}]> : {VI32}")
+    def lane_numbers(self, lanes: int = LANES) -> Value:
+        """Return the vector 0, 1, ... as i32."""
+        type_ = vector(I32, lanes)
+        return self._result(type_, f"arith.constant dense<{[*range(lanes)]}> : {type_}")
 
     def fold_lanes(self, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
-        """Reduce 16 lanes to a scalar with `combine`, by the tree 8, 4, 2, 1."""
-        width = LANES
+        """Reduce the lanes to a scalar with `combine`, in a tree: of 16 lanes by 8, 4, 2, 1."""
+        width = lanes_of(value.type)
         while width > 1:
             width //= 2
             value = combine(self._slice(value, 0, width), self._slice(value, width, width))
@@ -245,6 +245,10 @@ class Builder:
         """Return the lower (0) or upper (1) half of a vector's lanes."""
         width = lanes_of(value.type) // 2
         return self._slice(value, number * width, width)
+
+    def parts(self, value: Value) -> list[Value]:
+        """Return a vector's lanes in order, in vectors of LANES."""
+        return [self._slice(value, start, LANES) for start in range(0, lanes_of(value.type), LANES)]
 
     def join(self, low: Value, high: Value) -> Value:
         """Concatenate the lanes of two vectors."""

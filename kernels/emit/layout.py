@@ -24,8 +24,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels import _native
-from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, LANES, VF32, VI32, Builder, Value, vector, with_element
-from quire.kernels.emit.math import round_bf16, to_bf16_bits
+from quire.kernels.emit.builder import (
+    BF16,
+    F32,
+    I8,
+    I16,
+    I32,
+    LANES,
+    VF32,
+    VI32,
+    Builder,
+    Value,
+    lanes_of,
+    vector,
+    with_element,
+)
+from quire.kernels.emit.math import round_bf16, upper_half
 
 BLOCK = _native.PACKED_BLOCK
 """Columns of a packed block, and the k of one accumulation of the numeric contract."""
@@ -120,18 +134,23 @@ def packed_offset(dtypes: Dtypes, columns: int, row: Value, column: Value) -> Va
 
 def store_activation(b: Builder, dtypes: Dtypes, value: Value, base: Value, offset: Value) -> None:
     """Store f32 lanes as activations: rounded, and in their storage dtype."""
+    store_rounded(b, dtypes, round_activation(b, dtypes, value), base, offset)
+
+
+def store_rounded(b: Builder, dtypes: Dtypes, value: Value, base: Value, offset: Value) -> None:
+    """Store f32 lanes that are rounded already, in the storage dtype of activations."""
     if dtypes.activations == F32:
-        b.store(round_activation(b, dtypes, value), base, offset, 4)
+        b.store(value, base, offset, 4)
         return
-    bits = to_bf16_bits(b, value)
+    bits = upper_half(b, value)
     if dtypes.activations == PAIRED:
-        bits = b.permute(bits, _in_fours(PAIRED_ORDER))
+        bits = b.permute(bits, _in_fours(PAIRED_ORDER, lanes_of(bits.type)))
     b.store(bits, base, offset, 4)
 
 
-def _in_fours(order: Sequence[int]) -> list[int]:
-    """Return the order of LANES lanes in which each four have the order `order`."""
-    return [first + i for first in range(0, LANES, 4) for i in order]
+def _in_fours(order: Sequence[int], lanes: int) -> list[int]:
+    """Return the order of `lanes` lanes in which each four have the order `order`."""
+    return [first + i for first in range(0, lanes, 4) for i in order]
 
 
 def load_activation(b: Builder, dtypes: Dtypes, base: Value, offset: Value, lanes: int = LANES) -> Value:
@@ -142,7 +161,7 @@ def load_activation(b: Builder, dtypes: Dtypes, base: Value, offset: Value, lane
         offset = offset // 8 * 8 + (offset % 8 + 1) % 5 * 2
     bits = b.load(base, offset, vector(I16, lanes) if lanes > 1 else I16, 2)
     if lanes > 1 and dtypes.activations == PAIRED:
-        bits = b.permute(bits, _in_fours([PAIRED_ORDER.index(i) for i in range(4)]))
+        bits = b.permute(bits, _in_fours([PAIRED_ORDER.index(i) for i in range(4)], lanes))
     return (b.convert("arith.extui", bits, with_element(bits.type, I32)) << 16).bitcast(F32)
 
 

@@ -31,7 +31,12 @@ def polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
 
 def exp2(b: Builder, x: Value) -> Value:
     """Emit 2^x with x clamped to [-126, 126]; exactly 1 at 0."""
-    x = x.max(-126.0).min(126.0)
+    return exp2_bounded(b, x.min(126.0))
+
+
+def exp2_bounded(b: Builder, x: Value) -> Value:
+    """Emit exp2 of an x that is known to be at most 126, or NaN."""
+    x = x.max(-126.0)
     whole = b.unary("math.roundeven", x)
     fraction = polynomial(b, x - whole, _EXP2)
     exponent = b.convert("arith.fptosi", whole, with_element(x.type, I32)) << 23
@@ -101,9 +106,9 @@ def round_bf16(b: Builder, x: Value) -> Value:
     return bits & -65536
 
 
-def to_bf16_bits(b: Builder, x: Value) -> Value:
-    """Round x to bf16, as i16 lanes."""
-    bits = round_bf16(b, x) >> 16
+def upper_half(b: Builder, x: Value) -> Value:
+    """Return the upper half of f32 lanes as i16 lanes: the bits of a bf16 if x is one."""
+    bits = x.bitcast(I32) >> 16
     return b.convert("arith.trunci", bits, with_element(bits.type, I16))
 
 

@@ -75,9 +75,12 @@ def pack_activations(x: Array, storage: str = "f32") -> Array:
     return aligned(packed)
 
 
-def unpack_activations(x: Array, shape: tuple[int, int]) -> Array:
+def unpack_activations(x: Array, shape: tuple[int, int], storage: str = "f32") -> Array:
     """Invert `pack_activations`."""
     panels, blocks = x.shape[:2]
+    if storage == PAIRED:
+        fours = x.reshape(-1, 4)[:, np.argsort(PAIRED_ORDER)]
+        x = (fours.astype(np.uint32) << 16).view(np.float32).reshape(x.shape)
     return x.transpose(0, 2, 1, 3).reshape(panels * 16, blocks * 32)[: shape[0], : shape[1]]
 
 
