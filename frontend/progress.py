@@ -53,8 +53,10 @@ def download_bar(what: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
     The callback takes the number of bytes that have arrived, on any thread.
     """
     if sys.stderr is None or not sys.stderr.isatty():
+        from rich.filesize import decimal
+
         began = time.monotonic()
-        report(f"downloading {what}, {num_bytes / 1e6:,.1f} MB")
+        report(f"downloading {what}, {decimal(num_bytes)}")
         yield lambda _num_bytes: None
         report(f"downloaded {what} in {time.monotonic() - began:.1f} s")
         return

@@ -73,8 +73,8 @@ def _is_model(argument: str) -> bool:
         return False
     if not is_hub_name(argument):
         raise typer.BadParameter(
-            f"there is no folder {argument}, and no model of the Hugging Face hub has such a name; give the folder of a "
-            "checkpoint, a name such as Qwen/Qwen3-0.6B, or continue a text with `quire complete`"
+            f"there is no folder {argument}, and no model of the Hugging Face hub has such a name; give the folder of "
+            "a checkpoint, a name such as Qwen/Qwen3-0.6B, or continue a text with `quire complete`"
         )
     return True
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from quire.frontend.errors import HubError
 
 _THREADS = 8
-_CHUNK_BYTES = 1 << 18
-_END_SECONDS = 5.0
+_END_SECONDS = 1.0
 
 
 class HubFile(NamedTuple):
@@ -42,8 +41,8 @@ class _CancelledError(Exception):
 def download(files: Sequence[HubFile], place: Place, advance: Callable[[int], None]) -> None:
     """Download files into the cache; `advance` is called with the number of bytes as they arrive.
 
-    Raises `HubError` for a file with another checksum, and the errors of `huggingface_hub`. After an error or Ctrl-C no
-    thread goes on for more than a chunk; files that are complete stay in the cache.
+    Raises `HubError` for a file with another checksum, and the errors of `huggingface_hub`. After an error or Ctrl-C
+    files that are complete stay in the cache.
     """
     threads = _Threads(files, place, advance)
     try:
@@ -57,10 +56,6 @@ class _Threads:
     """Threads that download files. Daemons, since a program that is interrupted must not wait for a connection."""
 
     def __init__(self, files: Sequence[HubFile], place: Place, advance: Callable[[int], None]) -> None:
-        from huggingface_hub import constants
-
-        # A download can end only between two chunks.
-        constants.DOWNLOAD_CHUNK_SIZE = min(constants.DOWNLOAD_CHUNK_SIZE, _CHUNK_BYTES)
         self._files, self._place, self._advance = list(reversed(files)), place, advance
         self._num_files = len(files)
         self._cancelled = threading.Event()
@@ -77,7 +72,7 @@ class _Threads:
                 raise error
 
     def cancel(self) -> None:
-        """End the threads, and wait some seconds for them to remove files that are incomplete."""
+        """End the threads, and remove what is incomplete."""
         self._cancelled.set()
         if (xet := sys.modules.get("huggingface_hub.utils._xet")) is not None:  # Hugging Face's own way of transfer
             xet.abort_xet_session()
@@ -85,6 +80,16 @@ class _Threads:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
+        self._remove_incomplete()
+
+    def _remove_incomplete(self) -> None:
+        """Remove the files of threads that still wait for data: they end with the program, and could not do it."""
+        cache = f"{self._place.cache.resolve()}/"
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                file = descriptor.readlink()
+                if str(file).startswith(cache) and file.suffix == ".incomplete":
+                    file.unlink()
 
     def _work(self) -> None:
         with suppress(IndexError):

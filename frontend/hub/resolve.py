@@ -48,7 +48,7 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     return folder.absolute() if folder.is_dir() else _Resolution(model, revision, cache_folder(download_dir)).folder()
 
 
-class _Unreachable(Exception):  # noqa: N818 - not an error if the model is cached
+class _UnreachableError(Exception):
     """The hub does not answer; the message says why."""
 
 
@@ -66,8 +66,14 @@ class _Resolution:
         """Return the folder of the model's files. Raises `HubError`."""
         try:
             commit, files = self._list()
-        except _Unreachable as reason:
-            return self._cached(str(reason))
+        except _UnreachableError as error:
+            reason = str(error)
+        else:
+            return self._fetched(commit, files)
+        return self._cached(reason)
+
+    def _fetched(self, commit: str, files: dict[str, HubFile]) -> Path:
+        """Return the folder of the model's files after those that the cache lacks have been downloaded."""
         place = Place(self._name, commit, self._cache)
         snapshot = Snapshot(model_folder(self._cache, self._name) / "snapshots" / commit)
         try:
@@ -76,17 +82,17 @@ class _Resolution:
             self._note_commit(commit)
         except HubError:
             raise
-        except Exception as error:  # noqa: BLE001 - of several libraries
+        except Exception as error:
             raise self._download_error(error, snapshot) from error
         return snapshot.folder
 
     def _list(self) -> tuple[str, dict[str, HubFile]]:
-        """Return the commit and the files of the model at the hub. Raises `_Unreachable` or `HubError`."""
+        """Return the commit and the files of the model at the hub. Raises `_UnreachableError` or `HubError`."""
         from huggingface_hub import HfApi, constants
         from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
         if self._is_offline:
-            raise _Unreachable("HF_HUB_OFFLINE is set")
+            raise _UnreachableError("HF_HUB_OFFLINE is set")
         try:
             info = HfApi(library_name="quire").model_info(
                 self._name, revision=self._revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
@@ -94,14 +100,14 @@ class _Resolution:
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status == 429 or status >= 500:
-                raise _Unreachable(f"the hub at {self._hub} answers with status {status}") from None
+                raise _UnreachableError(f"the hub at {self._hub} answers with status {status}") from None
             raise HubError(self._refusal(error)) from None
         except HTTPError as error:
-            raise _Unreachable(f"the hub at {self._hub} cannot be reached ({_line(error)})") from None
+            raise _UnreachableError(f"the hub at {self._hub} cannot be reached ({_line(error)})") from None
         except (ValueError, TypeError, KeyError) as error:
-            raise _Unreachable(f"{self._hub} does not answer as a hub does ({_line(error)})") from None
+            raise _UnreachableError(f"{self._hub} does not answer as a hub does ({_line(error)})") from None
         if info.sha is None:
-            raise _Unreachable(f"{self._hub} does not answer as a hub does (it names no commit)")
+            raise _UnreachableError(f"{self._hub} does not answer as a hub does (it names no commit)")
         return info.sha, {file.rfilename: _hub_file(file) for file in info.siblings or []}
 
     def _refusal(self, error: HfHubHTTPError) -> str:
@@ -118,8 +124,8 @@ class _Resolution:
             )
         if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
             return (
-                f"{self._name} is not a folder here, and {self._hub} has no model of this name, or a private one; check "
-                f"the spelling, or {_TOKEN}"
+                f"{self._name} is not a folder here, and {self._hub} has no model of this name, or a private one; "
+                f"check the spelling, or {_TOKEN}"
             )
         if status == 401:
             return f"{self._hub} does not accept the token; {_TOKEN}"

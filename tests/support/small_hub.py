@@ -100,6 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("api/models/"):
             name, _, revision = path.removeprefix("api/models/").partition("/revision/")
             self._list(name, revision)
+        elif "/resolve/" not in path:  # `huggingface_hub` looks for what else a hub offers
+            self._send(404, b"{}", {})
         else:
             name, _, rest = path.partition("/resolve/")
             self._send_file(name, *rest.split("/", 1))
