@@ -217,5 +217,5 @@ def _hub_file(file: RepoSibling) -> HubFile:
 
 
 def _line(error: Exception) -> str:
-    """Return the message of an error as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return the first line of an error's message; further ones are advice for programs."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -38,21 +38,11 @@ NEEDED = {
         {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     ).encode(),
 }
-NOT_NEEDED = dict.fromkeys(
-    [
-        "README.md",
-        ".gitattributes",
-        "trainer_state.json",
-        "pytorch_model.bin",
-        "consolidated.00.pth",
-        "consolidated.safetensors",
-        "tiny-Q4_K_M.gguf",
-        "original/params.json",
-        "original/tokenizer.model",
-        "onnx/model.onnx",
-    ],
-    b"x",
-)
+NOT_NEEDED = {
+    **dict.fromkeys(("README.md", ".gitattributes", "trainer_state.json", "tiny-Q4_K_M.gguf"), b"x"),
+    **dict.fromkeys(("pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors"), b"x"),
+    **dict.fromkeys(("original/params.json", "original/tokenizer.model", "onnx/model.onnx"), b"x"),
+}
 SINGLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights" * 1000}
 NOWHERE = "http://127.0.0.1:9"
 
@@ -219,7 +209,7 @@ def test_a_wrong_checksum_or_size_is_found(place: Place) -> None:
     assert "model.safetensors of org/single arrived with the checksum " in message
     place.hub.forged["model.safetensors"] = content[:-1]
     assert "failed: Consistency check failed: file should be of size 7000 but has size 6999" in failure("org/single")
-    place.hub.forged = {"tokenizer.json": b"{{"}
+    place.hub.forged = {"tokenizer.json": NEEDED["tokenizer.json"].replace(b"{}", b"[]")}
     assert "tokenizer.json of org/sharded arrived with the checksum" in failure("org/sharded")
     place.hub.forged.clear()
     assert (resolve_model("org/single") / "model.safetensors").read_bytes() == content
@@ -315,7 +305,7 @@ def test_ctrl_c_ends_a_download(place: Place) -> None:
 
 
 def test_a_name_is_served_and_listed(place: Place, demo_model: Path) -> None:
-    place.hub.models["org/demo"] = files_of(demo_model)
+    place.hub.models["org/demo"] = files = files_of(demo_model)
     place.hub.models["org/other"] = {**SINGLE, "config.json": b'{"architectures": ["BertModel"]}'}
     environment = place.hub.environment(place.cache)
     resolve_model("org/other")
@@ -331,7 +321,7 @@ def test_a_name_is_served_and_listed(place: Place, demo_model: Path) -> None:
     assert list(rows) == ["org/demo", "org/other", "org/sharded"]
     demo = rows["org/demo"]
     assert (demo["revisions"], demo["architecture"], demo["supported"]) == (["main"], "Qwen3ForCausalLM", True)
-    assert demo["size_bytes"] == sum(map(len, files_of(demo_model).values()))
+    assert demo["size_bytes"] == sum(len(files[name]) for name in place.in_cache("org/demo"))
     assert demo["fits"]
     assert 0 < demo["memory_bytes"] < demo["available_bytes"]
     assert "safetensors" in rows["org/other"]["problem"] or "BertModel" in rows["org/other"]["problem"]
