@@ -47,7 +47,7 @@ def progress_bar(total: int, wanted: bool) -> Iterator[Advance]:
 
 
 @contextmanager
-def download_bar(what: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
+def download_bar(name: str, details: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr for a download, or a line where it begins and ends if stderr is not a terminal.
 
     The callback takes the number of bytes that have arrived, on any thread.
@@ -56,22 +56,22 @@ def download_bar(what: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
         from rich.filesize import decimal
 
         began = time.monotonic()
-        report(f"downloading {what}, {decimal(num_bytes)}")
+        report(f"downloading {name} ({details}), {decimal(num_bytes)}")
         yield lambda _num_bytes: None
-        report(f"downloaded {what} in {time.monotonic() - began:.1f} s")
+        report(f"downloaded {name} in {time.monotonic() - began:.1f} s")
         return
     from rich import progress
     from rich.console import Console
 
     columns = (
         progress.TextColumn("Downloading {task.description}"),
-        progress.BarColumn(),
+        progress.BarColumn(None),
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=num_bytes)
+        task = bar.add_task(name, total=num_bytes)
         yield lambda num_bytes: bar.advance(task, num_bytes)
 
 

@@ -160,8 +160,8 @@ class _Resolution:
             return
         num_bytes = sum(file.size for file in missing)
         self._check_space(num_bytes)
-        what = f"{self._name} ({len(missing)} files of commit {place.commit[:7]})"
-        with download_bar(what, num_bytes) as advance:
+        details = f"{len(missing)} files of commit {place.commit[:7]}"
+        with download_bar(self._name, details, num_bytes) as advance:
             download(missing, place, advance)
 
     def _check_space(self, num_bytes: int) -> None:
