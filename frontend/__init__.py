@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         EngineConnectionError,
         EngineDeadError,
         EngineStartError,
+        HubError,
         RequestError,
         RequestTimeoutError,
     )
@@ -48,6 +49,7 @@ __all__ = [
     "EngineConnectionError",
     "EngineDeadError",
     "EngineStartError",
+    "HubError",
     "Logprob",
     "PoolingParams",
     "PromptType",
@@ -74,6 +76,7 @@ _NAMES_OF_MODULES = {
         "EngineConnectionError",
         "EngineDeadError",
         "EngineStartError",
+        "HubError",
         "RequestError",
         "RequestTimeoutError",
     ),

@@ -314,8 +314,11 @@ class AsyncLLM(AnswerParsing):
         with the reason if there is no new engine, in which case this one works on, and `EngineDeadError`.
         """
         given = options if model is None else {"model": model, **options}
-        arguments = reload_arguments(given, drain=drain, drain_timeout=drain_timeout)
-        await asyncio.to_thread(self._engine.client.reload, arguments)
+
+        def reload() -> None:
+            self._engine.client.reload(reload_arguments(given, drain=drain, drain_timeout=drain_timeout))
+
+        await asyncio.to_thread(reload)
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead or away, or has neither stepped nor been idle for 30 s."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, cast
 
+from quire.frontend.hub.names import check_model, is_hub_name
+from quire.frontend.hub.resolve import resolve_model
 from quire.frontend.vllm_args import reject
-from quire.protocol.engine_options import SECONDS_OR_ZERO, ClientOptions, EngineOptions, SupervisionOptions
+from quire.protocol.engine_options import (
+    SECONDS_OR_ZERO,
+    ClientOptions,
+    EngineOptions,
+    HubOptions,
+    SupervisionOptions,
+)
 from quire.protocol.messages import Reload
 from quire.protocol.options import Option, options_of
 
@@ -18,27 +26,25 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs(ClientOptions, SupervisionOptions, EngineOptions):
+class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
     """Arguments with which an engine is started, or reached if it is running at `engine_address`.
 
     `quire info --options` lists them. Raises `ValueError` for the first argument that is not allowed.
     """
 
-    model: Annotated[str, Option("FOLDER")] = field(default=DEMO_MODEL, kw_only=False)
+    model: Annotated[str, Option("MODEL")] = field(default=DEMO_MODEL, kw_only=False)
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)
-        if self.engine_address is None and not Path(self.model).is_dir():
-            raise ValueError(
-                f"model={self.model!r} is not a folder; give the folder of a checkpoint (config.json, *.safetensors "
-                "and tokenizer.json), or leave model out for the demo model"
-            )
+        if self.engine_address is None:
+            check_model(self.model, self.revision)
 
     @classmethod
     def from_options(cls, model: str | None, options: Mapping[str, Any]) -> EngineArgs:
         """Return the arguments for keywords as a user gave them; None stands for the default.
 
-        Raises `TypeError` for an unknown keyword and `ValueError` for a value that is not allowed.
+        A model given by its name is downloaded if need be. Raises `TypeError` for an unknown keyword, `ValueError` for
+        a value that is not allowed, and `HubError`.
         """
         rows = options_of(cls)
         for name, value in options.items():
@@ -54,13 +60,17 @@ class EngineArgs(ClientOptions, SupervisionOptions, EngineOptions):
             )
         if "prefill_address" in given and "engine_address" not in given:
             given.setdefault("kv_peer", given["prefill_address"])
-        return cls(**given)
+        args = cls(**given)
+        if args.engine_address is not None:
+            return args
+        folder = resolve_model(args.model, args.revision, args.download_dir)
+        return replace(args, model=str(folder), revision=None, download_dir=None)
 
     def settings(self) -> dict[str, object]:
         """Return the options of the engine process, its address left out."""
         options = {name: option.default for name, option in options_of(EngineOptions).items()}
         given = {name: getattr(self, name) for name, default in options.items() if getattr(self, name) != default}
-        return {**given, "model": str(Path(self.model).absolute()), "seed": self.seed}
+        return {**given, "model": self.model, "seed": self.seed}
 
 
 DRAIN_SECONDS = 60.0
@@ -70,21 +80,28 @@ DRAIN_SECONDS = 60.0
 def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: float) -> Reload:
     """Return the arguments of a reload with these options changed, None for the default of one; paths are absolute.
 
-    Raises `TypeError` for an unknown option, and `ValueError` for one that a reload cannot change or a value that is
-    not allowed.
+    A model given by its name is downloaded if need be. Raises `TypeError` for an unknown option, `ValueError` for one
+    that a reload cannot change or a value that is not allowed, and `HubError`.
     """
     SECONDS_OR_ZERO.check("drain_timeout", drain_timeout)
     rows = options_of(EngineOptions)
+    hub = {name: value for name, value in options.items() if name in options_of(HubOptions) and value is not None}
+    if hub and options.get("model") is None:
+        raise ValueError(f"{', '.join(hub)} can be set for a model given by its name; give model as well")
     settings: dict[str, bool | int | float | str | None] = {}
     for name, value in options.items():
+        if name in options_of(HubOptions):
+            continue
         if name not in rows:
             if name in options_of(EngineArgs):
                 raise ValueError(f"{name} cannot be changed by a reload, but {', '.join(rows)} can")
             reject(name, value, set(rows))
         if value is not None:
             rows[name].check(value)
-        is_path = value is not None and rows[name].metavar == "FOLDER"
+        is_path = value is not None and rows[name].metavar in ("FOLDER", "MODEL")
         settings[name] = str(Path(value).absolute()) if is_path else value
+    if (model := options.get("model")) is not None and (hub or is_hub_name(str(model))):
+        settings["model"] = str(resolve_model(str(model), **hub))
     return Reload(settings, drain_timeout if drain else 0.0)
 
 

@@ -30,6 +30,10 @@ class ChatTemplateError(ValueError):
     """A conversation that cannot be rendered as a prompt: no template, a broken one, or messages that it rejects."""
 
 
+class HubError(RuntimeError):
+    """A model that cannot be had from the Hugging Face hub, nor from its cache on this machine."""
+
+
 class EngineStartError(RuntimeError):
     """An engine process that ended, or did not answer, before it was ready; with the engine's own message."""
 

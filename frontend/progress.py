@@ -1,9 +1,10 @@
-"""The progress bar of a batch."""
+"""The progress bars of a batch and of a download."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -43,3 +44,39 @@ def progress_bar(total: int, wanted: bool) -> Iterator[Advance]:
             bar.update(task, advance=1, input=counted[0] / seconds, output=counted[1] / seconds)
 
         yield advance
+
+
+@contextmanager
+def download_bar(name: str, details: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr for a download, or a line where it begins and ends if stderr is not a terminal.
+
+    The callback takes the number of bytes that have arrived, on any thread.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        from rich.filesize import decimal
+
+        began = time.monotonic()
+        report(f"downloading {name} ({details}), {decimal(num_bytes)}")
+        yield lambda _num_bytes: None
+        report(f"downloaded {name} in {time.monotonic() - began:.1f} s")
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("Downloading {task.description}"),
+        progress.BarColumn(None),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=num_bytes)
+        yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+def report(message: str) -> None:
+    """Write a line about what happens before there is a model to stderr."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"quire: {message}\n")
+        sys.stderr.flush()

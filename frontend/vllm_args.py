@@ -9,7 +9,7 @@ _WHY: dict[str, str] = {
     "parallel": "an engine is one process; use threads=",
     "kv": "kv_cache_memory_bytes or num_pages size the KV cache, block_size its pages",
     "lora": "adapters are not supported",
-    "hub": "models are folders on this machine, and none of their code is run",
+    "hub": "none of a model's code is run, its files are one revision, and HF_TOKEN has the token",
     "multimodal": "only text is supported",
     "always": "it cannot be changed",
     "logs": "statistics are read with stats()",
@@ -20,7 +20,7 @@ _WHY: dict[str, str] = {
 _NONE = {
     "multimodal": "allowed_media_domains limit_mm_per_prompt mm_processor_kwargs",
     "parallel": "distributed_executor_backend",
-    "hub": "revision tokenizer_revision code_revision hf_token hf_overrides hf_config_path download_dir",
+    "hub": "tokenizer_revision code_revision hf_token hf_overrides hf_config_path",
     "kv": "num_gpu_blocks_override kv_transfer_config",
     "other": (
         "scheduler_cls speculative_config guided_decoding_backend structured_outputs_config "

@@ -38,7 +38,8 @@ class EngineOptions:
     """Options of the model and the scheduler. Raises `ValueError` for the first value that is not allowed.
 
     Model:
-        model: Checkpoint: config.json, *.safetensors, tokenizer.json. Default: the demo model.
+        model: Folder of a checkpoint (config.json, *.safetensors, tokenizer.json), or its name at the Hugging Face
+            hub, as Qwen/Qwen3-0.6B. Default: the demo model.
         dtype: Dtype of the model; auto: bfloat16 for 16-bit and quantized checkpoints, else float32.
         quantization: Quantize float weights: int8, int4 (a scale for each 128 weights), int4-g64, int4-g32. gptq, awq
             and compressed-tensors confirm that a checkpoint is such a one. Default: as in the checkpoint.
@@ -82,7 +83,7 @@ class EngineOptions:
             server, else no.
     """
 
-    model: Annotated[str, Option("FOLDER")]
+    model: Annotated[str, Option("MODEL")]
     dtype: Annotated[str, Option("TYPE", choices=DTYPES)] = "auto"
     quantization: Annotated[str | None, Option("MODE", choices=QUANTIZATIONS)] = None
     max_model_len: Annotated[int | None, Option("TOKENS", COUNT)] = None
@@ -120,6 +121,19 @@ class EngineOptions:
             raise ValueError("kv_peer fills the prefix cache, and enable_prefix_caching=False turns that off")
         if self.kv_disk_bytes is not None and self.kv_disk is None:
             raise ValueError("kv_disk_bytes is given without kv_disk, the folder that it bounds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Options of a model that is given by its name at the Hugging Face hub.
+
+    Hugging Face hub:
+        revision: Branch, tag or commit of the model. Default: main.
+        download_dir: Keep downloaded models there. Default: the cache of the hub (HF_HUB_CACHE, HF_HOME).
+    """
+
+    revision: Annotated[str | None, Option("NAME")] = None
+    download_dir: Annotated[str | None, Option("FOLDER")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,11 @@ MAX_INT64 = 2**63 - 1
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 _ROW = re.compile(r" {4}(?P<name>\w+): (?P<help>.+?)(?: Default: (?P<unset>.+)\.)?")
-_TEXTS = {"FOLDER": "the path of a folder", "FILE": "the path of a file"}  # by metavar
+_TEXTS = {  # by metavar
+    "FOLDER": "the path of a folder",
+    "FILE": "the path of a file",
+    "MODEL": "the path of a folder, or a name",
+}
 
 
 class Range(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from quire.frontend.cli import calibrate, chat, engine, info, reload, replay, serve, simulate, trace
+from quire.frontend.cli import calibrate, chat, engine, info, models, reload, replay, serve, simulate, trace
 from quire.frontend.cli.bench import offline, sweep
 from quire.frontend.cli.bench import serve as bench_serve
 from quire.frontend.cli.flags import SAMPLING_NOTE
@@ -93,6 +93,7 @@ _COMMANDS = (
     replay.replay,
     simulate.simulate,
     calibrate.calibrate,
+    models.models,
     info.info,
     engine.keys,
     info.version,

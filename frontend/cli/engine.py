@@ -13,7 +13,7 @@ import typer
 
 from quire.frontend.cli.flags import EngineFlags, EngineProcessFlags, takes_flags
 from quire.frontend.cli.output import write
-from quire.protocol.engine_options import ClientOptions, EngineProcessOptions, SupervisionOptions
+from quire.protocol.engine_options import ClientOptions, EngineProcessOptions, HubOptions, SupervisionOptions
 from quire.protocol.options import options_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     """
     from quire.frontend.client.supervisor import Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
+    from quire.frontend.hub.resolve import resolve_model
     from quire.protocol.address import default_address
 
     try:
@@ -37,6 +38,8 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
+    hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
+    given["model"] = str(resolve_model(given["model"], **hub))
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
     start_timeout = given.pop("start_timeout", options_of(ClientOptions)["start_timeout"].default)

@@ -15,7 +15,13 @@ import typer
 
 from quire.frontend.cli.failures import DEBUG
 from quire.frontend.http.args import ServerArgs
-from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
+from quire.protocol.engine_options import (
+    ClientOptions,
+    EngineOptions,
+    EngineProcessOptions,
+    HubOptions,
+    SupervisionOptions,
+)
 from quire.protocol.messages import SamplingParams
 from quire.protocol.options import Option, flag_of, options_of
 
@@ -105,13 +111,13 @@ def rows_of(table: type[Any], names: Iterable[str] | None = None, **changes: Any
 class EngineFlags(Flags):
     """Options of the model and the scheduler, of the engine that a command starts, and of its supervisor."""
 
-    rows = rows_of(EngineOptions) | rows_of(SupervisionOptions)
+    rows = rows_of(EngineOptions) | rows_of(HubOptions) | rows_of(SupervisionOptions)
 
 
 class ReloadFlags(Flags):
     """Options that a reload changes."""
 
-    rows = rows_of(EngineOptions, unset="as it is")
+    rows = rows_of(EngineOptions, unset="as it is") | rows_of(HubOptions)
 
 
 class SocketFlags(Flags):

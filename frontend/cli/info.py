@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from quire.frontend.cli.flags import Flags, rows_of, switch, takes_flags
+from quire.frontend.cli.kernels import ask_kernels, readable_size
 from quire.frontend.cli.output import write
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.version import installed_version
-from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
+from quire.protocol.engine_options import (
+    ClientOptions,
+    EngineOptions,
+    EngineProcessOptions,
+    HubOptions,
+    SupervisionOptions,
+)
 from quire.protocol.messages import SAMPLING_LENGTHS, STRUCTURED_LENGTHS, SamplingParams
-from quire.protocol.options import command_line, parse_size, reference
+from quire.protocol.options import command_line, options_of, parse_size, reference
 
 NAMES = {
     "cpu": "CPU", "cpus": "CPUs", "numa_nodes": "NUMA nodes", "isa": "instruction set", "memory_bytes": "memory",
@@ -27,7 +32,9 @@ NAMES = {
 class PlanFlags(Flags):
     """Options of the model whose plan is shown."""
 
-    rows = rows_of(EngineOptions, ("model", "dtype", "quantization", "kv_cache_dtype", "memory_limit"))
+    rows = rows_of(EngineOptions, ("model", "dtype", "quantization", "kv_cache_dtype", "memory_limit")) | rows_of(
+        HubOptions
+    )
 
 
 @takes_flags
@@ -50,7 +57,7 @@ def info(
 
 def option_reference() -> str:
     """Return the reference of all options, as Markdown."""
-    tables = (EngineProcessOptions, SupervisionOptions, ClientOptions, SamplingParams, ServerArgs)
+    tables = (EngineProcessOptions, HubOptions, SupervisionOptions, ClientOptions, SamplingParams, ServerArgs)
     return f"""# Options
 
 Every option of Python (`LLM(max_num_seqs=8)`), of the command line (`--max-num-seqs 8`; a switch is turned off by
@@ -73,18 +80,14 @@ def _lengths() -> str:
 
 
 def _ask_kernels(plan: PlanFlags) -> dict[str, Any]:
-    """Run `python -m quire.kernels.info`, since the frontend does not load the native extension."""
     from quire.frontend.engine_args import DEMO_MODEL
+    from quire.frontend.hub.resolve import resolve_model
 
-    # -P: folders in the current directory must not shadow packages
+    given = {"model": DEMO_MODEL, **plan.given}
+    hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
+    model = str(resolve_model(given["model"], **hub))
     limit = None if plan.memory_limit is None else parse_size(plan.memory_limit)
-    flags = command_line({"model": DEMO_MODEL, **plan.given, "memory_limit": limit})
-    command = [sys.executable, "-P", "-m", "quire.kernels.info", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"quire.kernels.info exited with status {done.returncode}"]
-        raise RuntimeError(lines[-1].removeprefix("error: "))
-    facts: dict[str, Any] = json.loads(done.stdout)
+    facts: dict[str, Any] = ask_kernels("info", *command_line({**given, "model": model, "memory_limit": limit}))
     return facts
 
 
@@ -134,16 +137,6 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}={_text(name, item)}" for name, item in value.items())
     return str(value)
-
-
-def readable_size(size: int) -> str:
-    """Return a size in bytes with a binary unit, such as `1.5 GiB`."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
 
 
 def version() -> None:

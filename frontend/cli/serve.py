@@ -21,6 +21,7 @@ from quire.frontend.cli.flags import (
 )
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import PrintedAnswer, say, tolerate_encoding
+from quire.frontend.hub.names import is_hub_name
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.workload.recorder import TraceRecorder
@@ -31,7 +32,8 @@ def serve(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="Folder of a model to serve, like --model; or a text to continue on stdout.", show_default=False
+            help="Folder or name (ORG/NAME) of a model to serve, like --model; or a text to continue on stdout.",
+            show_default=False,
         ),
     ] = None,
     as_message: Annotated[
@@ -64,14 +66,17 @@ def serve(
 
 
 def _is_model(argument: str) -> bool:
-    """Return True for a folder. Raises `BadParameter` for a path to no folder."""
+    """Return True for a folder or a name with a slash. Raises `BadParameter` for a path to no folder."""
     if Path(argument).is_dir():
         return True
-    if "/" in argument and len(argument.split()) == 1:
+    if "/" not in argument or len(argument.split()) != 1:
+        return False
+    if not is_hub_name(argument):
         raise typer.BadParameter(
-            f"there is no folder {argument}; give the folder of a checkpoint, or continue a text with `quire complete`"
+            f"there is no folder {argument}, and no model of the Hugging Face hub has such a name; give the folder of "
+            "a checkpoint, a name such as Qwen/Qwen3-0.6B, or continue a text with `quire complete`"
         )
-    return False
+    return True
 
 
 def _answer(model: Model, prompt: str, sampling: SamplingFlags, as_message: bool) -> None:

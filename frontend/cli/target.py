@@ -8,13 +8,13 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, changed, flag_names, option
 from quire.frontend.cli.output import say
+from quire.frontend.hub.names import name_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -130,7 +130,7 @@ class OpenTarget:
 
     def title(self, what: str) -> str:
         """Return the title of a report: the workload `what` and the model."""
-        return f"{what} on {Path(self.target.info.model).name}"
+        return f"{what} on {name_of(self.target.info.model)}"
 
     def config(self, **more: Any) -> dict[str, Any]:
         """Return the configuration of a run for the report, without values that are None."""

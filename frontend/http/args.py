@@ -28,7 +28,7 @@ class ServerArgs:
         api_key: Key that clients must send, except for /health. $QUIRE_API_KEY holds keys as well; it and a file stay
             out of the list of processes and of shell histories.
         api_key_file: File of such keys, one a line.
-        served_model_name: Name of the model for clients; answers have the first. Default: its folder's name.
+        served_model_name: Name of the model for clients; answers have the first. Default: its name, or its folder's.
         root_path: Path where a proxy shows the server, such as /quire.
         allowed_origins: Origin of web pages that may call the server (CORS); * for all.
         allowed_hosts: Host name that clients may address, *.NAME for its subdomains, * for any; IP addresses and

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +23,7 @@ from quire.frontend.http.transport.bodies import Body, decode, read_body
 from quire.frontend.http.transport.memory import MemoryCeiling
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import DONE, EventStream, cancelled_on_disconnect, event
+from quire.frontend.hub.names import name_of
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.prompts import PromptType
@@ -267,7 +267,8 @@ class Endpoints:
 
 
 def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:
-    """Return the names of a model: those given, or its folder's name and the folder itself."""
+    """Return the names of a model: those given, or its name at the hub or its folder's name, and the folder itself."""
     if args.served_model_name:
         return list(args.served_model_name)
-    return ["quire-demo" if model == demo_model else Path(model).name, model]
+    name = "quire-demo" if model == demo_model else name_of(model)
+    return [name, model]

@@ -73,9 +73,9 @@ def test_a_bad_argument_is_named(options: dict[str, Any], error: type[Exception]
         LLM(**options)
 
 
-def test_a_model_that_is_not_a_folder_is_rejected() -> None:
-    with pytest.raises(ValueError, match="meta-llama/Llama"):
-        LLM("meta-llama/Llama-3.2-1B")
+def test_a_model_that_is_no_folder_and_no_name_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"model='\./tales' is not a folder, nor a name at the Hugging Face hub"):
+        LLM("./tales")
 
 
 @pytest.mark.parametrize("name", _VLLM)

@@ -29,7 +29,13 @@ from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
 from quire.frontend.vllm_args import _VLLM
 from quire.kernels import options as kernel_options
 from quire.kernels.weights import quantization
-from quire.protocol.engine_options import ClientOptions, EngineOptions, EngineProcessOptions, SupervisionOptions
+from quire.protocol.engine_options import (
+    ClientOptions,
+    EngineOptions,
+    EngineProcessOptions,
+    HubOptions,
+    SupervisionOptions,
+)
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     SAMPLING_LENGTHS,
@@ -41,7 +47,7 @@ from quire.protocol.messages import (
 )
 from quire.protocol.options import Option, Range, check_options, command_line, options_of, parse_size
 
-TABLES = (EngineProcessOptions, SupervisionOptions, ClientOptions, SamplingParams, ServerArgs, EngineArgs)
+TABLES = (EngineProcessOptions, HubOptions, SupervisionOptions, ClientOptions, SamplingParams, ServerArgs, EngineArgs)
 REFERENCE = Path(__file__).parents[2] / "protocol" / "OPTIONS.md"
 ENGINE = options_of(EngineOptions)
 LIMITS = EngineShape(
@@ -156,7 +162,7 @@ def test_no_option_of_ours_is_refused_as_one_of_vllm() -> None:
 @pytest.mark.parametrize(
     ("flags", "tables"),
     [
-        (EngineFlags, (EngineOptions, SupervisionOptions)),
+        (EngineFlags, (EngineOptions, HubOptions, SupervisionOptions)),
         (AttachFlags, (ClientOptions,)),
         (EngineProcessFlags, (EngineProcessOptions, ClientOptions)),
         (HttpFlags, (ServerArgs, ClientOptions)),
@@ -172,7 +178,7 @@ def test_flags_are_rows(flags: Any, tables: tuple[type, ...]) -> None:
         assert parameter.default is None
         assert typer_option.help.startswith(row.help)
         assert typer_option.default.split("/")[0] == row.flag  # the flag, in an annotation
-    assert {*EngineFlags.rows} == {*ENGINE, *options_of(SupervisionOptions)}
+    assert {*EngineFlags.rows} == {*ENGINE, *options_of(HubOptions), *options_of(SupervisionOptions)}
     assert {*ServerArgs.__dataclass_fields__} <= {*HttpFlags.rows}
 
 

@@ -1,0 +1,75 @@
+"""`quire models`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+from quire.frontend.cli.flags import Flags, rows_of, switch, takes_flags
+from quire.frontend.cli.kernels import ask_kernels, readable_size
+from quire.frontend.cli.output import say, write
+from quire.protocol.engine_options import HubOptions
+
+if TYPE_CHECKING:
+    from quire.frontend.hub.cache import Snapshot
+
+
+class CacheFlags(Flags):
+    """The option that says where models are kept."""
+
+    rows = rows_of(HubOptions, ("download_dir",))
+
+
+@takes_flags
+def models(as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False, *, cache: CacheFlags) -> None:
+    """List the downloaded models: their sizes, and whether this version can load them and this machine hold them."""
+    from quire.frontend.hub.cache import all_snapshots, cache_folder
+
+    folder = cache_folder(cache.download_dir)
+    snapshots = list(all_snapshots(folder))
+    rows = [_row(snapshot, facts) for snapshot, facts in zip(snapshots, _survey(snapshots), strict=True)]
+    if as_json:
+        write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    elif rows:
+        _show(rows)
+    else:
+        say(f"{folder} has no models; `quire serve Qwen/Qwen3-0.6B` would download one")
+
+
+def _survey(snapshots: list[Snapshot]) -> list[dict[str, Any]]:
+    facts: list[dict[str, Any]] = ask_kernels("survey", *(str(snapshot.folder) for snapshot in snapshots))
+    return facts
+
+
+def _row(snapshot: Snapshot, facts: dict[str, Any]) -> dict[str, Any]:
+    row = {
+        "name": snapshot.name,
+        "revisions": snapshot.revisions,
+        "commit": snapshot.commit,
+        "folder": str(snapshot.folder),
+        "size_bytes": snapshot.size,
+        **facts,
+    }
+    if missing := snapshot.missing_files():
+        row |= {"supported": None, "fits": None, "problem": f"incomplete: {', '.join(missing)} missing"}
+    return row
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("name", "revision", "size", "architecture", "here", box=None, padding=(0, 2))
+    for row in rows:
+        revision = ", ".join(row["revisions"]) or row["commit"][:7]
+        cells = (row["name"], revision, readable_size(row["size_bytes"]), row["architecture"] or "-", _verdict(row))
+        table.add_row(*map(escape, cells))
+    Console(highlight=False).print(table)
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["problem"] is not None:
+        return str(row["problem"])
+    memory, free = readable_size(row["memory_bytes"]), readable_size(row["available_bytes"])
+    return f"fits: {memory} of {free}, and KV for {row['kv_tokens']} tokens"

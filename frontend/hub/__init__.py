@@ -1,0 +1,1 @@
+"""Models by their names at the Hugging Face hub: names, the cache on this machine, downloads."""

@@ -1,0 +1,55 @@
+"""`python -m quire.kernels.survey FOLDER...`: whether checkpoints can be loaded on this host, as JSON.
+
+Headers of the files are read, weights are not.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.kernels import host
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.memory import PROGRAM_BYTES
+from quire.kernels.options import LoadOptions
+from quire.kernels.runner import choose_memory, describe
+
+
+def survey(folder: str) -> dict[str, Any]:
+    """Return what a checkpoint needs of this host.
+
+    `memory_bytes` is its memory without KV pages, `kv_tokens` what the KV pages next to it would hold. `problem` says
+    why it cannot be loaded, None if it can.
+    """
+    found = {
+        "architecture": _architecture(folder), "supported": False, "fits": False, "problem": None,
+        "memory_bytes": None, "available_bytes": host.available_memory(), "kv_tokens": None,
+    }  # fmt: skip
+    options = LoadOptions(folder)
+    try:
+        plan, _ = describe(options)
+        found |= {"supported": True, "memory_bytes": PROGRAM_BYTES + plan.weight_bytes + plan.array_bytes}
+        pages, memory = choose_memory(plan, options)
+        found |= {
+            "fits": True,
+            "memory_bytes": PROGRAM_BYTES + memory.weights + memory.buffers,
+            "kv_tokens": pages * plan.limits.block_size,
+        }
+    except ModelError as error:
+        found["problem"] = str(error)
+    return found
+
+
+def _architecture(folder: str) -> str | None:
+    try:
+        return ModelConfig(msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=dict)).architecture
+    except (OSError, ValueError):  # which `describe` explains
+        return None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(msgspec.json.encode([survey(folder) for folder in sys.argv[1:]]).decode() + "\n")

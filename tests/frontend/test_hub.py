@@ -1,0 +1,329 @@
+"""Models by their names: from a small hub, from the cache, and what is said when neither has them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import huggingface_hub
+import pytest
+from http_server import Server
+from huggingface_hub import constants
+from patience import PATIENCE
+from small_hub import COMMIT, SmallHub, files_of, small_hub
+
+from quire.frontend import LLM
+from quire.frontend.engine_args import EngineArgs, reload_arguments
+from quire.frontend.errors import HubError
+from quire.frontend.hub.names import is_hub_name, name_of
+from quire.frontend.hub.resolve import resolve_model
+
+NEEDED = {
+    "config.json": b'{"architectures": ["Qwen3ForCausalLM"]}',
+    "generation_config.json": b"{}",
+    "tokenizer.json": b'{"model": {}}',
+    "tokenizer_config.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "model-00001-of-00002.safetensors": b"first" * 1000,
+    "model-00002-of-00002.safetensors": b"second" * 1000,
+    "model.safetensors.index.json": json.dumps(
+        {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    ).encode(),
+}
+NOT_NEEDED = {
+    **dict.fromkeys(("README.md", ".gitattributes", "trainer_state.json", "tiny-Q4_K_M.gguf"), b"x"),
+    **dict.fromkeys(("pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors"), b"x"),
+    **dict.fromkeys(("original/params.json", "original/tokenizer.model", "onnx/model.onnx"), b"x"),
+}
+SINGLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights" * 1000}
+NOWHERE = "http://127.0.0.1:9"
+
+
+class Place(NamedTuple):
+    """A hub and a cache that this process uses."""
+
+    hub: SmallHub
+    cache: Path
+
+    def snapshot(self, name: str) -> Path:
+        return self.cache / f"models--{name.replace('/', '--')}" / "snapshots" / COMMIT
+
+    def in_cache(self, name: str) -> set[str]:
+        folder = self.snapshot(name)
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A hub with `org/sharded` and `org/single`, and an empty cache."""
+    cache = tmp_path / "cache"
+    with small_hub(org__sharded={**NEEDED, **NOT_NEEDED}, org__single=dict(SINGLE)) as hub:
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        values = {
+            "ENDPOINT": hub.address,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.address + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(cache),
+            "HF_TOKEN_PATH": str(tmp_path / "token"),
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_OFFLINE": False,
+        }
+        for name, value in values.items():
+            monkeypatch.setattr(constants, name, value)
+        yield Place(hub, cache)
+
+
+def failure(*arguments: Any) -> str:
+    """Return the message with which a model cannot be had, which is one line."""
+    with pytest.raises(HubError) as raised:
+        resolve_model(*arguments)
+    message = str(raised.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def test_the_needed_files_are_downloaded_once(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    assert resolve_model("org/sharded") == place.snapshot("org/sharded")
+    assert place.in_cache("org/sharded") == set(NEEDED)
+    assert {name: (place.snapshot("org/sharded") / name).read_bytes() for name in NEEDED} == NEEDED
+    begin, end = capfd.readouterr().err.splitlines()
+    assert begin == "quire: downloading org/sharded (8 files of commit 0123456), 11.1 kB"
+    assert end.startswith("quire: downloaded org/sharded")
+    assert resolve_model("org/sharded", "main") == resolve_model("org/sharded", COMMIT) == place.snapshot("org/sharded")
+    assert set(place.hub.downloads.values()) == {1}
+    assert capfd.readouterr().err == ""
+
+
+def test_a_folder_takes_the_place_of_the_cache(place: Place, tmp_path: Path) -> None:
+    args = EngineArgs.from_options("org/single", {"download_dir": str(tmp_path / "other")})
+    assert Path(args.model).is_relative_to(tmp_path / "other")
+    assert (Path(args.model) / "model.safetensors").is_file()
+    assert not place.cache.exists()
+
+
+def test_a_token_is_sent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    resolve_model("org/single")
+    assert "Bearer hf_secret" in place.hub.tokens
+
+
+@pytest.mark.parametrize("how", ["offline", "unreachable", "overloaded", "no hub"])
+def test_without_the_hub_the_cache_is_used(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    cached = resolve_model("org/single")
+    capfd.readouterr()
+    if how == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    elif how == "unreachable":
+        monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
+    else:
+        status = 503 if how == "overloaded" else 200  # with an answer that is no model
+        place.hub.denials.update(dict.fromkeys(("org/single", "org/sharded"), (status, "")))
+    assert resolve_model("org/single") == cached
+    said = capfd.readouterr().err
+    assert said.count("\n") == (how != "offline")
+    message = failure("org/sharded")
+    reasons = {
+        "offline": "HF_HUB_OFFLINE is set",
+        "unreachable": f"the hub at {NOWHERE} cannot be reached ([Errno 111] Connection refused)",
+        "overloaded": f"the hub at {place.hub.address} answers with status 503",
+        "no hub": f"{place.hub.address} does not answer as a hub does",
+    }
+    assert message.startswith(reasons[how])
+    assert f"org/sharded is not in the cache {place.cache}, which has org/single" in message
+    (cached / "model.safetensors").unlink()
+    assert "model.safetensors of org/single is not in the cache" in failure("org/single")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (
+            404,
+            "RepoNotFound",
+            "org/single is not a folder here, and http.* has no model of this name, or a private one",
+        ),
+        (401, "RepoNotFound", "has no model of this name, or a private one"),
+        (401, "GatedRepo", "org/single is open only to those who asked for it at http.*/org/single"),
+        (403, "GatedRepo", "org/single is open only to those who asked for it"),
+        (403, "", "the token in use may not read"),
+        (418, "", "refuses to list org/single with status 418"),
+    ],
+)
+def test_a_refusal_says_what_to_do(place: Place, status: int, code: str, words: str) -> None:
+    place.hub.denials["org/single"] = (status, code)
+    with pytest.raises(HubError, match=words):
+        LLM("org/single")
+    assert "HF_TOKEN" in failure("org/single") or status == 418
+
+
+def test_an_unknown_name_or_revision_is_named(place: Place) -> None:
+    assert "org/none is not a folder here" in failure("org/none")
+    assert "org/single has no revision 'v9'" in failure("org/single", "v9")
+
+
+def test_a_model_without_safetensors_is_rejected_before_a_download(place: Place) -> None:
+    place.hub.models["org/single"] = {"tiny.gguf": b"x", "README.md": b"x"}
+    assert "it lacks config.json and model.safetensors, and has README.md, tiny.gguf" in failure("org/single")
+    place.hub.models["org/single"] = {
+        "config.json": b"{}",
+        "model.safetensors.index.json": b'{"weight_map": {"a": "b"}}',
+    }
+    assert "org/single lacks b, which its model.safetensors.index.json names" in failure("org/single")
+    place.hub.models["org/sharded"] |= {"model.safetensors.index.json": b'{"weight_map": {"a": "../../b"}}'}
+    assert "names files outside of its folder" in failure("org/sharded")
+
+
+def test_a_cut_download_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _seconds: None)
+    place.hub.cuts["model.safetensors"] = [3000, 1000]
+    assert (resolve_model("org/single") / "model.safetensors").read_bytes() == SINGLE["model.safetensors"]
+    assert place.hub.downloads["model.safetensors"] == 3
+
+
+def test_a_connection_that_stays_cut_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _seconds: None)
+    place.hub.cuts["model-00002-of-00002.safetensors"] = [0] * 100
+    message = failure("org/sharded")
+    assert message.startswith(f"the download of org/sharded to {place.cache} failed: ")
+    assert "try again, it goes on after the files that are complete (" in message
+    assert not list(place.cache.rglob("*.incomplete"))
+    place.hub.cuts.clear()
+    resolve_model("org/sharded")
+    assert place.hub.downloads["model-00001-of-00002.safetensors"] == 1
+
+
+def test_a_wrong_checksum_or_size_is_found(place: Place) -> None:
+    content = SINGLE["model.safetensors"]
+    place.hub.forged["model.safetensors"] = content[::-1]
+    message = failure("org/single")
+    assert "model.safetensors of org/single arrived with the checksum " in message
+    place.hub.forged["model.safetensors"] = content[:-1]
+    assert "failed: Consistency check failed: file should be of size 7000 but has size 6999" in failure("org/single")
+    place.hub.forged = {"tokenizer.json": NEEDED["tokenizer.json"].replace(b"{}", b"[]")}
+    assert "tokenizer.json of org/sharded arrived with the checksum" in failure("org/sharded")
+    place.hub.forged.clear()
+    assert (resolve_model("org/single") / "model.safetensors").read_bytes() == content
+    assert place.in_cache("org/single") == set(SINGLE)
+
+
+def test_a_full_disk_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _folder: type("Usage", (), {"free": 7000}))
+        assert f"org/single takes 7004 bytes more, but 7000 are free in {place.cache}" in failure("org/single")
+        assert not place.hub.downloads
+
+    def no_space(*_arguments: object, **_options: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", no_space)
+    assert "failed: the disk is full; make room there, or choose another folder" in failure("org/single")
+
+
+@pytest.mark.parametrize(
+    ("model", "is_name"),
+    [("Qwen/Qwen3-0.6B", True), ("gpt2", True), ("a/b.c_d", True)]
+    + [
+        (model, False)
+        for model in ("", "/a/b", "./a", "../a", "~/a", "a/b/c", "a b", "a/", "a--b", "a/..", "a:b", "a/b.")
+    ],
+)
+def test_names_are_told_from_paths(model: str, is_name: bool) -> None:
+    assert is_hub_name(model) is is_name
+    if not is_name and model:
+        with pytest.raises(ValueError, match=r"is not a folder, nor a name at the Hugging Face hub"):
+            resolve_model(model)
+
+
+def test_folders_come_before_names(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "single").mkdir(parents=True)
+    assert resolve_model("org/single") == tmp_path / "org" / "single"
+    with pytest.raises(
+        ValueError, match=r"revision='v1' applies to a model given by its name, and org/single is a fol"
+    ):
+        EngineArgs.from_options("org/single", {"revision": "v1"})
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="model='file' is a file, not a folder"):
+        resolve_model("file")
+    assert not place.hub.tokens
+
+
+def test_a_reload_takes_names(place: Place) -> None:
+    def reloaded(**options: Any) -> str:
+        return str(reload_arguments(options, drain=False, drain_timeout=0).settings["model"])
+
+    assert reloaded(model="org/single", revision=COMMIT) == str(place.snapshot("org/single"))
+    assert reloaded(model="/on/another/machine") == "/on/another/machine"
+    with pytest.raises(ValueError, match="revision can be set for a model given by its name; give model as well"):
+        reload_arguments({"revision": "v1"}, drain=False, drain_timeout=0)
+
+
+def test_a_cached_model_has_its_name() -> None:
+    assert name_of(f"/x/models--org--tiny/snapshots/{COMMIT}") == "org/tiny"
+    assert name_of("/x/models--gpt2/snapshots/1") == "gpt2"
+    assert name_of("/x/tales/snapshots/1") == "1"
+
+
+def test_the_library_of_the_hub_is_imported_for_names_only() -> None:
+    code = (
+        "import sys; import quire.frontend.cli.app, quire.frontend.llm; import quire.frontend.engine_args as args; "
+        "args.EngineArgs.from_options(None, {}); sys.exit('huggingface_hub' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
+
+
+def quire(place: Place, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", *arguments]
+
+
+def test_ctrl_c_ends_a_download(place: Place) -> None:
+    place.hub.gate = threading.Event()
+    process = subprocess.Popen(
+        quire(place, "engine", "--model", "org/single"),
+        env=place.hub.environment(place.cache),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert place.hub.at_gate.wait(PATIENCE)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert stderr.startswith("quire: downloading org/single")
+    assert stderr.count("\n") == 1
+    assert not list(place.cache.rglob("*.incomplete"))
+    assert "model.safetensors" not in place.in_cache("org/single")
+
+
+def test_a_name_is_served_and_listed(place: Place, demo_model: Path) -> None:
+    place.hub.models["org/demo"] = files = files_of(demo_model)
+    place.hub.models["org/other"] = {**SINGLE, "config.json": b'{"architectures": ["BertModel"]}'}
+    environment = place.hub.environment(place.cache)
+    resolve_model("org/other")
+    resolve_model("org/sharded")
+    (place.snapshot("org/sharded") / "model-00002-of-00002.safetensors").unlink()
+    with Server.start("org/demo", environment=environment) as server:
+        assert server.model == "org/demo"
+        assert server.request("/v1/completions", {"model": "org/demo", "prompt": "x", "max_tokens": 2}).status == 200
+        done = subprocess.run(
+            quire(place, "models", "--json"), env=environment, capture_output=True, text=True, check=True
+        )
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert list(rows) == ["org/demo", "org/other", "org/sharded"]
+    demo = rows["org/demo"]
+    assert (demo["revisions"], demo["architecture"], demo["supported"]) == (["main"], "Qwen3ForCausalLM", True)
+    assert demo["size_bytes"] == sum(len(files[name]) for name in place.in_cache("org/demo"))
+    assert demo["fits"]
+    assert 0 < demo["memory_bytes"] < demo["available_bytes"]
+    assert "safetensors" in rows["org/other"]["problem"] or "BertModel" in rows["org/other"]["problem"]
+    assert not rows["org/other"]["fits"]
+    assert rows["org/sharded"]["problem"] == "incomplete: model-00002-of-00002.safetensors missing"
