@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from quire.kernels.errors import ModelError
 
 _LARGEST_SIZE = 2**24
+_LARGEST_NUMBER = 1e30
 _LARGEST = {"num_hidden_layers": 1000, "n_layer": 1000}
 
 T = TypeVar("T", int, float, str, bool)
@@ -56,9 +57,16 @@ class ModelConfig:
             )
         return value
 
-    def with_defaults(self, **defaults: int) -> ModelConfig:
+    def positive(self, name: str, default: float | None = None) -> float:
+        """Return the field `name`, a finite number above 0."""
+        value = self.require(name, float) if default is None else self.get(name, default)
+        if not 0 < value <= _LARGEST_NUMBER:
+            raise ModelError(f"config.json: {self.path}{name} is {value}; it must be above 0, and finite")
+        return value
+
+    def with_defaults(self, **defaults: float) -> ModelConfig:
         """Return the fields with the architecture's defaults for those that config.json omits."""
-        return ModelConfig({**defaults, **self.fields})
+        return ModelConfig({**defaults, **self.fields}, self.path)
 
     def options(self, name: str) -> dict[str, Any]:
         """Return the field `name`, an object; empty if it is missing or null."""

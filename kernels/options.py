@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
-from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes, bf16_activations
 from quire.kernels.errors import ModelError
 from quire.kernels.kv_file import KvFile
 from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_beside, reserve_within
-from quire.kernels.models import max_positions
 from quire.kernels.operands import PlanLimits
 from quire.kernels.rope import MAX_POSITIONS
 from quire.kernels.weights.checkpoint import Checkpoint
@@ -89,9 +87,8 @@ def check_options(options: LoadOptions) -> None:
         raise ModelError("num_pages and kv_cache_memory_bytes both size the KV cache; give one of them")
 
 
-def choose_limits(options: LoadOptions, config: ModelConfig) -> PlanLimits:
-    """Return the sizes that the plan is made for."""
-    longest = max_positions(config)
+def choose_limits(options: LoadOptions, longest: int) -> PlanLimits:
+    """Return the sizes that the plan is made for; the model supports sequences of up to `longest` tokens."""
     length = options.max_model_len or longest
     if length > longest:
         raise ModelError(f"max_model_len={length} exceeds the {longest} positions of the model; lower it")

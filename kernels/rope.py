@@ -34,13 +34,17 @@ _HALF_PI = (1.570796325802803, 9.920935774287987e-10, 2.2517417741562176e-18)
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Rotary embedding of the first `dim` elements of a head: base `theta`, and the scaling of config.json."""
+    """Rotary embedding of the first `dim` elements of a head: base `theta`, and the scaling of config.json.
+
+    `extended`: `max_position`, from `max_position_embeddings`, is the length with the scaling, not the one before it.
+    """
 
     dim: int
     theta: float
     kind: str
     scaling: dict[str, Any]
     max_position: int
+    extended: bool = False
 
     @classmethod
     def from_config(cls, config: ModelConfig, head_dim: int, partial: bool = False) -> Rope:
@@ -80,6 +84,8 @@ class Rope:
     @property
     def reach(self) -> int:
         """Longest sequence that the model supports with its scaling."""
+        if self.extended:
+            return self.max_position
         if self.kind in ("linear", "dynamic"):
             return int(min(self.max_position * self.number("factor"), _MOST_REACH))
         if self.kind == "yarn":

@@ -190,7 +190,8 @@ def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelPlan:
     quantization = choose_quantization(options.quantization, checkpoint, config)
     quantized = quantization.scheme is not None
     dtypes = choose_numbers(options, checkpoint, quantized, host.choose_isa(options.isa).name)
-    plan = lower(build_graph(config), dtypes, choose_limits(options, config), quantization)
+    graph = build_graph(config)
+    plan = lower(graph, dtypes, choose_limits(options, graph.max_positions), quantization)
     check(quantization, plan.weights)
     return plan
 

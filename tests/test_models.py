@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,12 +78,33 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
     assert np.abs(ours).max() <= np.abs(theirs).max()
 
 
+def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(
+    checkpoints: Path, engine: EngineFactory, tmp_path: Path
+) -> None:
+    source, target = checkpoints / "gemma3-window100", tmp_path / "multimodal"
+    target.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / file, target)
+    safetensors, torch = pytest.importorskip("safetensors.torch"), pytest.importorskip("torch")
+    shards = [safetensors.load_file(file) for file in source.glob("*.safetensors")]
+    tensors = {f"language_model.{name}": tensor for shard in shards for name, tensor in shard.items()}
+    tensors["vision_tower.vision_model.embeddings.patch_embedding.weight"] = torch.zeros(4, 3, 2, 2)
+    safetensors.save_file(tensors, target / "model.safetensors")
+    text = json.loads((source / "config.json").read_text())
+    architecture = "Gemma3ForConditionalGeneration"
+    config = {"architectures": [architecture], "model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (target / "config.json").write_text(json.dumps(config))
+    references, _, _ = expected(source)
+    for reference, output in zip(references, continuations(engine(target, dtype="float32"), references), strict=True):
+        assert output.outputs[0].token_ids == reference.greedy
+
+
 def test_the_checkpoints_cover_what_the_models_differ_in() -> None:
     configs = [checkpoint.config for checkpoint in CHECKPOINTS]
     groups = {c["num_attention_heads"] // c["num_key_value_heads"] for c in configs if "num_key_value_heads" in c}
-    assert groups == {1, 4, 8}
+    assert groups == {1, 2, 4, 8}
     head_dims = {c.get("head_dim") or c["n_embd"] // c["n_head"] for c in configs}
-    assert head_dims == {64, 80, 96, 128}
+    assert head_dims == {64, 80, 96, 128, 256}
     assert all(c["vocab_size"] % 16 for c in configs)
     ropes = {c.get("rope_parameters", {}).get("rope_type", "default") for c in configs}
     assert ropes == {"default", "llama3", "linear", "dynamic", "yarn"}

@@ -14,6 +14,10 @@ from quire.kernels import options, runner
 from quire.kernels.errors import ModelError
 
 LENGTH = 90
+ODD_SHAPES = [
+    "gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window", "gemma2-window77",
+    "gemma3-window100",
+]  # fmt: skip
 
 
 def log_probabilities(model: Path, **chosen: Any) -> npt.NDArray[np.float64]:
@@ -55,7 +59,7 @@ def test_int8_kv(demo_model: Path, floats: npt.NDArray[np.float64]) -> None:
     assert 0.001 < distance(log_probabilities(demo_model, kv_cache_dtype="int8", dtype="float32"), floats) < 0.03
 
 
-@pytest.mark.parametrize("name", ["gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window"])
+@pytest.mark.parametrize("name", ODD_SHAPES)
 @pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.75)])
 def test_odd_shapes(name: str, mode: str, least: float, checkpoints: Path) -> None:
     """Compare correlations, since the weights are random and large and errors grow from layer to layer."""

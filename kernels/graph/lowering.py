@@ -69,7 +69,7 @@ class _Lowering:
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
         self._quantization = quantization
-        attentions = [residual.block for residual in graph.residuals if isinstance(residual.block, Attention)]
+        attentions = graph.attentions
         _check(graph, attentions)
         self._plan = ModelPlan(
             dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.rope import Rope
+from quire.kernels.rope import MAX_POSITIONS, Rope
 
 
 @dataclass(frozen=True)
@@ -130,3 +130,15 @@ class Graph:
     embedding: Embedding
     residuals: tuple[Residual, ...]
     logits: Logits
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """Attention layers in order."""
+        return [residual.block for residual in self.residuals if isinstance(residual.block, Attention)]
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence that the model supports, in tokens; scaling of rotary embeddings extends it."""
+        if self.embedding.positions:
+            return self.embedding.num_positions
+        return min((layer.rotary.reach for layer in self.attentions if layer.rotary), default=MAX_POSITIONS)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph
-from quire.kernels.models import gpt2, llama, mistral, qwen2, qwen3
-from quire.kernels.rope import Rope
+from quire.kernels.models import gemma2, gemma3, gpt2, llama, mistral, qwen2, qwen3
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig], Graph]] = {
+    "Gemma2ForCausalLM": gemma2.build,
+    "Gemma3ForCausalLM": gemma3.build,
+    "Gemma3ForConditionalGeneration": gemma3.build_text_part,
     "GPT2LMHeadModel": gpt2.build,
     "LlamaForCausalLM": llama.build,
     "MistralForCausalLM": mistral.build,
@@ -28,10 +30,3 @@ def build_graph(config: ModelConfig) -> Graph:
             f"architecture {config.architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     return build(config)
-
-
-def max_positions(config: ModelConfig) -> int:
-    """Return the longest sequence that the model supports, in tokens; scaling of RoPE extends it."""
-    if "n_positions" in config.fields:
-        return config.size("n_positions")
-    return Rope.from_config(config, 2).reach

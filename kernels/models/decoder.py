@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share: RMSNorm, rotary attention, gated feed-forward."""
+"""The decoder that most architectures share with Llama: RMSNorm, rotary attention, gated feed-forward."""
 
 from __future__ import annotations
 
@@ -22,21 +22,60 @@ from quire.kernels.graph.operations import (
 )
 from quire.kernels.rope import Rope
 
+_LAYER_TYPES = ("sliding_attention", "full_attention")
+
 
 def window_of(config: ModelConfig) -> int:
     """Return the sliding window of config.json, 0 for none."""
     return 0 if config.fields.get("sliding_window") is None else config.size("sliding_window")
 
 
+def sliding_layers(config: ModelConfig, period: int) -> list[bool]:
+    """Return for each layer whether it has the sliding window: by `layer_types`, or else all but each `period`-th."""
+    layers = config.size("num_hidden_layers")
+    types = config.strings("layer_types")
+    if not types:
+        return [(layer + 1) % period != 0 for layer in range(layers)]
+    if len(types) != layers or not set(types) <= set(_LAYER_TYPES):
+        raise ModelError(
+            f"config.json: {config.path}layer_types is {list(types)}; it must list one of {', '.join(_LAYER_TYPES)} "
+            f"for each of the {layers} layers"
+        )
+    return [kind == "sliding_attention" for kind in types]
+
+
+@dataclass(frozen=True)
+class NormNames:
+    """Tensors of a layer's norms before and after a residual block; "" for no norm."""
+
+    before: str = ""
+    after: str = ""
+
+
 @dataclass(frozen=True)
 class Variant:
-    """Differences from Llama; `window(config, layer)` is the sliding window in tokens, 0 for none."""
+    """Differences from Llama.
+
+    `window(config, layer)` is the sliding window in tokens, 0 for none, and `rotary(layer)` the rotary embedding; by
+    default that of config.json. `activation` is the field that names the activation, and its default.
+    """
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
     window: Callable[[ModelConfig, int], int] = lambda config, layer: 0
+    rotary: Callable[[int], Rope | None] | None = None
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    attention_norms: NormNames = NormNames("input_layernorm")
+    mlp_norms: NormNames = NormNames("post_attention_layernorm")
+    norm_offset: float = 0.0
+    attention_scale: float | None = None
+    attention_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scale: float = 1.0
+    logits_softcap: float = 0.0
 
 
 def activation_of(config: ModelConfig, field: str, default: str) -> str:
@@ -56,32 +95,63 @@ def heads_of(config: ModelConfig) -> Heads:
 
 def build_decoder(config: ModelConfig, variant: Variant) -> Graph:
     """Return the graph of the whole model."""
-    hidden, inner = config.size("hidden_size"), config.size("intermediate_size")
-    vocab, epsilon = config.size("vocab_size"), config.get("rms_norm_eps", 1e-6)
-    heads, activation = heads_of(config), activation_of(config, "hidden_act", "silu")
-    rope = Rope.from_config(config, heads.dim)
-    query, kv = heads.query * heads.dim, heads.kv * heads.dim
+    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
+    layers = _Layers(config, variant)
+    residuals = [
+        residual
+        for layer in range(config.size("num_hidden_layers"))
+        for residual in (layers.attention(layer), layers.feed_forward(layer))
+    ]
+    embedding = Embedding("model.embed_tokens.weight", vocab, hidden, variant.embedding_scale)
+    head = Linear(embedding.weight if config.get("tie_word_embeddings", False) else "lm_head.weight", vocab)
+    logits = Logits(layers.norm("model.norm"), head, variant.logits_scale, variant.logits_softcap)
+    return Graph(embedding, tuple(residuals), logits)
 
-    def linear(name: str, outputs: int, bias: bool) -> Linear:
-        return Linear(f"{name}.weight", outputs, f"{name}.bias" if bias else "")
 
-    residuals = []
-    for i in range(config.size("num_hidden_layers")):
-        layer = f"model.layers.{i}"
-        at, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-        projections = [
-            linear(f"{at}.{n}_proj", size, variant.qkv_bias) for n, size in zip("qkv", (query, kv, kv), strict=True)
-        ]
-        norms = HeadNorms(f"{at}.q_norm.weight", f"{at}.k_norm.weight", epsilon) if variant.head_norms else None
+class _Layers:
+    """Builder of the residual blocks."""
+
+    def __init__(self, config: ModelConfig, variant: Variant) -> None:
+        self._config = config
+        self._variant = variant
+        self._hidden, self._inner = config.size("hidden_size"), config.size("intermediate_size")
+        self._epsilon = config.get("rms_norm_eps", 1e-6)
+        self._heads = heads_of(config)
+        self._activation = activation_of(config, *variant.activation)
+        if variant.rotary is None:
+            rope = Rope.from_config(config, self._heads.dim)
+            self._rotary: Callable[[int], Rope | None] = lambda layer: rope
+        else:
+            self._rotary = variant.rotary
+
+    def norm(self, name: str) -> Norm:
+        return Norm(f"{name}.weight", self._epsilon, weight_offset=self._variant.norm_offset)
+
+    def attention(self, number: int) -> Residual:
+        variant, heads, at = self._variant, self._heads, f"model.layers.{number}.self_attn"
+        sizes = {"q": heads.query * heads.dim, "k": heads.kv * heads.dim, "v": heads.kv * heads.dim}
+        projections = tuple(_linear(f"{at}.{name}_proj", size, variant.qkv_bias) for name, size in sizes.items())
+        norms = HeadNorms(f"{at}.q_norm.weight", f"{at}.k_norm.weight", self._epsilon, variant.norm_offset)
         attention = Attention(
-            tuple(projections), linear(f"{at}.o_proj", hidden, variant.output_bias), heads, rotary=rope,
-            head_norms=norms, window=variant.window(config, i),
+            projections, _linear(f"{at}.o_proj", self._hidden, variant.output_bias), heads,
+            rotary=self._rotary(number), head_norms=norms if variant.head_norms else None,
+            window=variant.window(self._config, number), scale=variant.attention_scale,
+            softcap=variant.attention_softcap,
         )  # fmt: skip
-        gate, up = (linear(f"{mlp}.{name}_proj", inner, variant.mlp_bias) for name in ("gate", "up"))
-        feed_forward = FeedForward(up, linear(f"{mlp}.down_proj", hidden, variant.mlp_bias), activation, gate)
-        residuals.append(Residual(attention, Norm(f"{layer}.input_layernorm.weight", epsilon)))
-        residuals.append(Residual(feed_forward, Norm(f"{layer}.post_attention_layernorm.weight", epsilon)))
-    embedding = "model.embed_tokens"
-    head = linear(embedding if config.get("tie_word_embeddings", False) else "lm_head", vocab, bias=False)
-    logits = Logits(Norm("model.norm.weight", epsilon), head)
-    return Graph(Embedding(f"{embedding}.weight", vocab, hidden), tuple(residuals), logits)
+        return self._residual(number, attention, variant.attention_norms)
+
+    def feed_forward(self, number: int) -> Residual:
+        variant, mlp = self._variant, f"model.layers.{number}.mlp"
+        gate, up = (_linear(f"{mlp}.{name}_proj", self._inner, variant.mlp_bias) for name in ("gate", "up"))
+        down = _linear(f"{mlp}.down_proj", self._hidden, variant.mlp_bias)
+        return self._residual(number, FeedForward(up, down, self._activation, gate), variant.mlp_norms)
+
+    def _residual(self, number: int, block: Attention | FeedForward, names: NormNames) -> Residual:
+        before, after = (
+            self.norm(f"model.layers.{number}.{name}") if name else None for name in (names.before, names.after)
+        )
+        return Residual(block, before, after, self._variant.residual_multiplier)
+
+
+def _linear(name: str, outputs: int, bias: bool) -> Linear:
+    return Linear(f"{name}.weight", outputs, f"{name}.bias" if bias else "")

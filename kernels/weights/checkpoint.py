@@ -165,7 +165,10 @@ class Checkpoint:
         return self._find(name) is not None
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the float tensor `name`, which must have `shape`. Base models' names lack the prefix (`model.`)."""
+        """Return the float tensor `name`, which must have `shape`.
+
+        Names in base models lack the prefix (`model.`), those of the text part of a multimodal model have another one.
+        """
         return self._get(name, shape, tuple(FLOAT_DTYPES))
 
     def get_integers(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -174,7 +177,8 @@ class Checkpoint:
 
     def _find(self, name: str) -> Tensor | str | None:
         """Return the tensor `name`, or only its dtype if that is not supported."""
-        for key in (name, name.split(".", 1)[-1]):
+        base = name.split(".", 1)[-1]
+        for key in (name, base, f"language_model.{name}", f"model.language_model.{base}"):
             if key in self._tensors or key in self._foreign:
                 return self._tensors.get(key) or self._foreign[key]
         return None

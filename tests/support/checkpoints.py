@@ -18,18 +18,27 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 LINEAR_ROPE = {"rope_type": "linear", "factor": 2.5, "rope_theta": 10000.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+GEMMA3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+}
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceCheckpoint:
-    """One checkpoint: the arguments of its config class, its storage dtype, and how its files are sharded."""
+    """One checkpoint: the arguments of its config class, its storage dtype, and how its files are sharded.
+
+    `embedding` is the standard deviation of the embedding; the layers must outweigh it, or else greedy continuations
+    repeat one token.
+    """
 
     name: str
     model_type: str
     config: dict[str, Any]
     dtype: str = "float32"
     max_shard_size: str = "1GB"
+    embedding: float = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +144,23 @@ CHECKPOINTS = (
         _decoder(384, 400, 3, 6, 6, 96, vocab_size=1021, attention_bias=True, use_sliding_window=True,
                  sliding_window=150, max_window_layers=2),
         max_shard_size="700KB",
+    ),
+    ReferenceCheckpoint(
+        "gemma3-window100",
+        "gemma3_text",
+        _decoder(256, 352, 4, 4, 1, 256, vocab_size=503, sliding_window=100, rope_parameters=GEMMA3_ROPES,
+                 query_pre_attn_scalar=160,
+                 layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]),
+        dtype="bfloat16",
+        max_shard_size="700KB",
+        embedding=0.05,
+    ),
+    ReferenceCheckpoint(
+        "gemma2-window77",
+        "gemma2",
+        _decoder(256, 352, 3, 4, 2, 128, vocab_size=1021, sliding_window=77, query_pre_attn_scalar=96,
+                 attn_logit_softcapping=3.0, final_logit_softcapping=3.0),
+        embedding=0.05,
     ),
 )  # fmt: skip
 

@@ -1,0 +1,92 @@
+"""Gemma 3, class Gemma3ForCausalLM (Gemma Team 2025), and the text part of Gemma3ForConditionalGeneration.
+
+As Gemma 2 with norms of query and key heads for softcaps, and two rotary embeddings: five layers with a window have one
+of a short range, each sixth layer has one of a long range without a window.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.operations import Graph
+from quire.kernels.models.decoder import Variant, build_decoder, sliding_layers, window_of
+from quire.kernels.models.gemma2 import (
+    ACTIVATION,
+    ATTENTION_NORMS,
+    MLP_NORMS,
+    NORM_OFFSET,
+    attention_scale,
+    softcap,
+)
+from quire.kernels.rope import Rope
+
+logger = logging.getLogger(__name__)
+
+_THETA = {"full_attention": 1e6, "sliding_attention": 1e4}
+
+
+def build(config: ModelConfig) -> Graph:
+    """Return the graph of a Gemma3ForCausalLM."""
+    config = config.with_defaults(
+        vocab_size=262208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, sliding_window=4096,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    config.restrict("use_bidirectional_attention", (False,))
+    config.restrict("attn_logit_softcapping")
+    sliding, bias = (
+        sliding_layers(config, config.size("sliding_window_pattern", 6)),
+        config.get("attention_bias", False),
+    )
+    local, full = (_rope(config, kind) for kind in ("sliding_attention", "full_attention"))
+    return build_decoder(
+        config,
+        Variant(
+            qkv_bias=bias,
+            output_bias=bias,
+            head_norms=True,
+            window=lambda config, layer: window_of(config) if sliding[layer] else 0,
+            rotary=lambda layer: local if sliding[layer] else full,
+            activation=ACTIVATION,
+            attention_norms=ATTENTION_NORMS,
+            mlp_norms=MLP_NORMS,
+            norm_offset=NORM_OFFSET,
+            attention_scale=attention_scale(config),
+            embedding_scale=math.sqrt(config.size("hidden_size")),
+            logits_softcap=softcap(config, "final_logit_softcapping"),
+        ),
+    )
+
+
+def build_text_part(config: ModelConfig) -> Graph:
+    """Return the graph of the text part of a Gemma3ForConditionalGeneration."""
+    logger.warning("%s: only the text part is loaded; images are not supported", config.architecture)
+    outer = {name: config.fields.get(name) for name in ("architectures", "tie_word_embeddings")}
+    given = {name: value for name, value in outer.items() if value is not None}
+    return build(ModelConfig({**config.options("text_config"), **given}, "text_config."))
+
+
+def _rope(config: ModelConfig, kind: str) -> Rope:
+    """Return the rotary embedding of the layers of a kind."""
+    fields = {**config.fields, "rope_scaling": None, "rope_parameters": _rope_parameters(config, kind)}
+    return replace(Rope.from_config(ModelConfig(fields), config.size("head_dim")), extended=True)
+
+
+def _rope_parameters(config: ModelConfig, kind: str) -> dict[str, Any]:
+    """Read `rope_parameters` by layer type (transformers 5), or the fields of before."""
+    by_kind = config.section("rope_parameters")
+    if by_kind.fields:
+        if not set(by_kind.fields) <= set(_THETA):
+            raise ModelError(
+                f"config.json: {by_kind.path[:-1]} is {by_kind.fields}; it must have an object for each of "
+                f"{', '.join(_THETA)}"
+            )
+        return {"rope_theta": _THETA[kind], **by_kind.options(kind)}
+    if kind == "sliding_attention":
+        return {"rope_theta": config.get("rope_local_base_freq", _THETA[kind])}
+    return {"rope_theta": config.get("rope_theta", _THETA[kind]), **config.options("rope_scaling")}
